@@ -1,0 +1,53 @@
+# Two commands for a fresh machine with Python 3.11+ and make:
+#
+#     make quickstart     a small model learns to add, before your eyes
+#     make test           everything that continuous integration runs
+#
+# On Linux without a GPU, a much smaller torch:
+#     make quickstart PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON   ?= python3
+PIP_ARGS ?=
+VENV     := .venv
+BIN      := $(VENV)/bin
+EXTRAS   := dev,math,hub,yaml,peers
+INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+.PHONY: quickstart test check test-long clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/outdo quickstart
+
+test: check
+	$(BIN)/python -m pytest -q
+
+test-long: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest -q -m long
+
+check: $(VENV)/.installed-for-tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_budgets.py
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# Each install leaves a stamp, so that a second call starts at once and a changed dependency installs again.
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "outdo needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing outdo and torch into $(VENV): some minutes the first time."
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-for-tests: $(VENV)/.installed
+	@echo "Installing what the tests need: $(EXTRAS)."
+	$(INSTALL) -e ".[$(EXTRAS)]"
+	@touch $@

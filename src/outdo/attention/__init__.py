@@ -1,0 +1,1 @@
+"""One model, two ways to run it: the group's prompt shared and nothing padded, or padded as the model's authors did."""

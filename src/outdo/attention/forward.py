@@ -1,0 +1,178 @@
+"""A causal language model as two functions, tokens to hidden states and these to logits, run in one of two ways.
+
+The `shared` way puts outdo's own attention into the unmodified `transformers` model, through the interface that
+`transformers` has for this: prompts are computed once per group, and nothing is padded. The `padded` way runs the
+model as its authors did. Whether a model allows the first is not guessed from its name: `Forward.probe` runs both on
+a few tokens and compares.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from outdo.attention.kernel import Rule
+from outdo.attention.packed import pack
+from outdo.errors import ModelError
+from outdo.logprobs import predecessors
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+
+Way = Literal["shared", "padded"]
+AttentionSetting = Literal["auto", "shared", "padded"]
+NAME = "outdo"
+TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
+
+
+class Layout(Protocol):
+    """Knows where tokens stand in a flat row, and lets each read what it may."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+        ...
+
+
+class Forward:
+    """How to run one model."""
+
+    def __init__(self, model: PreTrainedModel, *, way: Way, plain_head: bool, autocast: bool, why: str = "") -> None:
+        self.model = model
+        self.way: Way = way
+        self.plain_head = plain_head  # whether logits are the output embedding of the hidden state, nothing more
+        self.autocast = autocast  # bfloat16 products; the weights stay float32
+        self.why = why  # what stood against the shared way
+        self.device = model.device
+
+    @classmethod
+    def probe(cls, model: PreTrainedModel, attention: AttentionSetting = "auto") -> "Forward":
+        """Find the quickest way that gives the model's own log-probabilities on a few tokens.
+
+        Raises `ModelError` if `attention` is "shared" and the model does not allow it.
+        """
+        batch = _probe_batch(model.config.get_text_config().vocab_size).to(model.device)
+        accelerated = model.device.type != "cpu"
+        whole = cls(model, way="padded", plain_head=False, autocast=False)
+        plain = not _difference(whole, cls(model, way="padded", plain_head=True, autocast=False), batch)
+        # The few tokens of a probe may have logits too small for a soft cap to show.
+        plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        if attention == "padded":
+            return cls(model, way="padded", plain_head=plain, autocast=accelerated, why="as the recipe asks")
+        why = _difference(whole, cls(model, way="shared", plain_head=plain, autocast=False), batch)
+        if why and attention == "shared":
+            raise ModelError(
+                f'attention = "shared": the attention of {type(model).__name__} cannot be replaced ({why}); '
+                'attention = "auto" takes the padded way'
+            )
+        return cls(model, way="padded" if why else "shared", plain_head=plain, autocast=accelerated, why=why)
+
+    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, H] of a batch, and for each token the index of the one that predicts it, [B, T]."""
+        if self.way == "shared":
+            packed = pack(batch)
+            return self.flat(packed.token_ids, packed.positions, packed), packed.source
+        rows, width = batch.token_ids.shape
+        positions = torch.arange(width, device=self.device).expand(rows, width)
+        hidden = self._run(
+            input_ids=batch.token_ids, attention_mask=batch.attention_mask.long(), position_ids=positions
+        )
+        start = torch.arange(rows, device=self.device)[:, None] * width
+        return hidden.flatten(0, 1), start + predecessors(width, self.device)  # [B * T, H], [B, T]
+
+    def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """Hidden states [N, H] of a flat row of tokens [N] at `positions` [N]: the shared way."""
+        with _attention_replaced(self.model):
+            return self._run(input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states [N, H]; where the head is not plain, `hidden` holds logits already."""
+        if not self.plain_head:
+            return hidden
+        with self.precision():
+            return self.model.get_output_embeddings()(hidden)
+
+    def _run(self, **inputs: Any) -> Tensor:
+        with self.precision():
+            if self.plain_head:
+                return self.model.base_model(**inputs, use_cache=False).last_hidden_state  # [R, L, H]
+            return self.model(**inputs, use_cache=False).logits  # [R, L, V]
+
+    def precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    layout: Layout,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **hints: Any,
+) -> tuple[Tensor, None]:
+    """What `transformers` calls instead of its own attention; `hints` are for other kernels."""
+    if hints.get("s_aux") is not None:
+        raise ValueError("it has attention sinks")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return layout.attend(layer, query, key, value, Rule(scaling, sliding_window, softcap)), None
+
+
+AttentionInterface.register(NAME, _attend)
+
+
+@contextmanager
+def _attention_replaced(model: PreTrainedModel) -> Iterator[None]:
+    """Only for the length of a call, so that the model stays usable by everybody else."""
+    own = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = own
+
+
+@torch.no_grad()
+def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
+    """Why `other` does not compute what `reference` does; empty if it does."""
+    expected = _probe_logprobs(reference, batch)
+    try:
+        found = _probe_logprobs(other, batch)
+    except Exception as error:  # whatever a model raises on being run this way is a reason not to
+        return f"{type(error).__name__}: {error}"
+    if found.shape != expected.shape:
+        return f"it gives {found.shape[-1]} values where the model has a vocabulary of {expected.shape[-1]}"
+    gap = float((found - expected).abs().max())
+    return "" if gap < TOLERANCE else f"its log-probabilities differ by {gap:.2g}"
+
+
+def _probe_logprobs(forward: Forward, batch: Batch) -> Tensor:
+    hidden, source = forward.hidden(batch)
+    return forward.head(hidden[source[batch.loss_mask]]).float().log_softmax(-1)
+
+
+def _probe_batch(vocabulary: int) -> Batch:
+    """Two prompts with two answers each, all of different lengths."""
+    tokens = [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
+
+    def rollout(start: int, length: int) -> Rollout:
+        ids = tuple(tokens[start : start + length])
+        end = FinishReason.stop
+        mask, logprobs = (True,) * length, (0.0,) * length
+        return Rollout(
+            token_ids=ids, loss_mask=mask, logprobs=logprobs, text="", reward=0.0, finish_reason=end, policy_version=0
+        )
+
+    groups = [
+        Group(
+            prompt=Prompt(id=str(length), text="", token_ids=tuple(tokens[:length])),
+            rollouts=(rollout(length, 6), rollout(2 * length, 9)),
+        )
+        for length in (5, 11)
+    ]
+    return Batch.from_groups(groups)

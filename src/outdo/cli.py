@@ -1,0 +1,215 @@
+"""The command line. Each command imports what it needs when it runs, so that `outdo --help` starts at once."""
+
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outdo.display import Display
+from outdo.errors import Mistakes, OutdoError
+
+if TYPE_CHECKING:
+    from outdo.check import Render
+    from outdo.data import Question
+    from outdo.recipe import Recipe
+
+app = typer.Typer(
+    help="Make a language model better than its past self: reinforcement learning with GRPO and its family.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="recipe.toml and key=value settings (optim.lr=2e-6)", show_default=False),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings", show_default=False)]
+RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
+
+
+@app.command()
+def quickstart(
+    folder: Annotated[Path, typer.Option(help="where models and the run go")] = Path("quickstart"),
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+) -> None:
+    """Build a small model, warm-start it, and watch it improve itself on arithmetic."""
+    from outdo.quickstart.command import quickstart
+
+    raise typer.Exit(quickstart(folder, seed=seed, display=Display()))
+
+
+@app.command()
+def check(settings: Settings = None) -> None:
+    """Validate a recipe, its data and its reward, without loading the model."""
+    from outdo.check import check, show
+    from outdo.recipe_file import load
+
+    recipe = load(*_recipe_and_overrides(settings))
+    report = check(recipe, render=_renderer(recipe))
+    show(report, Console())
+    raise typer.Exit(Mistakes.exit_status if report.mistakes else 0)
+
+
+@app.command()
+def train(settings: Settings = None) -> None:
+    """Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score"""
+    from outdo.check import check
+    from outdo.recipe import run_folder
+    from outdo.recipe_file import load
+
+    recipe = load(*_recipe_and_overrides(settings))
+    folder = run_folder(recipe.run or _free_name(Path(recipe.model).name))
+    report = check(recipe)
+    if report.mistakes:
+        raise Mistakes(report.mistakes)
+    display = Display()
+    for note in [f"run folder: {folder}", *report.notes]:
+        display.say(note)
+    from outdo.run import start
+
+    raise typer.Exit(start(recipe, folder, display))
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="the run folder")], settings: Overrides = None) -> None:
+    """Go on with a run that was stopped or killed, from its newest whole checkpoint."""
+    from outdo.run import resume
+
+    raise typer.Exit(resume(run, settings or [], Display()))
+
+
+@app.command()
+def sft(
+    model: Annotated[str, typer.Argument(help="a model folder or a hub name")],
+    data: Annotated[str, typer.Option(help="prompts and answers")],
+    out: Annotated[Path, typer.Option(help="folder for the fine-tuned model")],
+    steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
+    batch: Annotated[int, typer.Option(min=1, help="pairs per step")] = 32,
+    lr: Annotated[float, typer.Option(help="learning rate")] = 1e-5,
+    warmup: Annotated[int, typer.Option(min=0, help="steps in which it rises")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="prompt column (found by itself)")] = None,
+    answer: Annotated[str | None, typer.Option(help="answer column (found by itself)")] = None,
+    template: Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")] = None,
+    seed: Annotated[int, typer.Option(help="of the order of the pairs")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
+) -> None:
+    """Fine-tune a model on given answers."""
+    from outdo.commands import sft_command
+    from outdo.optimiser import OptimiserSettings
+
+    columns = {"prompt": prompt, "answer": answer, "template": template}
+    optimiser = OptimiserSettings(lr=lr, warmup=warmup)
+    sft_command(
+        model, data, out, Display(), steps=steps, batch=batch, optimiser=optimiser, seed=seed, device=device, **columns
+    )
+
+
+@app.command(name="eval")
+def evaluate(
+    model: RunOrModel,
+    data: Annotated[str | None, typer.Option(help="questions; of a run: its held-out ones")] = None,
+    against: Annotated[str | None, typer.Option(help="a second model, beside the first")] = None,
+    rewards: Annotated[str | None, typer.Option(help="what says which answers are right; of a run: its own")] = None,
+    k: Annotated[int, typer.Option(min=1, help="answers per question")] = 1,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; unset: 0 for k=1, else 1")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="longest answer")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="only so many questions")] = None,
+    template: Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")] = None,
+    seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """How many questions a model gets right, and how sure that is."""
+    from outdo.commands import EvalSettings, eval_command
+
+    settings = EvalSettings(
+        data=data, rewards=rewards, k=k, temperature=temperature, max_tokens=max_tokens, limit=limit,
+        template=template, seed=seed, device=device,
+    )  # fmt: skip
+    eval_command([model] if against is None else [model, against], settings, Console(), as_json=json)
+
+
+@app.command()
+def chat(
+    model: RunOrModel,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest answer")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="longest answer")] = None,
+    seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
+) -> None:
+    """Talk to a model: a line in, an answer out, an empty line ends it."""
+    from outdo.commands import chat_command
+
+    chat_command(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device)
+
+
+@app.command()
+def config(schema: Annotated[bool, typer.Option("--schema", help="the JSON schema instead")] = False) -> None:
+    """Print a commented recipe with every default."""
+    import json
+
+    from outdo import recipe_file
+
+    print(json.dumps(recipe_file.schema(), indent=2) if schema else recipe_file.commented())
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="the run folder")],
+    folder: Annotated[Path, typer.Argument(help="a new folder for the model")],
+    best: Annotated[bool, typer.Option("--best", help="the best checkpoint instead of the newest")] = False,
+) -> None:
+    """Write a run's model as an ordinary model folder with a model card."""
+    from outdo.export import export
+    from outdo.source import find
+
+    source = find(run, best=best)
+    print(f"{source.name} is now in {export(source, folder)}")
+
+
+def _recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:
+    """`[recipe.toml] [key=value ...]` apart from each other."""
+    files = [each for each in settings or [] if "=" not in each]
+    if len(files) > 1:
+        raise Mistakes([f"{each}: expected key=value; the recipe is {files[0]}" for each in files[1:]])
+    return Path(files[0]) if files else None, [each for each in settings or [] if "=" in each]
+
+
+def _free_name(model: str) -> str:
+    """A run's name that no folder in `runs/` has yet."""
+    from outdo.recipe import run_folder
+
+    numbers = (f"{model}-{number}" for number in itertools.count(1))
+    return next(name for name in numbers if not run_folder(name).exists())
+
+
+def _renderer(recipe: "Recipe") -> "Render":
+    """Questions as the model will read them; the tokenizer is loaded when the first is asked for."""
+
+    def render(question: "Question") -> str:
+        from outdo.loading import encode_prompt, load_tokenizer
+
+        tokenizer = load_tokenizer(recipe.model)
+        ids = encode_prompt(tokenizer, question.prompt, template=recipe.data.template, system=recipe.data.system)
+        return str(tokenizer.decode(ids))
+
+    return render
+
+
+def main() -> None:
+    """Run a command; what the user can act upon is a message and an exit status, anything else a traceback."""
+    try:
+        app()
+    except OutdoError as error:
+        print(f"outdo: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        print("outdo: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

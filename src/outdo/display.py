@@ -1,0 +1,79 @@
+"""What a run says while it runs: a live bar when a person watches, one plain line per step when nobody does."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Says it on `console`; `live` overrides whether a person is taken to watch."""
+
+    def __init__(self, console: Console | None = None, *, live: bool | None = None) -> None:
+        self.console = console or Console()
+        self.live = self.console.is_terminal if live is None else live
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._reward: float | None = None
+        self._started = (time.monotonic(), 0)
+
+    def say(self, line: str) -> None:
+        """One line of text, as it is."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def steps(self, done: int, total: int) -> Iterator[None]:
+        """Show the progress of steps `done + 1` to `total` while inside."""
+        self._started = (time.monotonic(), done)
+        if not self.live:
+            yield
+            return
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}"))
+        with Progress(*columns, TimeRemainingColumn(), console=self.console) as bar:
+            self._bar = (bar, bar.add_task("", total=total, completed=done, said=""))
+            yield
+        self._bar = None
+
+    def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
+        """What moved in a step."""
+        said = self._sentence(metrics)
+        self._reward = metrics["reward"]
+        if self._bar:
+            bar, task = self._bar
+            bar.update(task, completed=index, said=said)
+            return
+        since, done = self._started
+        left = (time.monotonic() - since) / max(1, index - done) * (total - index)
+        self.say(f"step {index}/{total}  {said}  {_duration(left)} left")
+
+    def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
+        """An evaluation's accuracies with their confidence intervals."""
+        parts = [
+            f"{name} {numbers[name]:.1%} ({numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%})"
+            for name in ("greedy", "sampled")
+            if name in numbers
+        ]
+        self.say(f"held-out questions right after step {step}: " + ", ".join(parts))
+
+    def _sentence(self, metrics: Mapping[str, float]) -> str:
+        change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
+        parts = [
+            f"reward {metrics['reward']:.3f}{change}",
+            f"right {metrics['right']:.0%}",
+            f"length {metrics['completions/mean_length']:.0f}",
+        ]
+        if metrics["completions/clipped_ratio"]:
+            parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
+        if metrics.get("updates/refused"):
+            parts.append("update refused: not finite")
+        failures = sum(value for name, value in metrics.items() if name.startswith("verdicts/"))
+        if failures:
+            parts.append(f"{failures:.0f} without a reward")
+        return "  ".join([*parts, f"{metrics['tokens_per_second']:,.0f} tokens/s"])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""Engines turn requests into completions."""

@@ -1,0 +1,139 @@
+"""What an engine is, what it is asked for, and the random numbers it samples by."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from outdo.attention.forward import Forward
+from outdo.types import Completion, Request, Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose the next token. The filters apply in the order top-k, top-p, min-p, on softmax(logits / T)."""
+
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_p: float = 1.0  # the fewest likeliest tokens whose probabilities reach this
+    top_k: int = 0  # the k likeliest; 0 is all
+    min_p: float = 0.0  # those at least this share as likely as the likeliest
+    stop: tuple[str, ...] = ()  # texts that end the answer; they belong to it
+    stop_token_ids: tuple[int, ...] = ()  # besides the model's end-of-sequence tokens
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name} must be {rule}, not {getattr(self, name)!r}"
+            for name, rule, right in (
+                ("temperature", "0 or more", 0 <= self.temperature < float("inf")),
+                ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
+                ("top_k", "0 or more", self.top_k >= 0),
+                ("min_p", "from 0 to 1", 0 <= self.min_p <= 1),
+                ("max_tokens", "1 or more", self.max_tokens >= 1),
+            )
+            if not right
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+
+class Weights(Protocol):
+    """What the engine sees of a policy."""
+
+    @property
+    def forward(self) -> Forward: ...
+    @property
+    def model(self) -> PreTrainedModel: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    @property
+    def version(self) -> int:
+        """Optimiser steps that the weights have taken."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that prompt and answer may have together; None where the model sets no limit."""
+        ...
+
+
+class Engine(Protocol):
+    """Samples completions from a policy's weights."""
+
+    def load(self, policy: Weights) -> None:
+        """Sample from these weights, as they are now, from now on."""
+        ...
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """One completion per request, in their order."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        ...
+
+
+def stream_key(seed: int, stream: Stream) -> int:
+    """64 bits that name a stream of random numbers."""
+    text = repr((seed, stream.purpose, stream.step, stream.prompt_id, stream.sample)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def uniforms(keys: NDArray[numpy.uint64], positions: NDArray[numpy.uint64]) -> NDArray[numpy.float64]:
+    """The number at each position of each stream, in [0, 1): SplitMix64 (Steele et al. 2014) as a function, no state.
+
+    What was drawn before, and for whom, does not matter: so nothing random needs saving.
+    """
+    x = keys + (positions + numpy.uint64(1)) * numpy.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> numpy.uint64(31))
+    return (x >> numpy.uint64(11)).astype(numpy.float64) * 2.0**-53
+
+
+def choose(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Next tokens [n] and their log-probabilities [n], of logits [n, V] and uniform numbers [n].
+
+    The log-probability is that at the sampling temperature over the whole vocabulary, before any filter (at
+    temperature 0: at temperature 1). Each row's result depends on that row alone.
+    """
+    logprobs = (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1)
+    if sampling.temperature == 0:
+        tokens = logprobs.argmax(-1)
+    else:
+        weights = _filtered(logprobs.exp(), sampling)
+        # The first token at which the cumulated weight passes the number: never one of weight 0.
+        cumulated = weights.to(torch.float32 if weights.device.type == "mps" else torch.float64).cumsum(-1)
+        mark = (numbers.to(cumulated) * cumulated[:, -1])[:, None]
+        tokens = torch.searchsorted(cumulated, mark, right=True).squeeze(1)
+        # numbers < 1, but their product with the total may round up to it.
+        last = logprobs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1)
+        tokens = torch.minimum(tokens, last)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(1)
+
+
+def _filtered(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
+    """Probabilities [n, V] with those of excluded tokens set to 0; the likeliest always stays."""
+    if sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0:
+        return probabilities
+    ranked, order = probabilities.sort(stable=True, dim=-1, descending=True)
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if sampling.top_k:
+        keep[:, sampling.top_k :] = False
+    if sampling.top_p < 1:
+        kept = ranked * keep
+        keep &= kept.cumsum(-1) - kept < sampling.top_p * kept.sum(-1, keepdim=True)
+    keep &= ranked >= sampling.min_p * ranked[:, :1]
+    keep[:, 0] = True
+    return probabilities * torch.zeros_like(keep).scatter(-1, order, keep)

@@ -1,0 +1,1 @@
+"""Environments turn questions into finished, scored episodes."""

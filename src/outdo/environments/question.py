@@ -1,0 +1,78 @@
+"""The simplest environment: one question, one answer, one reward."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from outdo.engines.base import Engine, SamplingParams
+from outdo.rewards.base import Answered, Reward, Scored
+from outdo.rewards.budget import check_failures
+from outdo.types import Completion, Group, Prompt, Request, Rollout, Stream
+
+
+class Question:
+    """Asks each question n times and has `reward` read the answers.
+
+    A reward that fails, hangs or gives no number leaves its rollout out of training; if that happens to more than
+    `max_failed` of a call's rollouts, `RewardError` shows the first.
+    """
+
+    def __init__(self, reward: Reward, *, max_failed: float = 0.5) -> None:
+        self.reward = reward
+        self.max_failed = max_failed
+
+    def rollouts(
+        self, engine: Engine, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
+    ) -> list[Group]:
+        """`n` rollouts of each prompt, those of a prompt next to each other for the engine to share it.
+
+        A prompt that stands in `prompts` twice is asked 2n times: no random number is used again.
+        """
+        before: Counter[str] = Counter()
+        asked: list[tuple[Prompt, int]] = []
+        for prompt in prompts:
+            asked += [(prompt, before[prompt.id] + sample) for sample in range(n)]
+            before[prompt.id] += n
+        requests = [
+            Request(
+                token_ids=prompt.token_ids,
+                stream=Stream(purpose, step, prompt.id, sample),
+                max_tokens=sampling.max_tokens,
+            )
+            for prompt, sample in asked
+        ]
+        completions = engine.generate(requests, sampling)
+        answered = [
+            Answered(
+                prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
+                completion=engine.decode(completion.token_ids),
+                answer=prompt.answer,
+                columns=prompt.columns,
+                completion_ids=completion.token_ids,
+            )
+            for (prompt, _), completion in zip(asked, completions, strict=True)
+        ]
+        scored = self.reward(answered)
+        check_failures(scored, answered, self.max_failed)
+        rollouts = [
+            _rollout(completion, each.completion, verdict, sampling.temperature or 1.0)
+            for completion, each, verdict in zip(completions, answered, scored, strict=True)
+        ]
+        return [
+            Group(prompt=prompt, rollouts=tuple(rollouts[number * n : (number + 1) * n]))
+            for number, prompt in enumerate(prompts)
+        ]
+
+
+def _rollout(completion: Completion, text: str, scored: Scored, temperature: float) -> Rollout:
+    return Rollout(
+        token_ids=completion.token_ids,
+        loss_mask=(True,) * len(completion.token_ids),
+        logprobs=completion.logprobs,
+        text=text,
+        reward=scored.value,
+        verdict=str(scored.verdict),
+        reward_parts=scored.parts,
+        finish_reason=completion.finish_reason,
+        policy_version=completion.policy_version,
+        temperature=temperature,
+    )

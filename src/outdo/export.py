@@ -1,0 +1,79 @@
+"""A trained model as an ordinary model folder, with a card that says what it was before and is now."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from outdo.errors import Mistakes
+from outdo.source import Source
+
+CARD = """---
+library_name: transformers
+tags: [reinforcement-learning, outdo]
+---
+# {title}
+
+Trained from `{base}` by `{objective}` with [outdo], on `{data}`, rewarded by `{rewards}`.
+
+{table}
+
+Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}. The whole recipe:
+
+```toml
+{recipe}
+```
+
+[outdo]: https://pypi.org/project/outdo/
+"""
+
+
+def export(source: Source, folder: Path) -> Path:
+    """Copy the checkpoint's model and tokenizer into `folder`, which must be empty or new, and write `README.md`."""
+    if source.recipe is None or source.run is None:
+        raise Mistakes([f"{source.name}: not a run folder; there is nothing to export but the model folder itself"])
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Mistakes([f"{folder}: there is something there already; choose a new folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(Path(source.model).iterdir()):
+        if path.is_file() and path.name != "manifest.json":
+            shutil.copy2(path, folder / path.name)
+    (folder / "README.md").write_text(card(source), encoding="utf-8")
+    return folder
+
+
+def card(source: Source) -> str:
+    """The model card, in Markdown."""
+    recipe = source.recipe
+    assert recipe is not None
+    assert source.run is not None
+    return CARD.format(
+        title=source.run.name,
+        base=recipe.model,
+        objective=recipe.train.objective.name,
+        data=recipe.data.path,
+        rewards=", ".join(reward.name for reward in recipe.rewards),
+        table=_table(source.summary),
+        step=source.step,
+        prompts=recipe.train.prompts,
+        group=recipe.train.group,
+        lr=recipe.optim.lr,
+        seed=recipe.seed,
+        recipe=(source.run / "recipe.toml").read_text(encoding="utf-8").strip(),
+    )
+
+
+def _table(summary: dict[str, Any]) -> str:
+    rows = [
+        f"| {name} | {_share(before, name)} | {_share(after, name)} |"
+        for before, after in [(summary.get("before", {}), summary.get("after", {}))]
+        for name in ("greedy", "sampled")
+        if name in before and name in after
+    ]
+    if not rows:
+        return "No questions were held out, so nothing is known of its accuracy."
+    head = ["| held-out questions right | before | after |", "|---|---|---|"]
+    return "\n".join([*head, *rows, "", "In brackets: 95 % confidence intervals."])
+
+
+def _share(numbers: dict[str, float], name: str) -> str:
+    return f"{numbers[name]:.1%} [{numbers[f'{name}_low']:.1%}, {numbers[f'{name}_high']:.1%}]"

@@ -1,0 +1,75 @@
+"""A training step in numbers. Names follow TRL where TRL has one."""
+
+from collections import Counter
+
+from torch import Tensor
+
+from outdo.objectives.divergences import k3
+from outdo.types import RIGHT, FinishReason, Step
+
+
+def step_metrics(step: Step) -> dict[str, float]:
+    """All that is known of a step without computing anything anew."""
+    return _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | dict(_update_metrics(step))
+
+
+def _reward_metrics(step: Step) -> dict[str, float]:
+    """Over scored rollouts; what was not scored is counted by its verdict."""
+    batch = step.batch
+    rewards = batch.rewards[batch.scored]
+    spreads = [batch.rewards[batch.scored & (batch.group == group)] for group in batch.group.unique()]
+    spreads = [spread for spread in spreads if len(spread)]
+    metrics = {
+        "reward": _mean(rewards),
+        "right": _mean(rewards >= RIGHT),
+        "reward_std": sum(float(s.std()) if len(s) > 1 else 0.0 for s in spreads) / max(1, len(spreads)),
+        "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / max(1, len(spreads)),
+    }
+    for name, part in batch.reward_parts.items():
+        metrics[f"rewards/{name}/mean"] = _mean(part[~part.isnan()])
+    verdicts = Counter(rollout.verdict for group in step.groups for rollout in group.rollouts)
+    return metrics | {f"verdicts/{verdict}": float(count) for verdict, count in verdicts.items() if verdict != "ok"}
+
+
+def _completion_metrics(step: Step) -> dict[str, float]:
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": cut / len(rollouts),
+        "num_tokens": float(sum(lengths)),
+    }
+
+
+def _token_metrics(step: Step) -> dict[str, float]:
+    """Over trained tokens, each counting the same; measured as the last pass went along."""
+    batch, update = step.batch, step.update
+    if update is None:
+        return {}
+    mask, tokens = batch.loss_mask, update.tokens
+    clipped, log_ratio = tokens["clipped"][mask].float(), tokens["log_ratio"][mask]
+    old = tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
+    gap = (old - batch.rollout_logprobs)[mask].abs()
+    metrics = {
+        "entropy": _mean(tokens["entropy"][mask]),
+        "clip_ratio/low_mean": _mean(clipped * (log_ratio < 0)),
+        "clip_ratio/high_mean": _mean(clipped * (log_ratio > 0)),
+        "clip_ratio/region_mean": _mean(clipped),
+        "sampling/sampling_logp_difference/mean": _mean(gap),
+        "sampling/sampling_logp_difference/max": float(gap.max()),
+    }
+    if batch.ref_logprobs is not None:
+        metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask])
+    return metrics
+
+
+def _update_metrics(step: Step) -> dict[str, float]:
+    of_last = step.update.metrics if step.update else {}
+    return {**of_last, "updates/done": float(len(step.updates))}
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.float().mean()) if len(values) else 0.0

@@ -1,0 +1,34 @@
+"""Piece 3, the divergence D from the reference, estimated on the sampled token. All take [B, T] twice and give [B, T].
+
+With d = log πθ - log π_ref of the token taken (Schulman's note, http://joschu.net/blog/kl-approx.html). An estimator's
+value and the gradient it has when it stands in a loss are two different things: on tokens sampled from πθ,
+the gradient of k1 is zero in expectation, that of k2 is the gradient of KL(πθ‖π_ref), and that of k3 the gradient of
+KL(π_ref‖πθ).
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from outdo.objectives.ratios import LOG_RATIO_LIMIT
+
+Divergence = Callable[[Tensor, Tensor], Tensor]  # (logprobs, ref_logprobs) -> [B, T]
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """d: unbiased for KL(πθ‖π_ref), of either sign."""
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """d² / 2: biased, never negative."""
+    return (logprobs - ref_logprobs).square() / 2
+
+
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """e^-d - 1 + d: unbiased for KL(πθ‖π_ref), never negative; DeepSeekMath (arXiv 2402.03300) equation 4.
+
+    d is kept within ±20 (verl too; TRL keeps no limit).
+    """
+    d = (logprobs - ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (-d).expm1() + d

@@ -1,0 +1,90 @@
+"""From the rows of a data set to prompts in token ids, and from prompts to one batch per training step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+from transformers import PreTrainedTokenizerBase
+
+from outdo.data import Question
+from outdo.engines.base import stream_key, uniforms
+from outdo.errors import Mistakes
+from outdo.loading import encode_prompt
+from outdo.types import Prompt, Stream
+
+SHOWN = 20
+"""Prompts too long that a message names."""
+
+
+def tokenise(
+    questions: Sequence[Question],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int,
+    template: str | None = None,
+    system: str | None = None,
+    overlong: str = "drop",
+) -> list[Prompt]:
+    """Render and tokenise each question once; these ids are what is sampled from and trained on.
+
+    Prompts of more than `max_tokens` tokens are left out (`overlong` "drop") or refused ("refuse"): cutting a question
+    would change it.
+    """
+    prompts: list[Prompt] = []
+    long: list[str] = []
+    for question in questions:
+        ids = encode_prompt(tokenizer, question.prompt, template=template, system=system)
+        if len(ids) > max_tokens:
+            long.append(f"question {question.id}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
+            continue
+        prompts.append(
+            Prompt(
+                id=question.id,
+                text=question.prompt,
+                token_ids=tuple(ids),
+                answer=question.answer,
+                columns=question.columns,
+            )
+        )
+    if long and (overlong == "refuse" or not prompts):
+        raise Mistakes(long[:SHOWN])
+    return prompts
+
+
+class Prompts:
+    """An endless sequence of batches of `per_step` prompts; each epoch in an order of its own, keyed by the seed.
+
+    Only the position needs saving. A step at the end of an epoch is filled up from the next one.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, per_step: int, seed: int = 0, shuffle: bool = True) -> None:
+        if not prompts:
+            raise ValueError("there are no prompts")
+        self.prompts = prompts
+        self.per_step = per_step
+        self.seed = seed
+        self.shuffle = shuffle
+        self.position = 0
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        """Batches from the current position on."""
+        while True:
+            places = range(self.position, self.position + self.per_step)
+            orders = {epoch: self._order(epoch) for epoch in {place // len(self.prompts) for place in places}}
+            self.position += self.per_step
+            yield [self.prompts[orders[place // len(self.prompts)][place % len(self.prompts)]] for place in places]
+
+    def state(self) -> dict[str, Any]:
+        """How many prompts have been given out."""
+        return {"position": self.position}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.position = state["position"]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        if not self.shuffle:
+            return range(len(self.prompts))
+        key = stream_key(self.seed, Stream("order", epoch, "", 0))
+        positions = numpy.arange(len(self.prompts), dtype=numpy.uint64)
+        return uniforms(numpy.full_like(positions, key), positions).argsort(kind="stable").tolist()

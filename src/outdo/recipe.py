@@ -1,0 +1,281 @@
+"""The recipe: every setting of a training run, typed, with its default and one line that explains it.
+
+The recipe is where a run is described and nowhere else: no other module of outdo takes a configuration object.
+`outdo.recipe_file` reads and writes it, `outdo.conflicts` finds settings that cannot work together.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from outdo.rewards.loading import BUILTIN
+
+OBJECTIVES = {"grpo": "outdo.objectives.presets:grpo"}
+ADVANTAGES = {
+    "group_standardised": "outdo.advantages:group_standardised",
+    "group_centred": "outdo.advantages:group_centred",
+}
+REWARDS = BUILTIN
+"""The built-in pieces by the names a recipe uses for them. Anything else is `"file.py:name"` or `"pkg.mod:name"`."""
+
+GROUP_RELATIVE = frozenset(ADVANTAGES)
+"""Advantages that compare the answers of one group with each other: a group of one tells them nothing."""
+
+RUNS = Path("runs")
+"""Where a run that is only named, not placed, has its folder."""
+
+
+def _plain_path(text: str) -> str:
+    if not text.strip() or any(ord(character) < 32 or character == "\x7f" for character in text):
+        raise ValueError("expected a name or a path without control characters")
+    return text
+
+
+def _run_name(text: str) -> str:
+    if any(part in ("..", "~") for part in text.split("/")) or text in (".", "/"):
+        raise ValueError('a run folder may not contain ".." or "~"; give a name, a path downwards or an absolute path')
+    return text
+
+
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+PathText = Annotated[str, AfterValidator(_plain_path)]
+RunName = Annotated[PathText, AfterValidator(_run_name)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, without unknown keys, without silent conversions (`"1e-6"` is not a number)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
+
+
+NAME_OR_TABLE = [
+    {"type": "string"},
+    {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+]
+"""How an editor sees, by the JSON schema, what is read by `_from_recipe`."""
+
+
+class Piece(Section):
+    """A named piece and its options, written as `"name"` or as `{name = "name", option = value}`."""
+
+    name: PathText
+    options: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "name" in value and "options" not in value:
+            return {"name": value["name"], "options": {key: v for key, v in value.items() if key != "name"}}
+        if isinstance(value, Piece) or (isinstance(value, Mapping) and value.keys() == {"name", "options"}):
+            return value
+        raise ValueError('expected a name, or a table such as {name = "grpo", clip_low = 0.2}')
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        return {"name": self.name, **self.options} if self.options else self.name
+
+
+class WeightedReward(Section):
+    """One reward, by name or by `"file.py:name"`, and its weight in the sum."""
+
+    name: PathText
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        return self.name if self.weight == 1 else {"name": self.name, "weight": self.weight}
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+NamedPiece = Annotated[Piece, WithJsonSchema({"anyOf": NAME_OR_TABLE})]
+Rewards = Annotated[
+    tuple[WeightedReward, ...],
+    BeforeValidator(_as_list),
+    Field(strict=False, min_length=1),
+    WithJsonSchema({"anyOf": [*NAME_OR_TABLE, {"type": "array", "items": {"anyOf": NAME_OR_TABLE}}]}),
+]
+
+
+class Data(Section):
+    """The questions."""
+
+    path: PathText = Field(description="a .jsonl, .json, .csv or .parquet file, or owner/name:split on the Hub")
+    eval_path: PathText | None = Field(default=None, description="held-out questions, in the same formats")
+    eval_rows: CountOrNone = Field(default=0, description="without eval_path: hold out this many rows of path")
+    prompt: str | None = Field(default=None, description="column that holds the question (unset: found and said)")
+    answer: str | None = Field(
+        default=None, description="column that holds the reference answer (unset: found and said)"
+    )
+    template: str | None = Field(
+        default=None, description="prompt text for base models, with {prompt}, and perhaps {system}, in it"
+    )
+    system: str | None = Field(default=None, description="system message put before every question")
+    shuffle: bool = Field(default=True, description="a new order of the questions in every pass over them, by the seed")
+    limit: Count | None = Field(default=None, description="use only the first so many rows of path")
+    max_prompt_tokens: Count = Field(default=512, description="longest prompt in tokens")
+    overlong: Literal["drop", "refuse"] = Field(
+        default="drop", description="longer prompts: drop (and say how many) or refuse"
+    )
+
+
+class RewardLimits(Section):
+    """What a reward function may take and how often it may fail."""
+
+    timeout: Positive = Field(default=10.0, description="seconds that one call of a reward function may take")
+    max_failed: Share = Field(
+        default=0.5, description="stop the run when more than this share of a step's rewards failed"
+    )
+
+
+class Sampling(Section):
+    """How answers are drawn from the policy in training."""
+
+    temperature: NotNegative = Field(default=1.0, description="logits are divided by it, in sampling and in training")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="the likeliest tokens that make up this probability"
+    )
+    top_k: CountOrNone = Field(default=0, description="only the k likeliest tokens; 0 is all")
+    min_p: BelowOne = Field(default=0.0, description="only tokens at least this share as likely as the likeliest")
+    stop: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="texts that end an answer")
+    max_tokens: Count = Field(default=256, description="longest answer in tokens")
+
+
+class Train(Section):
+    """One step: questions, answers, advantages, and the updates made of them."""
+
+    prompts: Count = Field(default=32, description="questions per step (P)")
+    group: Count = Field(default=8, description="answers per question (G)")
+    updates: Count = Field(default=1, description="passes over each batch (μ)")
+    minibatches: Count = Field(default=1, description="optimiser steps within one pass")
+    micro_tokens: Count = Field(
+        default=16384, description="tokens in one forward pass: decides memory, never the gradient"
+    )
+    advantage: NamedPiece = Field(
+        default=Piece(name="group_standardised"), description="group_standardised, group_centred or file.py:name"
+    )
+    objective: NamedPiece = Field(
+        default=Piece(name="grpo"), description='grpo, {name = "grpo", beta = 0.04} or file.py:name'
+    )
+    reference_every: Count | None = Field(
+        default=None, description="renew the reference policy every so many steps; unset: never"
+    )
+
+
+class Optim(Section):
+    """AdamW and its learning rate. `warmup` counts optimiser steps."""
+
+    lr: Positive = Field(default=1e-6, description="learning rate after the warm-up")
+    warmup: CountOrNone = Field(default=0, description="optimiser steps in which the learning rate rises to lr")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="constant, or linear or cosine down to 0"
+    )
+    weight_decay: NotNegative = Field(default=0.0, description="decoupled weight decay")
+    beta1: BelowOne = Field(default=0.9, description="decay of the mean of gradients")
+    beta2: BelowOne = Field(default=0.999, description="decay of the mean of squared gradients")
+    eps: Positive = Field(default=1e-8, description="added to the root of the squared gradients' mean")
+    clip_norm: Positive = Field(
+        default=1.0, description="largest norm of the gradient; longer ones are scaled down to it"
+    )
+
+
+class Eval(Section):
+    """Evaluation on held-out questions during the run."""
+
+    every: CountOrNone = Field(
+        default=0, description="evaluate every so many steps; 0: only before the first and after the last"
+    )
+    rows: Count = Field(default=128, description="at most so many held-out questions")
+    samples: CountOrNone = Field(default=1, description="answers sampled per question at temperature 1; 0 is none")
+    greedy: bool = Field(default=True, description="also the likeliest answer of each question")
+    best: Literal["greedy", "sampled"] = Field(
+        default="greedy", description="the accuracy that says which checkpoint is the best"
+    )
+
+
+class Checkpoint(Section):
+    """What is kept on disk."""
+
+    every: Count = Field(default=20, description="save every so many steps, and at the end")
+    keep: Count = Field(default=2, description="newest checkpoints kept; the best one is kept besides")
+
+
+class Recipe(Section):
+    """Everything that decides a run."""
+
+    model: PathText = Field(description="a model folder that from_pretrained loads, or a hub name")
+    run: RunName | None = Field(
+        default=None, description="run folder: a path, or a name in runs/; unset: chosen and said"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="key of every random number in the run")
+    steps: Count = Field(default=100, description="steps; each samples, scores and trains on one batch of questions")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto, cpu, cuda or mps")
+    threads: Count | None = Field(default=None, description="CPU threads; unset: as torch chooses")
+    attention: Literal["auto", "shared", "padded"] = Field(
+        default="auto", description="shared: a group's prompt is computed once; padded: for models that refuse it"
+    )
+    rewards: Rewards = Field(
+        default=(WeightedReward(name="exact"),),
+        description="exact, last_number, math, format, file.py:name, or a list of these or of {name, weight}",
+    )
+    data: Data = Field(description="the questions")
+    reward: RewardLimits = Field(default=RewardLimits(), description="limits of reward functions")
+    sampling: Sampling = Field(default=Sampling(), description="how answers are drawn in training")
+    train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")
+    optim: Optim = Field(
+        default=Optim(), description="AdamW and its learning rate; warm-up and schedule count optimiser steps"
+    )
+    eval: Eval = Field(default=Eval(), description="evaluation on held-out questions during the run")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="what is kept on disk")
+
+
+def sections() -> dict[str, type[Section]]:
+    """The recipe's tables by name, in order."""
+    return {
+        name: info.annotation
+        for name, info in Recipe.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+    }
+
+
+def settings() -> dict[str, FieldInfo]:
+    """Every setting by its dotted key, in the order of the recipe: `{"model": ..., "data.path": ..., ...}`."""
+    tables = sections()
+
+    def walk() -> Iterator[tuple[str, FieldInfo]]:
+        yield from ((name, info) for name, info in Recipe.model_fields.items() if name not in tables)
+        for name, table in tables.items():
+            yield from ((f"{name}.{key}", info) for key, info in table.model_fields.items())
+
+    return dict(walk())
+
+
+def run_folder(run: str) -> Path:
+    """The folder of `run`: a bare name lives in `runs/`, anything with a slash is the path it says."""
+    return Path(run) if "/" in run else RUNS / run

@@ -1,0 +1,24 @@
+"""Text in, number out: what a completion is worth, and what is said when that cannot be known.
+
+`load` makes a reward of a name, a file, a function or a list of these. The room knows neither torch nor models.
+"""
+
+from outdo.rewards.base import Answered, Reward, Scored, Verdict
+from outdo.rewards.budget import check_failures
+from outdo.rewards.combine import Combined
+from outdo.rewards.loading import BUILTIN, load
+from outdo.rewards.local import Local
+from outdo.rewards.worker import Worker
+
+__all__ = [
+    "BUILTIN",
+    "Answered",
+    "Combined",
+    "Local",
+    "Reward",
+    "Scored",
+    "Verdict",
+    "Worker",
+    "check_failures",
+    "load",
+]

@@ -1,0 +1,257 @@
+"""The body of the command line's `for step in train(...)`: evaluate, record, save, stop in good order."""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outdo import checkpoint
+from outdo.display import Display
+from outdo.errors import Mistakes, OutdoError, RunFolderError
+from outdo.evaluation import Evaluation, evaluate
+from outdo.folder import (
+    RunFolder,
+    describe_environment,
+    differences,
+    refused_differences,
+    write_json_atomically,
+    write_text_atomically,
+)
+from outdo.loop import train
+from outdo.metrics import step_metrics
+from outdo.recipe import Recipe
+from outdo.recipe_file import dump, load
+from outdo.session import Session, open_session, sampling_params
+from outdo.types import Batch, Step
+
+INTERRUPTED = 130
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run remembers beside its models, as of its last finished step: saved with every checkpoint."""
+
+    step: int = 0
+    prompts: dict[str, Any] = field(default_factory=dict)  # the position in the data
+    version: int = 0  # of the policy
+    seconds: float = 0.0  # of training, evaluation left out
+    tokens: int = 0  # sampled
+    before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
+    after: dict[str, float] = field(default_factory=dict)  # the latest evaluation
+    best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
+
+
+def start(recipe: Recipe, folder: Path, display: Display) -> int:
+    """Train from the first step; returns the exit status. A run folder that holds a run is refused."""
+    with RunFolder(folder) as run:
+        if run.recipe.exists():
+            raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
+        session = open_session(recipe)
+        _describe(run, session)
+        return _train(run, session, Progress(), display)
+
+
+def resume(folder: Path, overrides: list[str], display: Display) -> int:
+    """Go on from the newest whole checkpoint as if nothing had happened; from the start if there is none yet."""
+    if not (folder / "recipe.toml").is_file():
+        raise Mistakes([f"{folder}: no run is there (it has no recipe.toml)"])
+    with RunFolder(folder) as run:
+        saved = load(run.recipe, [])
+        recipe = load(run.recipe, overrides)
+        refused = refused_differences(saved.model_dump(), recipe.model_dump())
+        if refused:
+            raise Mistakes([f"{line}; a resumed run may not change this" for line in refused])
+        for line in [*([run.notice] if run.notice else []), *differences(saved.model_dump(), recipe.model_dump())]:
+            display.say(line)
+        found = checkpoint.latest(run.checkpoints)
+        for fault in found.broken if found else ():
+            display.say(f"not used: {fault}")
+        session = open_session(recipe, model=found.path if found else None)
+        progress = Progress()
+        if found:
+            state = checkpoint.load_state(found.path)
+            _check_data(session, state["fingerprints"])
+            session.models.load_state(state["models"])
+            progress = Progress(**state["progress"])
+            session.prompts.load_state(progress.prompts)
+        display.say(f"resumed after step {progress.step} of {recipe.steps}")
+        run.rewind(progress.step)
+        _describe(run, session)
+        return _train(run, session, progress, display)
+
+
+def _train(run: RunFolder, session: Session, progress: Progress, display: Display) -> int:
+    """Run the loop to its end, or to the step under way when it is interrupted or fails."""
+    recipe = session.recipe
+    for note in session.notes:
+        display.say(note)
+    if progress.step >= recipe.steps:
+        display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {run.path} steps=...`")
+        return 0
+    needed = checkpoint.free_space_needed(session.models.policy.model.state_dict(), keep=recipe.checkpoint.keep)
+    checkpoint.check_free_space(run.path, needed)
+    progress.version = session.models.policy.version
+    try:
+        with _asked_to_stop() as asked:
+            _steps(run, session, progress, display, asked)
+    except OutdoError:
+        # What failed is the step under way; if it has not touched the weights, those before it are worth keeping.
+        if progress.step and session.models.policy.version == progress.version:
+            _save(run, session, progress)
+            display.say(f"saved after step {progress.step}; go on with `outdo resume {run.path}`")
+        raise
+    finally:
+        session.reward.close()
+    write_json_atomically(run.summary, summary(progress, run.path))
+    if progress.step < recipe.steps:
+        display.say(f"stopped after step {progress.step}, saved; go on with `outdo resume {run.path}`")
+        return INTERRUPTED
+    return 0
+
+
+def _steps(run: RunFolder, session: Session, progress: Progress, display: Display, asked: list[int]) -> None:
+    """The body of the loop."""
+    recipe = session.recipe
+    if session.held_out and not progress.before:
+        progress.before = progress.after = _evaluate(session, 0, display)
+    steps = train(
+        session.models,
+        session.prompts,
+        session.rollout,
+        session.advantage,
+        session.objective,
+        updates=recipe.train.updates,
+        start=progress.step + 1,
+    )
+    with display.steps(progress.step, recipe.steps):
+        clock = time.monotonic()
+        for step in steps:
+            metrics = _counted(step, session, progress, time.monotonic() - clock)
+            last = step.index == recipe.steps
+            if session.held_out and (last or (recipe.eval.every and step.index % recipe.eval.every == 0)):
+                progress.after = _evaluate(session, step.index, display)
+                progress.best = _better(progress, recipe.eval.best)
+                metrics |= {f"eval/{name}": value for name, value in progress.after.items()}
+            if metrics.get("updates/refused"):
+                _dump(run.path / "refused", step)
+            run.append_metrics(step.index, metrics)
+            display.step(step.index, recipe.steps, metrics)
+            if last or asked or step.index % recipe.checkpoint.every == 0:
+                _save(run, session, progress)
+            if last or asked:
+                return
+            clock = time.monotonic()
+
+
+def _counted(step: Step, session: Session, progress: Progress, seconds: float) -> dict[str, float]:
+    """A finished step's metrics; `progress` moves on to it."""
+    metrics = step_metrics(step)
+    progress.step, progress.version = step.index, session.models.policy.version
+    progress.prompts = session.prompts.state()
+    progress.seconds += seconds
+    progress.tokens += int(metrics["num_tokens"])
+    return metrics | {"seconds": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
+
+
+def summary(progress: Progress, folder: Path) -> dict[str, Any]:
+    """What `summary.json` holds; accuracies are null where nothing was held out."""
+    before, after = progress.before, progress.after
+    return {
+        "accuracy_before": before.get("greedy"),
+        "accuracy_after": after.get("greedy"),
+        "sampled_before": before.get("sampled"),
+        "sampled_after": after.get("sampled"),
+        "steps": progress.step,
+        "seconds": progress.seconds,
+        "tokens_per_second": progress.tokens / progress.seconds if progress.seconds else 0.0,
+        "run": str(folder),
+        "before": before,
+        "after": after,
+        "best": progress.best,
+    }
+
+
+def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]:
+    """Accuracy on the held-out questions: greedy, and sampled at temperature 1."""
+    settings, numbers = session.recipe.eval, {}
+    asked: dict[str, tuple[float, int]] = {}
+    if settings.greedy:
+        asked["greedy"] = (0.0, 1)
+    if settings.samples:
+        asked["sampled"] = (1.0, settings.samples)
+    for name, (temperature, k) in asked.items():
+        sampling = sampling_params(session.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
+        found: Evaluation = evaluate(session.engine, session.environment, session.held_out, sampling, k=k, step=step)
+        low, high = found.ci95
+        numbers |= {name: found.accuracy, f"{name}_low": low, f"{name}_high": high}
+    display.evaluated(step, numbers)
+    return numbers
+
+
+def _better(progress: Progress, by: str) -> dict[str, float]:
+    """The better of the best evaluation so far and the latest; the earlier one if they are equal."""
+    if by in progress.after and progress.after[by] > progress.best.get(by, -1.0):
+        return {"step": progress.step, **progress.after}
+    return progress.best
+
+
+def _save(run: RunFolder, session: Session, progress: Progress) -> None:
+    state = {
+        "models": session.models.state(),
+        "progress": asdict(progress),
+        "fingerprints": dict(session.fingerprints),
+    }
+    checkpoint.save(run.checkpoints, progress.step, session.models.policy.save, state)
+    best = progress.best.get("step")
+    checkpoint.prune(run.checkpoints, session.recipe.checkpoint.keep, None if best is None else int(best))
+
+
+def _describe(run: RunFolder, session: Session) -> None:
+    recipe = session.recipe
+    environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
+    write_text_atomically(run.recipe, dump(recipe))
+    write_json_atomically(run.environment, environment)
+
+
+def _check_data(session: Session, saved: Mapping[str, str]) -> None:
+    changed = [
+        f"{key}: the file's content is not what the run was started with"
+        for key, fingerprint in session.fingerprints.items()
+        if saved.get(key) != fingerprint
+    ]
+    if changed:
+        raise Mistakes(changed)
+
+
+def _dump(folder: Path, step: Step) -> None:
+    """Keep the batch of an update that was refused, to be looked at."""
+    folder.mkdir(exist_ok=True)
+    batch: Batch = step.batch
+    names = ("token_ids", "loss_mask", "rewards", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    found = {name: getattr(batch, name) for name in names}
+    tensors = {name: value.contiguous() for name, value in found.items() if isinstance(value, Tensor)}
+    save_file(tensors, folder / f"step_{step.index:06d}.safetensors")
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """A list that gets SIGINT's or SIGTERM's number, for the step under way to be finished; a second one ends all."""
+    asked: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,97 @@
+"""What tests are made of: tiny models of many architectures and tokenizers, built from nothing in milliseconds."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+END, PAD = "<|end|>", "<|pad|>"
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: what makes it different, in its config's own words
+    "qwen3": {},
+    "qwen2": {},
+    "llama": {},
+    "mistral": {"sliding_window": 8},
+    "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 8},  # caps its logits; every other layer slides
+    "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 8},
+    "gpt2": {},  # learned positions, dropout 0.1
+    "gpt_neox": {},  # rotates a quarter of each head; attention and MLP side by side
+    "mamba": {"state_size": 4},  # no attention, no limit of length
+}
+FOREIGN: dict[str, set[str]] = {  # model type: the sizes that its config does not know
+    "gpt2": {"intermediate_size", "num_key_value_heads", "head_dim"},
+    "gpt_neox": {"num_key_value_heads", "head_dim"},
+    "mamba": {"num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"},
+}
+
+
+def tiny_model(
+    folder: str | Path | None = None,
+    *,
+    seed: int = 0,
+    arch: str = "qwen3",
+    vocab: int = 264,
+    hidden: int = 32,
+    layers: int = 2,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A small random model in evaluation mode and a tokenizer that knows every byte; saved too if `folder` is given.
+
+    `arch` is one of `ARCHITECTURES`; `vocab` the rows of the embedding (at least 261). The weights follow from `seed`
+    alone, and are large enough that attention looks somewhere: with the usual 0.02 it is flat, and hides mistakes.
+    """
+    tokenizer = byte_bpe_tokenizer([], vocab)
+    shape = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden // 4,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    shape = {key: value for key, value in shape.items() if key not in FOREIGN.get(arch, ())}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model(arch, **shape, **ARCHITECTURES[arch])
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    if folder is not None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def byte_bpe_tokenizer(texts: Iterable[str], vocab_size: int = 512, *, chat: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on `texts`: any text round-trips, and every digit is a token of its own.
+
+    It has an end and a padding token, adds nothing to what it encodes, and knows `vocab_size` tokens or as many as the
+    texts give (261 at least: the bytes and five special tokens). With `chat` it brings a chat template.
+    """
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD, *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=END, pad_token=PAD, additional_special_tokens=ROLES
+    )
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

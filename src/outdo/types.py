@@ -1,0 +1,282 @@
+"""The words of outdo as data: question, answer, group, batch, step. Read this file first.
+
+Shapes: P prompts, G group size, B sequences, T padded length. Log-probabilities are in nats.
+**Index t of every [B, T] tensor is about token t**: `old_logprobs[b, t]` is the log-probability of `token_ids[b, t]`
+given the tokens before it. Index 0 has nothing before it and is never trained.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+RIGHT = 1.0 - 1e-6
+"""An answer counts as right when it is rewarded with 1 or more."""
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    stop = "stop"  # the policy sampled an end-of-sequence token, or a stop string appeared
+    length = "length"  # the token limit or the model's context was reached: the answer is truncated
+    abort = "abort"  # the engine gave the request up
+
+
+class Stream(NamedTuple):
+    """Names one stream of random numbers. Equal streams give equal numbers, on any machine, in any batch."""
+
+    purpose: str  # "train", "eval", "chat" ...: evaluation never repeats the numbers of training
+    step: int  # training step the sampling belongs to
+    prompt_id: str
+    sample: int  # index within the group, 0 .. G-1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A question as the policy sees it, tokenised once; these very ids are trained on."""
+
+    id: str  # unique within its dataset
+    text: str | Sequence[Mapping[str, Any]]  # what the user wrote: a string, or chat messages
+    token_ids: tuple[int, ...]
+    answer: Any = None  # what the reward compares with; None where there is nothing to compare
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the other columns of the row, for the reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion asked of an engine."""
+
+    token_ids: tuple[int, ...]  # everything the policy has read so far
+    stream: Stream
+    position: int = 0  # random numbers of the stream already used (by earlier turns of the same episode)
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An engine's answer to one request."""
+
+    token_ids: tuple[int, ...]  # what the policy sampled, its end-of-sequence token included
+    logprobs: tuple[float, ...]  # of each token, at the sampling temperature, over the whole vocabulary
+    finish_reason: FinishReason
+    policy_version: int  # optimiser steps the weights had taken
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.logprobs)} log-probabilities")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One finished episode of a prompt, scored."""
+
+    token_ids: tuple[int, ...]  # after the prompt: what was sampled and what an environment inserted
+    loss_mask: tuple[bool, ...]  # True where the policy chose the token
+    logprobs: tuple[float, ...]  # by the engine; 0 where the policy did not choose
+    text: str  # what the reward read
+    reward: float  # finite; 0 where the verdict is not "ok"
+    verdict: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite
+    reward_parts: Mapping[str, float | None] = field(default_factory=dict)
+    finish_reason: FinishReason
+    policy_version: int
+    temperature: float = 1.0  # the policy sampled from, and is trained as, softmax(logits / temperature)
+
+    @property
+    def scored(self) -> bool:
+        """Whether `reward` is a reward: otherwise the rollout is in no mean, no deviation and no loss."""
+        return self.verdict == "ok"
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer earned 1 or more."""
+        return self.scored and self.reward >= RIGHT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The G rollouts of one prompt: what group-relative advantages are relative to."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What one optimiser step sees in all: the denominators of every mean. Micro-batches inherit, never recount.
+
+    Rows without a trained token are in none of them.
+    """
+
+    sequences: int  # rows with at least one trained token
+    tokens: int  # trained tokens
+    groups: int  # groups with at least one trained token
+    padded_length: int  # T of the whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """B rollouts as tensors, right-padded: [prompt | completion | padding] in every row. Immutable; see `with_`.
+
+    Padding is the *meaning* of a batch; how a policy computes it (packed, prompts shared) is its own affair.
+    """
+
+    token_ids: Tensor  # [B, T] int64
+    attention_mask: Tensor  # [B, T] bool; False on padding
+    loss_mask: Tensor  # [B, T] bool; True on tokens the policy chose, of scored rollouts
+    prompt_lengths: Tensor  # [B] int64
+    group: Tensor  # [B] int64; equal for the rollouts of one prompt; rows of a group are neighbours
+    rewards: Tensor  # [B] float32; never NaN; 0 where not scored
+    scored: Tensor  # [B] bool
+    reward_parts: Mapping[str, Tensor] = field(default_factory=dict)  # each [B] float32, NaN where a part said nothing
+    rollout_logprobs: Tensor  # [B, T] log π as the engine reported it
+    temperature: Tensor  # [B] float32; log-probabilities are those of logits / temperature
+    totals: Totals
+    old_logprobs: Tensor | None = None  # [B, T] log π_old, by the trainer, before this step's updates
+    ref_logprobs: Tensor | None = None  # [B, T] log π_ref
+    values: Tensor | None = None  # [B, T] V of the prefix before token t
+    returns: Tensor | None = None  # [B, T] what V is regressed on
+    token_rewards: Tensor | None = None  # [B, T] instead of `rewards`, where rewards come per token
+    advantages: Tensor | None = None  # [B, T] Â
+    targets: Tensor | None = None  # [B, T] log target probabilities, where an objective sets them
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[Group]) -> Self:
+        """Stack rollouts into rows, group by group."""
+        rows = [(number, group.prompt, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+        if not rows:
+            raise ValueError("a batch needs at least one rollout")
+        lengths = [len(prompt.token_ids) + len(rollout.token_ids) for _, prompt, rollout in rows]
+        shape = (len(rows), max(lengths))
+        token_ids = torch.zeros(shape, dtype=torch.int64)
+        loss_mask = torch.zeros(shape, dtype=torch.bool)
+        rollout_logprobs = torch.zeros(shape)
+        for row, (_, prompt, rollout) in enumerate(rows):
+            start, end = len(prompt.token_ids), lengths[row]
+            token_ids[row, :end] = torch.tensor(prompt.token_ids + rollout.token_ids)
+            loss_mask[row, start:end] = torch.tensor(rollout.loss_mask, dtype=torch.bool) & rollout.scored
+            rollout_logprobs[row, start:end] = torch.tensor(rollout.logprobs)
+        group = torch.tensor([number for number, _, _ in rows])
+        names = sorted({name for _, _, rollout in rows for name in rollout.reward_parts})
+        return cls(
+            token_ids=token_ids,
+            attention_mask=torch.arange(shape[1]) < torch.tensor(lengths)[:, None],
+            loss_mask=loss_mask,
+            prompt_lengths=torch.tensor([len(prompt.token_ids) for _, prompt, _ in rows]),
+            group=group,
+            rewards=torch.tensor([rollout.reward if rollout.scored else 0.0 for _, _, rollout in rows]),
+            scored=torch.tensor([rollout.scored for _, _, rollout in rows]),
+            reward_parts={name: torch.tensor([_part(rollout, name) for _, _, rollout in rows]) for name in names},
+            rollout_logprobs=rollout_logprobs,
+            temperature=torch.tensor([rollout.temperature for _, _, rollout in rows]),
+            totals=_count(loss_mask, group),
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def with_(self, **changes: Any) -> Self:
+        """The same batch with some fields replaced."""
+        return replace(self, **changes)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        parts = {name: part.to(device) for name, part in self.reward_parts.items()}
+        return self.with_(reward_parts=parts, **{name: value.to(device) for name, value in self._tensors()})
+
+    def rows(self, index: Tensor) -> Self:
+        """Some rows, columns that are padding in all of them cut off; `totals` stay those of the whole."""
+        width = max(1, int(self.attention_mask[index].sum(1).max()))
+        changes: dict[str, Any] = {
+            name: value[index, :width] if value.dim() == 2 else value[index] for name, value in self._tensors()
+        }
+        return self.with_(reward_parts={name: part[index] for name, part in self.reward_parts.items()}, **changes)
+
+    def minibatches(self, n: int) -> list[Self]:
+        """Split into at most `n` parts of whole groups, one optimiser step each: every part counts its own totals."""
+        ids = self.group.unique_consecutive()
+        parts = [part for part in ids.tensor_split(n) if len(part)]
+        batches = [self.rows(torch.isin(self.group, part).nonzero().squeeze(1)) for part in parts]
+        return [batch.with_(totals=_count(batch.loss_mask, batch.group)) for batch in batches]
+
+    def microbatches(self, budget: int, *, whole_groups: bool = True) -> Iterator[Self]:
+        """Split so that each part holds at most `budget` tokens, padding included. All inherit `totals`.
+
+        Whole groups stay together, so that a prompt is computed once; a group that alone exceeds the budget is cut,
+        unless `whole_groups` (the objective looks across the rows of a group) forbids it. A row is never cut.
+        """
+        lengths = self.attention_mask.sum(1).tolist()
+        pieces: list[list[int]] = []
+        for group in self.group.unique_consecutive().tolist():
+            members = (self.group == group).nonzero().squeeze(1).tolist()
+            fits = whole_groups or len(members) * max(lengths[row] for row in members) <= budget
+            pieces.extend([members] if fits else [[row] for row in members])
+        part: list[int] = []
+        for piece in pieces:
+            if part and len(part + piece) * max(lengths[row] for row in part + piece) > budget:
+                yield self.rows(torch.tensor(part, device=self.group.device))
+                part = []
+            part = part + piece
+        yield self.rows(torch.tensor(part, device=self.group.device))
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        values = [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [(name, value) for name, value in values if isinstance(value, Tensor)]
+
+
+def _part(rollout: Rollout, name: str) -> float:
+    value = rollout.reward_parts.get(name)
+    return float("nan") if value is None else float(value)
+
+
+def _count(loss_mask: Tensor, group: Tensor) -> Totals:
+    rows = loss_mask.any(1)
+    return Totals(
+        sequences=int(rows.sum()),
+        tokens=int(loss_mask.sum()),
+        groups=len(group[rows].unique()),
+        padded_length=loss_mask.shape[1],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What the policy says of a batch's tokens now; gradients flow through it."""
+
+    logprobs: Tensor  # [B, T] log πθ; 0 where `loss_mask` is False
+    entropy: Tensor | None = None  # [B, T] nats, of the whole next-token distribution; where an objective asked for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """An objective's value, split: scalars that add up over the micro-batches of one optimiser step."""
+
+    policy: Tensor  # Σ w · c · S, maximised
+    divergence: Tensor  # β · Σ w · D, subtracted
+    entropy: Tensor  # η · Σ w · H, added
+    loss: Tensor  # -(policy - divergence + entropy), minimised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one inner pass did."""
+
+    metrics: Mapping[str, float]
+    tokens: Mapping[str, Tensor]  # detached, on the CPU, each [B, T]; see `Policy.update`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Everything a training step saw and did; what `train` yields."""
+
+    index: int  # 1, 2, ...
+    groups: Sequence[Group]
+    batch: Batch
+    updates: Sequence[Update]  # one per inner pass; none where there was no token to train on
+
+    @property
+    def update(self) -> Update | None:
+        """The last inner pass."""
+        return self.updates[-1] if self.updates else None

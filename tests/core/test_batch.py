@@ -1,0 +1,142 @@
+"""A batch holds what was sampled, and can be cut up in any way without changing what one optimiser step sees."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import batch_of, groups, rollout, rollouts, with_noise
+
+from outdo.types import Batch, Completion, FinishReason, Prompt, Rollout, Totals
+
+Groups = list[list[Rollout]]
+
+
+def test_a_row_is_prompt_then_completion_then_padding() -> None:
+    batch = batch_of([rollout(3)], [rollout(1)])
+    assert batch.token_ids.tolist() == [[1, 10, 11, 12], [1, 2, 10, 0]]
+    assert batch.attention_mask.tolist() == [[True] * 4, [True, True, True, False]]
+    assert batch.loss_mask.tolist() == [[False, True, True, True], [False, False, True, False]]
+    assert batch.prompt_lengths.tolist() == [1, 2]
+    assert batch.group.tolist() == [0, 1]
+
+
+def test_index_t_is_about_token_t() -> None:
+    batch = batch_of([rollout(2, logprobs=(-0.25, -4.0))])
+    assert batch.rollout_logprobs.tolist() == [[0.0, -0.25, -4.0]]
+
+
+def test_tokens_that_an_environment_inserted_are_not_trained() -> None:
+    batch = batch_of([rollout(3, mask=(True, False, True))])
+    assert batch.loss_mask.tolist() == [[False, True, False, True]]
+    assert batch.attention_mask.all()
+
+
+def test_a_rollout_without_a_reward_is_not_trained_and_its_reward_is_never_read() -> None:
+    batch = batch_of([rollout(2, 1.0), rollout(2, float("nan"), verdict="non_finite")])
+    assert batch.scored.tolist() == [True, False]
+    assert batch.rewards.tolist() == [1.0, 0.0]
+    assert batch.loss_mask.any(1).tolist() == [True, False]
+
+
+def test_a_reward_part_that_said_nothing_is_nan() -> None:
+    batch = batch_of([rollout(reward_parts={"exact": 1.0, "style": None}), rollout(reward_parts={"exact": 0.0})])
+    assert batch.reward_parts["exact"].tolist() == [1.0, 0.0]
+    assert batch.reward_parts["style"].isnan().all()
+
+
+def test_rows_without_a_trained_token_are_in_no_total() -> None:
+    batch = batch_of(
+        [rollout(3), rollout(0), rollout(2, verdict="failed"), rollout(2, mask=(False, False))],
+        [rollout(0), rollout(4, verdict="timed_out")],
+        [rollout(1)],
+    )
+    assert batch.totals == Totals(sequences=2, tokens=4, groups=2, padded_length=6)
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one rollout"):
+        Batch.from_groups([])
+
+
+def test_a_completion_has_one_logprob_per_token() -> None:
+    with pytest.raises(ValueError, match="2 tokens, but 1 log-prob"):
+        Completion(token_ids=(1, 2), logprobs=(0.0,), finish_reason=FinishReason.stop, policy_version=0)
+
+
+@pytest.mark.parametrize("wrong", [{"loss_mask": (True,)}, {"logprobs": (-1.0,)}, {"token_ids": (1, 2)}])
+def test_a_rollout_has_one_mask_entry_and_one_logprob_per_token(wrong: dict[str, tuple[float, ...]]) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        rollout(3, **wrong)
+
+
+def test_a_prompt_has_at_least_one_token_so_that_index_0_is_never_trained() -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        Prompt(id="gsm8k/7", text="", token_ids=())
+
+
+@given(groups(), st.integers(1, 5))
+def test_minibatches_partition_the_rows_by_whole_groups(members: Groups, n: int) -> None:
+    batch = batch_of(*members)
+    parts = batch.minibatches(n)
+    assert len(parts) == min(n, len(members))
+    assert torch.cat([part.group for part in parts]).tolist() == batch.group.tolist()
+    for part, after in pairwise(parts):
+        assert not set(part.group.tolist()) & set(after.group.tolist())
+
+
+@given(groups(), st.integers(1, 5))
+def test_every_minibatch_counts_its_own_totals(members: Groups, n: int) -> None:
+    batch = batch_of(*members)
+    parts = batch.minibatches(n)
+    for part in parts:
+        trained = part.loss_mask.any(1)
+        assert part.totals == Totals(
+            sequences=int(trained.sum()),
+            tokens=int(part.loss_mask.sum()),
+            groups=len(set(part.group[trained].tolist())),
+            padded_length=part.token_ids.shape[1],
+        )
+    for name in ("sequences", "tokens", "groups"):
+        assert sum(getattr(part.totals, name) for part in parts) == getattr(batch.totals, name)
+
+
+@given(groups(), st.integers(1, 60), st.booleans())
+def test_microbatches_hold_every_row_once_in_order_and_inherit_the_totals(
+    members: Groups, budget: int, whole: bool
+) -> None:
+    batch, _ = with_noise(batch_of(*members))
+    start = 0
+    for micro in batch.microbatches(budget, whole_groups=whole):
+        rows, width = slice(start, start + len(micro)), micro.token_ids.shape[1]
+        assert micro.totals == batch.totals
+        for name in ("token_ids", "attention_mask", "loss_mask", "rollout_logprobs", "old_logprobs", "advantages"):
+            assert getattr(micro, name).equal(getattr(batch, name)[rows, :width]), name
+        assert not batch.attention_mask[rows, width:].any()
+        assert micro.group.equal(batch.group[rows])
+        start += len(micro)
+    assert start == len(batch)
+
+
+@given(groups(), st.integers(1, 60))
+def test_a_microbatch_keeps_to_its_budget_unless_it_is_a_single_row(members: Groups, budget: int) -> None:
+    for micro in batch_of(*members).microbatches(budget, whole_groups=False):
+        assert micro.token_ids.numel() <= budget or len(micro) == 1
+
+
+@given(groups(), st.integers(1, 60))
+def test_a_microbatch_cuts_no_group_where_groups_must_stay_whole(members: Groups, budget: int) -> None:
+    parts = list(batch_of(*members).microbatches(budget, whole_groups=True))
+    for part in parts:
+        assert part.token_ids.numel() <= budget or len(part.group.unique()) == 1
+    for part, after in pairwise(parts):
+        assert not set(part.group.tolist()) & set(after.group.tolist())
+
+
+@given(st.lists(rollouts(), min_size=2, max_size=4))
+def test_a_group_that_fits_the_budget_is_never_cut(members: list[Rollout]) -> None:
+    batch = batch_of([rollout(1)], members)
+    width = int(batch.attention_mask[1:].sum(1).max())
+    parts = list(batch.microbatches(width * len(members), whole_groups=False))
+    assert [part for part in parts if part.group.tolist().count(1) == len(members)]

@@ -1,0 +1,299 @@
+"""Rows become questions: columns are found, every faulty row is told with its number, held-out rows are honest."""
+
+import csv
+import hashlib
+import json
+import os
+import sys
+import types
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outdo.data import LONGEST_PROMPT, SHOWN, hold_out, overlap, questions_from, questions_of
+from outdo.data_files import fingerprint, read
+from outdo.errors import Mistakes
+from outdo.recipe_file import load
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
+EXCERPT = Path(__file__).parents[2] / "examples" / "gsm8k_100.jsonl"
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    def written(rows, name="data.jsonl"):
+        path = tmp_path / name
+        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+        path.write_bytes(b"\n".join(lines))
+        return str(path)
+
+    return written
+
+
+def mistakes(path, **columns):
+    with pytest.raises(Mistakes) as caught:
+        questions_from(path, **columns)
+    return [line.removeprefix(path).lstrip(":, ") for line in caught.value.mistakes]
+
+
+def of(path, *overrides):
+    return questions_of(load(None, ["model=m", f"data.path={path}", *overrides]))
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_format_gives_the_same_questions(jsonl, tmp_path, suffix):
+    path = tmp_path / f"data{suffix}"
+    if suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, ["question", "answer"])
+            writer.writeheader()
+            writer.writerows(ROWS)
+    elif suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    elif suffix == ".json":
+        path.write_text(json.dumps(ROWS))
+    else:
+        jsonl(ROWS)
+    assert [(q.prompt, q.answer) for q in questions_from(str(path))] == [(r["question"], r["answer"]) for r in ROWS]
+
+
+def test_the_whole_of_gsm8k_is_read_unchanged():
+    folder = os.environ.get("OUTDO_GSM8K")
+    paths = {Path(folder, "train.jsonl"): 7473, Path(folder, "test.jsonl"): 1319} if folder else {EXCERPT: 100}
+    for path, count in paths.items():
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        asked = questions_from(str(path))
+        assert len(asked) == len(rows) == count
+        assert [(q.prompt, q.answer, q.columns) for q in asked] == [(r["question"], r["answer"], r) for r in rows]
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(jsonl):
+    path = jsonl([b'\xef\xbb\xbf{"prompt": "a"}', b"", b'{"prompt": "b"}\r', b""])
+    assert [(q.id, q.prompt) for q in questions_from(path)] == [("1", "a"), ("3", "b")]
+
+
+def test_limit_reads_no_further(jsonl):
+    path = jsonl([*ROWS[:2], b"broken"])
+    assert len(questions_from(path, limit=2)) == 2
+
+
+def test_a_row_may_bring_its_own_id(jsonl):
+    assert [q.id for q in questions_from(jsonl([{"id": "x", "prompt": "a"}, {"prompt": "b"}]))] == ["x", "2"]
+
+
+def test_a_hub_data_set_is_asked_for_only_where_no_file_can_be_meant(monkeypatch, tmp_path):
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        if name == "owner/gone":
+            raise ConnectionError("offline\nand more")
+        return iter(ROWS)
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    assert len(questions_from("owner/name:test", limit=3)) == 3
+    assert len(questions_from("owner/name")) == 10
+    assert asked == [("owner/name", "test"), ("owner/name", "train")]
+    assert mistakes("owner/gone") == ["the Hub's data set cannot be loaded: ConnectionError: offline"]
+    for local in ("data/train", "owner/train.jsonl", "train", "./owner/name", "../owner/name", "owner/../name"):
+        assert mistakes(local)[0].startswith("no such file")
+    assert len(asked) == 3
+
+
+def test_without_the_package_datasets_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert 'pip install "outdo[hub]"' in mistakes("owner/name")[0]
+
+
+def test_the_fingerprint_is_the_files_sha256_and_changes_with_it(jsonl):
+    path = jsonl(ROWS)
+    first = of(path).fingerprints
+    assert (
+        first == {"data.path": hashlib.sha256(Path(path).read_bytes()).hexdigest()} == {"data.path": fingerprint(path)}
+    )
+    jsonl(ROWS[::-1])
+    assert of(path).fingerprints != first
+
+
+# -------------------------------------------------------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ({"question": "a", "answer": "b"}, "question -> prompt, answer -> answer"),
+        ({"problem": "a", "solution": "b", "level": 3}, "problem -> prompt, solution -> answer"),
+        ({"ground_truth": "b", "prompt": "a", "question": "c"}, "prompt -> prompt, ground_truth -> answer"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"style": "rule", "ground_truth": "b"}},
+            "prompt -> prompt, reward_model.ground_truth -> answer",
+        ),
+    ],
+)
+def test_columns_are_found_and_said(jsonl, row, line):
+    path = jsonl([row])
+    assert questions_from(path)[0].answer == "b"
+    assert f"data.path: 1 questions; columns: {line}" in of(path).notes
+
+
+def test_columns_can_be_named_also_within_columns(jsonl):
+    asked = questions_from(jsonl([{"a": {"b": {"c": "q"}}, "x": 1, "answer": 2}]), prompt="a.b.c", answer="x")
+    assert (asked[0].prompt, asked[0].answer) == ("q", 1)
+
+
+def test_a_column_that_is_not_there_is_a_mistake_with_the_nearest_name(jsonl):
+    assert mistakes(jsonl(ROWS), prompt="questoin", answer="anwser") == [
+        'no column "questoin" (asked for by data.prompt); did you mean question? (columns: question, answer)',
+        'no column "anwser" (asked for by data.answer); did you mean answer? (columns: question, answer)',
+    ]
+    assert mistakes(jsonl([{"a": 1}])) == ["no column looks like the question; name it: data.prompt=NAME (columns: a)"]
+
+
+def test_a_reward_that_needs_the_answer_needs_its_column(jsonl):
+    path = jsonl([{"question": "a"}])
+    assert of(path, "rewards=format").train[0].answer is None
+    with pytest.raises(Mistakes, match=r"which the reward exact needs; name it: data.answer=NAME"):
+        of(path)
+
+
+def test_columns_that_some_rows_lack_are_said(jsonl):
+    path = jsonl([ROWS[0], ROWS[1] | {"level": 3}])
+    assert f'{path}: only 1 of 2 rows (the first is row 2) have a column "level"' in of(path).notes
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "a", "anwser": "b"}, 'no column "answer"; did you mean anwser?'),
+        ({"question": None, "answer": "b"}, 'column "question" is null'),
+        ({"question": "a", "answer": None}, 'column "answer" is null'),
+        ({"question": " \n", "answer": "b"}, 'column "question" is empty'),
+        ({"question": 7, "answer": "b"}, 'column "question" is neither text nor a list of messages'),
+        ({"question": [], "answer": "b"}, 'column "question" is neither text nor a list of messages'),
+        ({"question": [{"role": "user"}], "answer": "b"}, "neither text nor a list of messages"),
+        ({"question": [{"role": "assistant", "content": "a"}], "answer": "b"}, "ends with an answer by the assistant"),
+        ({"question": "x" * (LONGEST_PROMPT + 1), "answer": "b"}, "has 1,000,001 characters, more than 1,000,000"),
+        (b'{"question": "a\xff", "answer": "b"}', "not UTF-8 text (byte 15 of the line)"),
+        (b'{"question": "a\\u0000", "answer": "b"}', 'column "question" holds a NUL character'),
+        (b'{"question": "a", "answer": ["\\ud800"]}', 'column "answer" holds half of a surrogate pair'),
+        (b'{"question": "a", "answer": NaN}', "NaN is not JSON"),
+        (b'{"question": "a", "answer": 1e999}', 'column "answer" holds inf'),
+        (b'{"question": "a", "question": "b"}', '"question" is given twice'),
+        (b'{"question": "a"', "broken JSON: Expecting ',' delimiter (column 17)"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"question": ' + b"[" * 900 + b"]" * 900 + b"}", 'column "question" is nested too deeply'),
+        (b'["a", "b"]', 'expected an object with columns, found ["a", "b"]'),
+        ({"id": "1", "question": "a", "answer": "b"}, 'the id "1" is that of row 1 too'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_faulty_row_is_told_with_its_number_and_the_reason(jsonl, row, reason):
+    told = mistakes(jsonl([ROWS[0], ROWS[1], row, ROWS[2]]))
+    assert len(told) == 1
+    assert told[0].startswith("row 3: ")
+    assert reason in told[0]
+
+
+def test_all_faults_of_both_files_are_told_at_once(jsonl):
+    path = jsonl([ROWS[0], b"{", ROWS[1], {"question": None, "answer": "b"}])
+    with pytest.raises(Mistakes) as caught:
+        of(path, "data.eval_path=nowhere.jsonl")
+    starts = [
+        f"data.path: {path}, row 2: ",
+        f"data.path: {path}, row 4: ",
+        "data.eval_path: nowhere.jsonl: no such file",
+    ]
+    assert all(line.startswith(start) for line, start in zip(caught.value.mistakes, starts, strict=True))
+
+
+def test_the_first_faults_are_shown_and_the_rest_is_counted(jsonl):
+    told = mistakes(jsonl([ROWS[0], *[b"{"] * 50]))
+    assert len(told) == SHOWN + 1
+    assert told[-1] == "and 30 more faults like these"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl", b"", "is empty"),
+        ("a.jsonl", b"\n \n", "is empty"),
+        ("a.json", b"[]", "is empty"),
+        ("a.json", b'{"question": []}', "expected a list of rows"),
+        ("a.json", b"[1, 2", "broken JSON in line 1"),
+        ("a.json", b"[\n\xff]", "not UTF-8 text (line 2, byte 2 of the file)"),
+        ("a.csv", b"question,answer\n", "is empty"),
+        ("a.csv", b"question,question\na,b\n", "the header names question twice"),
+        ("a.csv", b"question,answer\na,b\na,b,c\n", "row 2: it has 3 fields, the header 2"),
+        ("a.csv", b'question,answer\na,b\n"a"x,b\n', "row 2: broken CSV"),
+        ("a.parquet", b"PAR1 no", "not a whole Parquet file"),
+        ("a.txt", b"a", "unknown format; expected a file ending in .jsonl, .json, .csv, .parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    assert reason in mistakes(str(tmp_path / name))[0]
+
+
+def test_a_missing_file_and_a_folder_offer_what_is_there(jsonl, tmp_path):
+    path = jsonl(ROWS)
+    assert mistakes(str(tmp_path / "dta.jsonl"))[0].endswith("did you mean data.jsonl?")
+    assert mistakes(str(tmp_path)) == [f"is a folder; name a file in it, such as {path}"]
+    assert mistakes("a\0.jsonl")[0].startswith("no such file")
+
+
+@given(
+    st.binary() | st.lists(st.dictionaries(st.sampled_from(["question", "answer", "id"]), st.text())).map(json.dumps)
+)
+def test_no_content_brings_anything_but_questions_or_mistakes(tmp_path_factory, content):
+    for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        path = tmp_path_factory.getbasetemp() / f"fuzzed{suffix}"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with suppress(Mistakes):
+            assert questions_from(str(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- held out
+
+
+def test_rows_are_held_out_by_seed_and_id_alone(jsonl):
+    asked = questions_from(jsonl(ROWS))
+    train, held_out = hold_out(asked, 3, seed=0)
+    assert (len(train), len(held_out)) == (7, 3)
+    assert {q.id for q in train} | {q.id for q in held_out} == {q.id for q in asked}
+    assert set(map(id, hold_out(asked[::-1], 3, seed=0)[1])) == set(map(id, held_out))
+    assert any(hold_out(asked, 3, seed=seed)[1] != held_out for seed in range(1, 5))
+
+
+def test_one_row_can_be_trained_on_but_not_split(jsonl):
+    path = jsonl(ROWS[:1])
+    assert len(of(path).train) == 1
+    with pytest.raises(Mistakes, match=r"data.eval_rows = 1: no row of 1 is left to train on"):
+        of(path, "data.eval_rows=1")
+
+
+def test_held_out_questions_that_are_trained_on_are_counted_and_said(jsonl):
+    path = jsonl(ROWS)
+    again = [{"question": "WHAT is\t1 +  1?", "answer": "2"}, {"question": "Other", "answer": "x"}]
+    found = of(path, f"data.eval_path={jsonl(again, 'eval.jsonl')}")
+    assert overlap(found.train, found.held_out) == 1
+    assert "1 of 2 held-out questions are also trained on" in found.notes
+
+
+def test_the_excerpt_is_the_beginning_of_gsm8k():
+    assert len(read(str(EXCERPT)).values) == 100
+    assert (EXCERPT.parent / "GSM8K_LICENSE").read_text().startswith("MIT License")
+    if folder := os.environ.get("OUTDO_GSM8K"):
+        assert Path(folder, "train.jsonl").read_bytes().startswith(EXCERPT.read_bytes())

@@ -1,0 +1,233 @@
+"""Prompts computed once and nothing padded: the same numbers as the model's own forward, one sequence at a time."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from engine_cases import (
+    SHARED,
+    VOCABULARY,
+    apart,
+    fresh,
+    gradient,
+    ragged,
+    ragged_groups,
+    rollout,
+    scorer,
+    shared,
+    tokens,
+)
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from outdo.attention.forward import Forward
+from outdo.attention.packed import pack
+from outdo.errors import ModelError
+from outdo.policy import Scorer, Work
+from outdo.testing import tiny_model
+from outdo.types import Batch
+
+
+@pytest.fixture
+def float64_means_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models compute norms and some softmaxes in float32 whatever their weights are; here they get what they were given."""
+    to, softmax = Tensor.to, torch.nn.functional.softmax
+
+    def kept(tensor: Tensor, *how: object, **more: object) -> Tensor:
+        return to(tensor, *(torch.float64 if each is torch.float32 else each for each in how), **more)
+
+    monkeypatch.setattr(Tensor, "to", kept)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda scores, dim, **_: softmax(scores, dim))
+
+
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["float32", "float64"]
+)
+
+
+def by_the_model_itself(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Each row alone, without padding, through nothing of outdo's. [B, T]"""
+    found = torch.zeros(batch.token_ids.shape, dtype=model.dtype)
+    for row, length in enumerate(batch.attention_mask.sum(1).tolist()):
+        ids = batch.token_ids[row, :length]
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]).logits[0]
+        of_all = (logits / batch.temperature[row]).log_softmax(-1)
+        found[row, 1:length] = of_all[:-1].gather(-1, ids[1:, None])[:, 0]
+    return found * batch.loss_mask
+
+
+def other_model(arch: str, **changes: object) -> PreTrainedModel:
+    """A tiny model of an architecture that `outdo.testing` does not know."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **shape | changes)).eval()
+
+
+@PRECISIONS
+@pytest.mark.parametrize("arch", SHARED)
+def test_the_shared_way_equals_the_padded_in_log_probabilities_and_gradients(arch, dtype, tolerance, request):
+    if dtype == torch.float64:
+        request.getfixturevalue("float64_means_it")
+    policy, batch = shared(arch, dtype=dtype), ragged()
+    weights = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    found = {}
+    for way in ("padded", "shared"):
+        scores = scorer(policy, way).scores(batch)
+        (weights * scores.logprobs).sum().backward()
+        found[way] = (scores.logprobs.detach(), gradient(policy))
+    assert policy.forward.way == "shared"
+    torch.testing.assert_close(found["shared"][0], found["padded"][0], rtol=0, atol=tolerance)
+    assert apart(found["shared"][1], found["padded"][1]) < tolerance
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_both_ways_equal_the_model_run_on_each_sequence_alone(arch):
+    policy, batch = shared(arch), ragged()
+    expected = by_the_model_itself(policy.model, batch)
+    for way in ("shared", "padded"):
+        torch.testing.assert_close(scorer(policy, way).logprobs(batch), expected, rtol=0, atol=2e-5)
+
+
+def test_a_sliding_window_shorter_than_the_sequences_is_felt():
+    """Or the tests above would prove nothing about windows."""
+    batch, slides = ragged(), shared("mistral")
+    config = copy.deepcopy(slides.model.config)
+    config.sliding_window = None
+    sees_all = AutoModelForCausalLM.from_config(config).eval()
+    sees_all.load_state_dict(slides.model.state_dict())
+    assert (slides.logprobs(batch) - by_the_model_itself(sees_all, batch)).abs().max() > 0.1
+
+
+def test_a_prompt_is_computed_once_for_its_group():
+    batch = ragged()
+    prompts = sum(len(group.prompt.token_ids) for group in ragged_groups())
+    completions = int((batch.attention_mask.sum(1) - batch.prompt_lengths).sum())
+    assert len(pack(batch).token_ids) == prompts + completions
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mistral"])
+def test_rows_cut_out_of_their_group_keep_their_log_probabilities(arch):
+    policy, batch = shared(arch), ragged()
+    whole = policy.logprobs(batch)
+    for rows in ([1], [2], [0, 3], [3, 4], [5, 6, 9], [2, 7, 8]):
+        part = batch.rows(torch.tensor(rows))
+        expected = whole[rows][:, : part.token_ids.shape[1]]
+        torch.testing.assert_close(policy.logprobs(part), expected, rtol=0, atol=1e-5)
+
+
+def test_a_group_without_any_answer_is_scored_with_zeros():
+    batch = ragged()
+    empty = batch.rows(torch.tensor([2]))
+    unscored = batch.with_(loss_mask=torch.zeros_like(batch.loss_mask))
+    for nothing in (empty, unscored):
+        scores = shared("qwen3").scores(nothing)
+        assert not scores.logprobs.any()
+        scores.logprobs.sum().backward()
+        assert not gradient(shared("qwen3")).any()
+
+
+def test_what_is_not_trained_is_zero_and_what_is_trained_is_not():
+    batch = ragged()
+    found = shared("qwen3").logprobs(batch)
+    assert not found[~batch.loss_mask].any()
+    assert (found[batch.loss_mask] < 0).all()
+
+
+# ----------------------------------------------------------------------------------------------------- what is found out
+
+
+def test_a_model_without_attention_goes_the_padded_way_and_says_why():
+    policy = shared("mamba")
+    assert policy.forward.way == "padded"
+    assert "log-probabilities differ" in policy.forward.why
+    batch = ragged()
+    torch.testing.assert_close(policy.logprobs(batch), by_the_model_itself(policy.model, batch), rtol=0, atol=2e-5)
+
+
+def test_asking_for_the_shared_way_where_it_cannot_be_had_is_an_error():
+    model, _ = tiny_model(arch="mamba")
+    with pytest.raises(ModelError, match='attention = "shared": the attention of MambaForCausalLM cannot be replaced'):
+        Forward.probe(model, "shared")
+
+
+def test_asking_for_the_padded_way_gives_it():
+    policy = fresh("qwen3", attention="padded")
+    assert (policy.forward.way, policy.forward.why) == ("padded", "as the recipe asks")
+
+
+def test_a_model_whose_attention_is_wrong_under_replacement_is_found_out():
+    """Attention that adds something of its own, as ALiBi would, is seen in the probe."""
+    assert Forward.probe(other_model("bloom", n_head=4, n_layer=2)).way == "padded"
+
+
+EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("llama4_text", {"attention_chunk_size": 64, "intermediate_size_mlp": 64, "head_dim": 8, **EXPERTS}),
+        ("phimoe", {"sliding_window": 64, **EXPERTS}),
+    ],
+)
+def test_a_model_that_limits_its_sight_by_a_mask_alone_is_found_out(arch, changes):
+    """The replaced attention sees no mask, and a probe of some 20 tokens would not notice a window of 64."""
+    model, group = other_model(arch, **changes), ragged_groups()[3]
+    long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
+    found = Scorer(Forward.probe(model), Work()).logprobs(long)
+    torch.testing.assert_close(found, by_the_model_itself(model, long), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("cohere", {"logit_scale": 3.0}),
+        ("granite", {"logits_scaling": 0.25}),
+        ("gemma2", {"final_logit_softcapping": 2.0, "sliding_window": 8, "head_dim": 8}),
+    ],
+)
+def test_logits_that_are_more_than_the_output_embedding_are_the_models_own(arch, changes):
+    model, batch = other_model(arch, **changes), ragged()
+    forward = Forward.probe(model)
+    assert (forward.way, forward.plain_head) == ("shared", False)
+    found = Scorer(forward, Work()).logprobs(batch)
+    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+
+
+def test_a_soft_cap_too_wide_for_the_probe_to_see_is_respected():
+    """With logits of some hundredths, a cap of 30 changes nothing that a probe could measure; after training it does."""
+    model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
+    forward = Forward.probe(model)
+    model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding
+    found = Scorer(forward, Work()).logprobs(batch)
+    expected = by_the_model_itself(model, batch)
+    assert expected.min() < -30
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_the_model_stays_usable_by_everybody_else(arch):
+    """The replaced attention is there for the length of a call, also of one that fails."""
+    policy = shared(arch)
+    before = policy.model.config._attn_implementation
+    ids = torch.tensor([tokens(9, 3)])
+    expected = policy.model(input_ids=ids).logits
+    policy.logprobs(ragged())
+    with pytest.raises(AttributeError):
+        policy.forward.flat(ids[0], torch.arange(9), layout=None)
+    assert policy.model.config._attn_implementation == before != "outdo"
+    assert torch.equal(policy.model(input_ids=ids).logits, expected)

@@ -1,0 +1,225 @@
+"""What is loaded can be trained as it stands, and prompts become token ids by stated rules."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig
+
+from outdo.errors import Mistakes, ModelError
+from outdo.loading import choose_device, encode_prompt, load_model, load_tokenizer, max_context
+from outdo.testing import ARCHITECTURES, byte_bpe_tokenizer, tiny_model
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "sound"
+    tiny_model(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(sound, tmp_path):
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+def without_tokens(folder, *names):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in names}))
+
+
+def with_bos(tokenizer):
+    """Like Llama's: a BOS is put before whatever is encoded with special tokens."""
+    tokenizer.add_special_tokens({"bos_token": "<|system|>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|system|> $A", pair="<|system|> $A $B", special_tokens=[("<|system|>", tokenizer.bos_token_id)]
+    )
+    return tokenizer
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_is_loaded_as_it_was_saved(arch, tmp_path):
+    built, tokenizer = tiny_model(tmp_path, arch=arch)
+    loaded = load_model(tmp_path)
+    ids = torch.tensor([tokenizer.encode("12+34=")])
+    assert torch.equal(built(ids).logits, loaded(ids).logits)
+    assert load_tokenizer(tmp_path).encode("12+34=") == ids[0].tolist()
+
+
+def test_dropout_is_off_even_in_training_mode(tmp_path):
+    tiny_model(tmp_path, arch="gpt2")
+    assert AutoConfig.from_pretrained(tmp_path).resid_pdrop > 0
+    model = load_model(tmp_path).train()
+    ids = torch.arange(20)[None]
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    assert model.config.resid_pdrop == 0
+
+
+def test_weights_are_float32_and_trainable_and_nothing_is_cached(tmp_path):
+    built, tokenizer = tiny_model()
+    built.to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    assert {(weight.dtype, weight.requires_grad) for weight in model.parameters()} == {(torch.float32, True)}
+    assert model(torch.arange(4)[None]).past_key_values is None
+
+
+def test_a_model_that_lacks_weights_is_refused_and_not_filled_with_random_numbers(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="lacks 1 of the weights"):
+        load_model(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 48}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"model .*shape|cannot be loaded"):
+        load_model(folder)
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused_in_one_line(folder):
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "unheard_of"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="unheard_of") as caught:
+        load_model(folder)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_context_is_what_the_model_has_positions_for():
+    assert max_context(tiny_model()[0]) == 512
+    assert max_context(tiny_model(arch="gpt2")[0]) == 512
+    assert max_context(tiny_model(arch="mamba")[0]) is None
+
+
+def test_a_device_is_chosen_with_a_reason_or_taken_at_its_word():
+    device, why = choose_device("auto")
+    assert device.type in {"cpu", "cuda", "mps"}
+    assert "found" in why
+    assert choose_device("cpu") == (torch.device("cpu"), "as asked")
+    with pytest.raises(Mistakes, match="'gpu7' is not usable here"):
+        choose_device("gpu7")
+
+
+# ------------------------------------------------------------------------------------------------------- the tokenizer
+
+
+def test_without_an_end_token_answers_would_not_end(folder):
+    without_tokens(folder, "eos_token")
+    with pytest.raises(ModelError, match="no end-of-sequence token"):
+        load_tokenizer(folder)
+    assert load_tokenizer(folder, stop_token_ids=[7]).eos_token_id is None
+
+
+def test_without_a_padding_token_the_end_token_stands_in(folder):
+    without_tokens(folder, "pad_token")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 0
+
+
+def test_without_either_a_stop_token_stands_in(folder):
+    without_tokens(folder, "pad_token", "eos_token")
+    assert load_tokenizer(folder, stop_token_ids=[7]).pad_token_id == 7
+
+
+def test_tokens_beyond_the_embedding_are_refused(folder):
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens(["<new 1>", "<new 2>", "<new 3>", "<new 4>"])  # 261 + 4 tokens, 264 rows
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"1 token\(s\).*'<new 4>' is number 264"):
+        load_tokenizer(folder)
+
+
+def test_a_broken_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_tokenizer(folder)
+
+
+# --------------------------------------------------------------------------------------------------------- the prompts
+
+
+def test_a_plain_prompt_stands_as_it_is():
+    tokenizer = byte_bpe_tokenizer([])
+    assert tokenizer.decode(encode_prompt(tokenizer, "1+1=")) == "1+1="
+
+
+def test_the_chat_template_is_applied_once_and_opens_the_answer():
+    tokenizer = byte_bpe_tokenizer([], chat=True)
+    ids = encode_prompt(tokenizer, "Hi {prompt}")
+    assert tokenizer.decode(ids) == "<|user|>Hi {prompt}<|end|><|assistant|>"
+    assert ids == encode_prompt(tokenizer, [{"role": "user", "content": "Hi {prompt}"}])
+    wanted = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi {prompt}"}], add_generation_prompt=True, return_dict=False
+    )
+    assert ids == wanted
+
+
+def test_a_system_message_comes_first_unless_the_prompt_brings_its_own():
+    tokenizer = byte_bpe_tokenizer([], chat=True)
+    text = tokenizer.decode(encode_prompt(tokenizer, "Hi", system="Be kind."))
+    assert text.startswith("<|system|>Be kind.<|end|><|user|>Hi")
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert "kind" not in tokenizer.decode(encode_prompt(tokenizer, own, system="Be kind."))
+
+
+def test_a_prompt_template_replaces_the_chat_template_and_reads_braces_as_text():
+    tokenizer = byte_bpe_tokenizer([], chat=True)
+    ids = encode_prompt(tokenizer, "{system} {x}", system="S", template="{system}|Q: {prompt}\nA:")
+    assert tokenizer.decode(ids) == "S|Q: {system} {x}\nA:"
+
+
+def test_a_bos_is_never_there_twice():
+    plain = with_bos(byte_bpe_tokenizer([]))
+    assert encode_prompt(plain, "Hi").count(plain.bos_token_id) == 1
+    chat = with_bos(byte_bpe_tokenizer([], chat=True))
+    chat.chat_template = "{{ bos_token }}" + chat.chat_template
+    assert encode_prompt(chat, "Hi").count(chat.bos_token_id) == 1
+
+
+def test_an_end_that_the_tokenizer_adds_is_taken_off():
+    tokenizer = byte_bpe_tokenizer([])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|end|>", pair="$A $B <|end|>", special_tokens=[("<|end|>", tokenizer.eos_token_id)]
+    )
+    assert tokenizer.decode(encode_prompt(tokenizer, "Hi")) == "Hi"
+    assert tokenizer.decode(encode_prompt(tokenizer, "Hi<|end|>")) == "Hi<|end|>"
+
+
+def test_a_chat_template_that_refuses_names_the_row():
+    tokenizer = byte_bpe_tokenizer([], chat=True)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ModelError, match=r"train.jsonl, row 3: .*roles must alternate"):
+        encode_prompt(tokenizer, "Hi", where="train.jsonl, row 3")
+
+
+def test_messages_need_a_chat_template():
+    with pytest.raises(ModelError, match=r"row 3 is a list of messages, and .* no chat template"):
+        encode_prompt(byte_bpe_tokenizer([]), [{"role": "user", "content": "Hi"}], where="row 3")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "system", "template", "said"),
+    [
+        ("Hi", None, "Q:", "no place for {prompt}"),
+        ("Hi", "S", "Q: {prompt}", "no place for {system}"),
+        ("Hi", "S", None, "no place for {system}"),
+        ([{"role": "user", "content": "Hi"}], None, "Q: {prompt}", "a list of messages"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(prompt, system, template, said):
+    with pytest.raises(Mistakes, match=said):
+        encode_prompt(byte_bpe_tokenizer([]), prompt, system=system, template=template)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ModelError, match="row 3 has no tokens"):
+        encode_prompt(byte_bpe_tokenizer([]), "", where="row 3")

@@ -1,0 +1,95 @@
+"""Settings that cannot work together are refused, and those that do nothing are said."""
+
+import pytest
+
+from outdo.conflicts import conflicts, effective_options
+from outdo.errors import Mistakes
+from outdo.recipe import ADVANTAGES, OBJECTIVES, REWARDS, Piece
+from outdo.recipe_file import load
+from outdo.signatures import signature_of
+
+NEEDED = ["model=m", "data.path=x.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.group=1"], "train.group = 1: group_standardised compares"),
+        (["train.group=1", "train.advantage=group_centred"], "train.group = 1: group_centred compares"),
+        (["sampling.temperature=0"], "would all be the same"),
+        (["train.minibatches=33"], "only train.prompts = 32"),
+        (["eval.every=5"], "nothing to evaluate on"),
+        (["data.eval_path=y.jsonl", "data.eval_rows=5"], "data.eval_rows = 5: has no effect beside data.eval_path"),
+        (["data.limit=5", "data.eval_rows=5"], "no row of data.limit = 5 is left"),
+        (["eval.greedy=false"], "eval.greedy is false, so that this accuracy is never measured"),
+        (["eval.best=sampled", "eval.samples=0"], "eval.samples is 0, so that this accuracy is never measured"),
+        (["data.template=Question:"], "data.template: it needs {prompt}"),
+        (["data.template=Q: {prompt}", "data.system=Be brief."], "the system message stands where {system} is"),
+        (["data.template={system} {prompt}"], "the system message stands where {system} is"),
+        (["train.objective=gpro"], 'nothing is called "gpro"; did you mean grpo?'),
+        (["train.advantage=best"], "expected group_standardised, group_centred or file.py:name"),
+        (["train.objective.clip=0.2"], "train.objective.clip: unknown option"),
+        (["train.objective.clip_low='0.2'"], "train.objective.clip_low: expected a number such as 0.2"),
+        (["train.objective.beta=true"], "train.objective.beta: expected a number"),
+        (["train.objective.beta=nan"], "train.objective.beta: expected a finite number"),
+        (["train.objective.beta=inf"], "train.objective.beta: expected a finite number"),
+        (["train.advantage.eps=-1"], "train.advantage.eps: expected a finite number that is not negative"),
+        (["train.advantage.rewards=1"], "train.advantage.rewards: unknown option; it takes eps"),
+        (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
+        (["rewards=[]"], "rewards: expected at least one"),
+        (["rewards=outdo.nowhere:score"], "no such Python module"),
+    ],
+)
+def test_what_cannot_work_is_refused(overrides, said):
+    with pytest.raises(Mistakes) as caught:
+        load(None, [*NEEDED, *overrides])
+    assert len(caught.value.mistakes) == 1
+    assert said in caught.value.mistakes[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "the ratio is 1, so clip_low and clip_high cannot bind"),
+        (["train.objective.beta=0", "train.reference_every=5"], "train.reference_every = 5 has no effect"),
+        (["optim.warmup=100"], "optim.lr is never reached"),
+        (["checkpoint.every=101"], "saved only at the end"),
+        (["eval.every=101", "data.eval_rows=5"], "evaluated only before and after the run"),
+        (["rewards={name='exact', weight=2}"], "only the sign counts"),
+        (["rewards=['exact', {name='format', weight=0}]"], "format has the weight 0"),
+    ],
+)
+def test_what_has_no_effect_is_said(overrides, said):
+    _, notes = conflicts(load(None, [*NEEDED, *overrides]))
+    assert any(said in note for note in notes), notes
+
+
+@pytest.mark.parametrize("overrides", [["train.updates=2"], ["train.minibatches=2"]])
+def test_nothing_is_said_of_options_that_work(overrides):
+    assert conflicts(load(None, [*NEEDED, *overrides])) == ([], [])
+
+
+def test_a_rule_does_not_judge_a_setting_that_is_wrong_in_itself():
+    with pytest.raises(Mistakes) as caught:
+        load(None, [*NEEDED, "train.minibatches=33", "train.prompts=many"])
+    assert len(caught.value.mistakes) == 1
+
+
+def test_every_built_in_piece_exists():
+    for spec in (OBJECTIVES | ADVANTAGES | REWARDS).values():
+        assert signature_of(spec).parameters
+
+
+def test_the_recipe_overrides_what_the_source_has_as_default():
+    options = effective_options(Piece.model_validate({"name": "grpo", "clip_low": 0.3}), OBJECTIVES)
+    assert (options["clip_low"], options["clip_high"]) == (0.3, 0.2)
+
+
+def test_the_options_of_a_users_own_piece_are_checked_without_running_it(tmp_path):
+    (tmp_path / "mine.py").write_text("raise SystemExit\ndef mine(*, sharpness, kind='a'): ...\n")
+    with pytest.raises(Mistakes) as caught:
+        load(None, [*NEEDED, f"train.objective={tmp_path}/mine.py:mine", "train.objective.kind=3"])
+    assert [line.split(": ", 2)[1:] for line in caught.value.mistakes] == [
+        ["train.objective.kind", "expected text such as 'a', found 3"],
+        ["train.objective.sharpness", f"required by {tmp_path}/mine.py:mine"],
+    ]

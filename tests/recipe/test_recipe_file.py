@@ -1,0 +1,207 @@
+"""A recipe is read as it was written, and what is wrong with it is told in full and in plain words."""
+
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outdo.errors import Mistakes
+from outdo.recipe import Recipe, run_folder, settings
+from outdo.recipe_file import commented, dump, load, schema
+
+NEEDED = ["model=m", "data.path=x.jsonl"]
+
+
+def mistakes(path, overrides=()):
+    with pytest.raises(Mistakes) as caught:
+        load(path, overrides)
+    return [line.replace(f"{path}: ", "") for line in caught.value.mistakes]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def written(text, name="recipe.toml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return written
+
+
+def test_there_are_at_most_sixty_settings_and_each_is_explained_in_one_line():
+    assert len(settings()) <= 60
+    for key, setting in settings().items():
+        assert setting.description, key
+        assert "\n" not in setting.description
+
+
+def test_overrides_lie_on_top_of_the_file(recipe):
+    path = recipe('model = "m"\n[data]\npath = "x.jsonl"\n[optim]\nlr = 1e-5\nwarmup = 3\n')
+    loaded = load(path, ["optim.lr=2e-6", "sampling.stop=['\\n\\n']", "data.shuffle=false"])
+    assert (loaded.optim.lr, loaded.optim.warmup, loaded.data.shuffle) == (2e-6, 3, False)
+    assert loaded.sampling.stop == ("\\n\\n",)
+
+
+def test_text_needs_no_quotes_on_the_command_line():
+    loaded = load(
+        None, [*NEEDED, "run=7", "data.system=2024-01-01", "rewards=exact", "data.template={prompt}={system}"]
+    )
+    assert (loaded.run, loaded.data.system, loaded.data.template) == ("7", "2024-01-01", "{prompt}={system}")
+
+
+def test_an_empty_override_puts_the_default_back(recipe):
+    path = recipe('model = "m"\nsteps = 7\n[data]\npath = "x.jsonl"\neval_path = "y.jsonl"\n')
+    loaded = load(path, ["steps=", "data.eval_path="])
+    assert (loaded.steps, loaded.data.eval_path) == (100, None)
+
+
+@pytest.mark.parametrize("train", ["", '[train]\nobjective = "grpo"', '[train]\nobjective = {name = "grpo"}'])
+def test_an_option_of_a_piece_can_be_set_alone(recipe, train):
+    loaded = load(recipe(train), [*NEEDED, "train.objective.beta=0"])
+    assert (loaded.train.objective.name, loaded.train.objective.options) == ("grpo", {"beta": 0})
+
+
+def test_an_override_sets_one_setting_and_no_other():
+    assert load(None, [*NEEDED, "data.system=1\nseed = 5"]).seed == 0
+
+
+def test_yaml_says_the_same_as_toml(recipe):
+    yaml = recipe("model: m\ndata: {path: x.jsonl}\nrewards:\n- exact\n- {name: format, weight: 0.5}\n", "r.yaml")
+    toml = recipe('model="m"\nrewards=["exact", {name="format", weight=0.5}]\n[data]\npath="x.jsonl"')
+    assert load(yaml) == load(toml)
+
+
+def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
+    path = recipe(commented())
+    assert load(path, NEEDED) == Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}})
+    assert all(setting.description in commented() for setting in settings().values())
+    assert len(mistakes(path)) == 2  # what is required is not filled in
+
+
+def test_a_dumped_recipe_is_read_back_equal(recipe):
+    options = ["train.objective={name='grpo', clip_low=0.3}", "rewards=[{name='exact', weight=0.1}, 'format']"]
+    written = load(None, [*NEEDED, *options, "threads=2", "train.reference_every=5"])
+    assert load(recipe(dump(written))) == written
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"])), st.floats(1e-300, 1e300), st.lists(st.text("a\"'\\\n\x7f\0é\t"))
+)
+def test_any_text_and_number_survives_dump_and_load(tmp_path_factory, text, lr, stop):
+    values = {"model": "m", "data": {"path": "x", "system": text}, "optim": {"lr": lr}, "sampling": {"stop": stop}}
+    written = Recipe.model_validate(values)
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    path.write_text(dump(written), encoding="utf-8", newline="")
+    assert load(path) == written
+
+
+def test_the_schema_knows_every_section():
+    assert {"model", "data", "train", "optim"} <= schema()["properties"].keys()
+
+
+def test_the_schema_accepts_a_piece_as_a_name_or_as_a_table():
+    train = schema()["$defs"]["Train"]["properties"]
+    for piece in (train["objective"], train["advantage"], schema()["properties"]["rewards"]):
+        assert [kind["type"] for kind in piece["anyOf"]][:2] == ["string", "object"]
+
+
+def test_a_run_name_lives_in_runs_and_a_path_where_it_says():
+    assert str(run_folder("first")) == "runs/first"
+    assert str(run_folder("/data/first")) == "/data/first"
+
+
+# ------------------------------------------------------------------------------------------------------------ mistakes
+
+
+def test_every_mistake_is_told_at_once(recipe):
+    path = recipe(
+        """
+        modle = "m"
+        seed = true
+        steps = 3.5
+        device = "gpu"
+        [data]
+        path = "x.jsonl"
+        [optim]
+        lrr = 3
+        lr = "1e-6"
+        warmup = -3
+        eps = nan
+        clip_norm = inf
+        [train]
+        lr = 3
+        minibatches = 64
+        objective = {name = "grpo", clip_lo = 0.3}
+        """
+    )
+    told = mistakes(path, ["nonsense", "eval.rows=many"])
+    assert told == [
+        'command line: "nonsense": expected key=value, such as optim.lr=2e-6',
+        "model: required",
+        "seed: expected a whole number, found true",
+        "steps: expected a whole number, found 3.5",
+        "device: expected 'auto', 'cpu', 'cuda' or 'mps', found \"gpu\"",
+        "train.lr: unknown key; did you mean optim.lr?",
+        'optim.lr: expected a number, found "1e-6", which is text: take the quotes off; in YAML write 1.0e-6 for 1e-6',
+        "optim.warmup: expected 0 or more, found -3",
+        "optim.eps: expected a finite number, found nan",
+        "optim.clip_norm: expected a finite number, found inf",
+        "optim.lrr: unknown key; did you mean optim.lr?",
+        'command line: eval.rows: expected a whole number, found "many"',
+        "modle: unknown key; did you mean model?",
+        "train.objective.clip_lo: unknown option; did you mean clip_low?",
+        "train.minibatches = 64: a minibatch holds whole groups, and there are only train.prompts = 32 of them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("a = ", "r.toml", "not valid TOML"),
+        (b"\xff", "r.toml", "not UTF-8"),
+        ("a = " + "[" * 5000, "r.toml", "nested too deeply"),
+        ("#" * 1_000_001, "r.toml", "this is no recipe"),
+        ("data = 3", "r.toml", "data: expected a table of settings, found 3"),
+        ("a: &x [1]\nb: [*x, *x]", "r.yaml", "line 2: aliases (*) are not accepted"),
+        ("model: !!python/object/apply:os.system [id]", "r.yaml", "line 1: tags (!) are not accepted"),
+        ("model: m\nmodel: n", "r.yaml", "line 2: model is given twice"),
+        ("optim: {lr: 1e-6}", "r.yaml", "in YAML write 1.0e-6"),
+        ("- a\n- b", "r.yaml", "expected a table of settings"),
+        ("a: [", "r.yaml", "not valid YAML"),
+        ("x: 2024-13-99", "r.yaml", "not valid YAML"),
+        ("[" * 5000, "r.yaml", "nested too deeply"),
+        (f"seed: {'[' * 25}{']' * 25}", "r.yaml", "line 1: nested too deeply"),
+        ("1: 2", "r.yaml", "expected a name as key"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_with_the_reason(recipe, text, name, said):
+    path = recipe(text, name)
+    assert any(said in line for line in mistakes(path)), mistakes(path)
+
+
+def test_a_missing_recipe_offers_the_nearest_file(recipe, tmp_path):
+    recipe("", "recipe.toml")
+    assert mistakes(tmp_path / "recip.toml") == ["no such file; did you mean recipe.toml?"]
+    assert mistakes(tmp_path) == ["is a folder; give the recipe file in it"]
+
+
+@pytest.mark.parametrize("run", ["../elsewhere", "runs/../../x", "~", "~/x", "..", "", "a\nb", "a\0b"])
+def test_a_run_name_cannot_lead_out_of_its_folder(run):
+    with pytest.raises(ValueError, match="run"):
+        Recipe.model_validate({"model": "m", "data": {"path": "x"}, "run": run})
+
+
+@given(st.dictionaries(st.sampled_from([*settings(), "data", "train", "x.y"]), st.text() | st.integers() | st.none()))
+def test_no_override_brings_anything_but_a_recipe_or_mistakes(values):
+    with suppress(Mistakes):
+        assert isinstance(load(None, [f"{key}={value}" for key, value in values.items()]), Recipe)
+
+
+def test_reading_a_recipe_loads_neither_torch_nor_transformers():
+    heavy = "{'torch', 'transformers', 'datasets'} & sys.modules.keys()"
+    modules = "outdo.recipe, outdo.recipe_file, outdo.conflicts, outdo.data, outdo.check"
+    program = f"import sys, {modules}; outdo.recipe_file.load(None, {NEEDED}); sys.exit(len({heavy}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,36 @@
+"""How these tests say "a completion", and write a user's reward file."""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outdo.rewards import Answered, Reward, load
+
+
+@pytest.fixture
+def reward_of(tmp_path: Path) -> Iterator[Callable[..., Reward]]:
+    """A reward that runs `source` in a worker, closed when the test ends."""
+    opened: list[Reward] = []
+
+    def make(source: str, name: str = "score", timeout: float = 20.0) -> Reward:
+        path = tmp_path / "my_reward.py"
+        path.write_text(textwrap.dedent(source))
+        opened.append(load(f"{path}:{name}", timeout=timeout))
+        return opened[-1]
+
+    yield make
+    for reward in opened:
+        reward.close()
+
+
+@pytest.fixture
+def sample() -> Callable[..., Answered]:
+    """A completion with its reference and columns."""
+
+    def make(completion: str, answer: Any = "1", **columns: Any) -> Answered:
+        return Answered(prompt="1?", completion=completion, answer=answer, columns=columns, completion_ids=(1, 2))
+
+    return make

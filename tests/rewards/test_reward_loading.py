@@ -1,0 +1,163 @@
+"""A name, a file, a function or a list becomes a reward, or every mistake in it is told at once."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outdo.errors import Mistakes, RewardError
+from outdo.rewards import BUILTIN, Answered, Combined, Local, Reward, Scored, Verdict, check_failures, load
+from outdo.rewards.base import unscored
+from outdo.rewards.budget import inert
+
+Sample = Callable[..., Answered]
+DOCUMENTATION = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
+EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTATION, re.S)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_built_in_name_scores(name: str, sample: Sample):
+    reward = load(name)
+    assert reward([sample("<think></think><answer></answer>" if name == "format" else "1")])[0].parts == {name: 1.0}
+    reward.close()
+
+
+@pytest.mark.parametrize(("file", "source", "function"), EXAMPLES)
+def test_the_examples_of_the_documentation_run(tmp_path: Path, sample: Sample, file: str, source: str, function: str):
+    (tmp_path / file).write_text(source)
+    reward = load(f"{tmp_path / file}:{function}")
+    assert [one.value for one in reward([sample("it is 1"), sample("it is 2")])] == [1.0, 0.0]
+    reward.close()
+
+
+def test_the_documentation_has_an_example_of_each_convention():
+    assert len(EXAMPLES) == 3
+
+
+def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: Sample):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "own_rewards.py").write_text("def score(completion): return 1.0")
+    monkeypatch.chdir(tmp_path)
+    reward = load("own_package.own_rewards:score")
+    assert reward([sample("a")])[0].parts == {"score": 1.0}
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("exakt", "no reward is called 'exakt'; did you mean exact?"),
+        ("my_rewards.py:score", "did you mean my_reward.py?"),
+        ("my_reward.py", '"my_reward.py": expected "file.py:name"'),
+        ("my_reward.py:scor", 'has no "scor"; did you mean score?'),
+        ("no_such_package.rewards:score", "No module named 'no_such_package'"),
+        ({"nam": "exact"}, 'a reward is written {"name"'),
+        ([("exact", float("nan"))], "the weight of the reward exact must be a finite number, not nan"),
+        ([("exact", "1")], "the weight of the reward exact must be a finite number, not '1'"),
+        ([], "needs at least one reward"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, said: str
+):
+    (tmp_path / "my_reward.py").write_text("def score(completion): return 1.0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistakes, match=re.escape(said)):
+        load(spec)
+
+
+def test_every_mistake_of_a_list_is_told():
+    with pytest.raises(Mistakes) as caught:
+        load(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
+    assert len(caught.value.mistakes) == 2
+
+
+# ---- several rewards
+
+
+def combined(*weighted: tuple[object, float]) -> Scored:
+    parts = [
+        (Local(lambda completion, value=value: value, f"r{i}"), weight) for i, (value, weight) in enumerate(weighted)
+    ]
+    return Combined(parts)([Answered(prompt="", completion="", answer=None)])[0]
+
+
+def test_rewards_add_up_by_their_weights():
+    scored = combined((1.0, 1.0), (0.5, -2.0), (True, 0.25))
+    assert (scored.value, scored.verdict) == (0.25, "ok")
+    assert scored.parts == {"r0": 1.0, "r1": 0.5, "r2": 1.0}
+
+
+def test_a_part_that_does_not_apply_adds_nothing():
+    scored = combined((0.5, 1.0), (None, 1.0))
+    assert (scored.value, scored.verdict, scored.parts) == (0.5, "ok", {"r0": 0.5, "r1": None})
+
+
+def test_nothing_that_applies_is_not_applicable():
+    assert combined((None, 1.0), (None, 1.0)).verdict is Verdict.not_applicable
+
+
+@pytest.mark.parametrize(("bad", "verdict"), [("text", "failed"), (float("nan"), "non_finite")])
+def test_one_part_without_a_value_leaves_the_sum_without_one(bad: object, verdict: str):
+    scored = combined((1.0, 1.0), (bad, 0.0))
+    assert (scored.value, scored.verdict, scored.parts) == (0.0, verdict, {"r0": 1.0, "r1": None})
+    assert scored.reason.startswith("r1: ")
+
+
+def test_a_sum_out_of_range_is_non_finite():
+    assert combined((1.0, 1e6), (1.0, 1.0)).verdict is Verdict.non_finite
+
+
+def test_two_rewards_of_one_name_keep_both_parts(sample: Sample):
+    scored = load(["exact", "exact", {"name": "format", "weight": 0.1}])([sample("1")])[0]
+    assert scored.parts == {"exact": 1.0, "exact_2": 1.0, "format": 0.0}
+
+
+def test_closing_a_combination_closes_its_parts():
+    closed = []
+
+    class Closing:
+        name = "closing"
+
+        def __call__(self, answered: list[Answered]) -> list[Scored]:
+            return []
+
+        def close(self) -> None:
+            closed.append(self)
+
+    parts: list[Reward] = [Closing(), Closing()]
+    Combined([(part, 1.0) for part in parts]).close()
+    assert closed == parts
+
+
+# ---- too many failures
+
+
+def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
+    scored = [
+        *load(lambda completion: 1.0)([sample("fine")] * 2),
+        unscored(Verdict.timed_out, "score had no answer after 10 s", "score"),
+        unscored(Verdict.failed, "ValueError", "score"),
+    ]
+    answered = [sample("fine"), sample("fine"), sample("9**9\x1b[2J\u202e\n\ud800日本"), sample("other")]
+    check_failures(scored, answered, 0.5)
+    with pytest.raises(RewardError) as caught:
+        check_failures(scored, answered, 0.49)
+    assert str(caught.value).splitlines() == [
+        "2 of 4 rewards of this step have no value (1 timed_out, 1 failed); allowed are 49%.",
+        "The first: timed_out: score had no answer after 10 s",
+        r"Its completion: 9**9\x1b[2J\u202e\n\ud800日本",
+    ]
+
+
+def test_what_does_not_apply_is_no_failure(sample: Sample):
+    check_failures([unscored(Verdict.not_applicable, "", "f")], [sample("a")], 0.0)
+
+
+def test_a_long_completion_is_shown_by_its_ends():
+    shown = inert("begin" + "x" * 10_000 + "end")
+    assert shown.startswith("begin")
+    assert shown.endswith("end")
+    assert len(shown) < 500

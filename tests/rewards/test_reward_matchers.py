@@ -1,0 +1,171 @@
+"""exact, last_number, math and format: what is right, what is wrong, and what is nobody's answer."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outdo.errors import Mistakes
+from outdo.rewards import Answered, load
+from outdo.rewards.exact import exact, final_number, last_number
+from outdo.rewards.format import format, matches
+from outdo.rewards.math import math
+
+ROOT = Path(__file__).parents[2]
+MATCHERS = {"exact": exact, "last_number": last_number, "math": math}
+TABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| ([01]) \| ([01]) \|", (ROOT / "docs/rewards.md").read_text(), re.M)
+
+
+@pytest.fixture(scope="module")
+def gsm8k() -> list[str]:
+    """The reference solutions: the whole files where `OUTDO_GSM8K` says where they are, else the excerpt."""
+    folder = os.environ.get("OUTDO_GSM8K")
+    files = (
+        [Path(folder) / "train.jsonl", Path(folder) / "test.jsonl"] if folder else [ROOT / "examples/gsm8k_100.jsonl"]
+    )
+    answers = [json.loads(line)["answer"] for file in files for line in file.read_text("utf-8").splitlines()]
+    assert len(answers) == (8792 if folder else 100)
+    return answers
+
+
+@pytest.mark.parametrize("matcher", MATCHERS.values(), ids=MATCHERS.keys())
+def test_gsm8ks_own_solutions_are_all_right(matcher: Callable[[str, str], bool], gsm8k: list[str]):
+    assert [answer for answer in gsm8k if not matcher(answer, answer)] == []
+    assert [answer for answer in gsm8k if not matcher(answer, answer.rpartition("####")[2].strip())] == []
+
+
+@pytest.mark.parametrize("matcher", MATCHERS.values(), ids=MATCHERS.keys())
+def test_another_questions_solution_is_right_only_if_the_answer_is_the_same(
+    matcher: Callable[[str, str], bool], gsm8k: list[str]
+):
+    final = [answer.rpartition("####")[2].strip().replace(",", "") for answer in gsm8k[:1000]]
+    pairs = list(zip(gsm8k, gsm8k[1:], final, final[1:], strict=False))
+    assert [mine for mine, theirs, a, b in pairs if matcher(mine, theirs) != (a == b)] == []
+
+
+@pytest.mark.parametrize(("completion", "reference", "number", "mathematics"), TABLE)
+def test_the_table_of_odd_answers_in_the_documentation_is_true(
+    completion: str, reference: str, number: str, mathematics: str
+):
+    assert last_number(completion, reference) == bool(int(number))
+    assert math(completion, reference) == bool(int(mathematics))
+
+
+def test_the_table_was_found():
+    assert len(TABLE) >= 15
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("7+5=12,4+8+1=13,3+2+1=6#632", "632", True),
+        ("7+5=12,4+8+1=13,3+2+1=6#633", "632", False),
+        (" 632\n", 632, True),
+        ("working\n#### C#", "C#", True),
+        ("I like C#", "#", False),
+        ("#### 1,234", "1234", False),
+        ("1632", "632", False),
+        ("", "632", False),
+        ("#", "632", False),
+    ],
+)
+def test_exact_compares_the_final_text_character_by_character(completion: str, answer: object, right: bool):
+    assert exact(completion, answer) is right
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("so 16 - 3 = 13", 13, True),
+        ("-$1,234.50.", "-1234.5", True),
+        ("#### 18 dollars", "18", True),
+        ("#### 18\n\nQuestion: 7 ducks", "18", True),
+        ("18 ####", "18", False),
+        ("18, so the answer is ####\n5", "5", True),
+        (r"\boxed{\$18}", "18", True),
+        (r"\boxed{1{,}234} of 5", "1234", True),
+        ("3/0", "3", False),
+        ("3/4", "4", False),
+        ("12,34", "34", True),
+        ("#### 18 of 20", "20", False),
+        (r"\boxed{\frac{1}{2}}", "2", False),
+        ("no number", "18", False),
+    ],
+)
+def test_last_number_compares_the_final_number(completion: str, answer: object, right: bool):
+    assert last_number(completion, answer) is right
+
+
+def test_a_number_too_long_to_compare_is_none():
+    assert final_number("9" * 5000) is None
+
+
+@given(st.text(alphabet="0123456789,./-$%e#\\boxed{} \n", max_size=60))
+def test_any_text_has_a_final_number_or_none(text: str):
+    final_number(text)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "answer"), [(exact, None), (exact, " "), (last_number, "many"), (math, ""), (math, "many")]
+)
+def test_a_reference_that_cannot_be_compared_is_an_error_not_a_wrong_answer(
+    matcher: Callable[[str, object], bool], answer: object
+):
+    with pytest.raises(ValueError, match="the reference answer"):
+        matcher("18", answer)
+
+
+@pytest.mark.parametrize("reference", [r"\frac{\sqrt{3}}{2}", r"2\pi", "x^2+1", "(1,2)"])
+def test_a_reference_may_be_latex_without_dollars(reference: str):
+    assert math(rf"so it is $\boxed{{{reference}}}$", reference)
+    assert not math(r"\boxed{2}", reference)
+
+
+@pytest.mark.parametrize("monster", ["$9^{9^{9^9}}$", "$" + "{" * 3000 + "$"], ids=["tower", "nested"])
+def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monster: str):
+    reward = load("math", timeout=3.0)
+    texts = ["1/2", monster, "0.5"]
+    first, endless, last = reward([Answered(prompt="", completion=text, answer="1/2") for text in texts])
+    reward.close()
+    assert (first.value, last.value) == (1.0, 1.0)
+    assert (endless.verdict, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
+
+
+def test_nine_to_the_nine_to_the_nine_is_late_and_not_wrong():
+    reward = load("math", timeout=3.0)
+    scored = reward([Answered(prompt="", completion="9**9**9", answer="1/2")])[0]
+    reward.close()
+    assert (scored.verdict, scored.parts) == ("timed_out", {"math": None})
+
+
+def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('as if not installed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Mistakes, match=r'pip install "outdo\[math\]"'):
+        load("math")
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("<think>1\n2</think>\n<answer>3</answer>\n", True),
+        ("<think></think><answer></answer>", True),
+        ("<answer>3</answer>", False),
+        ("<think>1</think><answer>3</answer> so", False),
+        ("<think>1<think>2</think><answer>3</answer>", False),
+        ("<think>1</think><answer>3", False),
+        ("", False),
+    ],
+)
+def test_format_wants_both_tags_once_and_nothing_else(completion: str, right: bool):
+    assert format(completion) is right
+
+
+def test_a_pattern_matches_the_whole_completion():
+    assert matches(r"\d+")("12")
+    assert not matches(r"\d+")("12 ducks")

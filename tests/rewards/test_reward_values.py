@@ -1,0 +1,79 @@
+"""Whatever a reward function returns becomes a finite value or a verdict; nothing becomes a silent zero."""
+
+import subprocess
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outdo.rewards.base import LARGEST_VALUE, Scored, Verdict, judged, judged_all
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [
+        (True, 1.0),
+        (False, 0.0),
+        (3, 3.0),
+        (-0.5, -0.5),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), 1.0),
+        (np.array(2), 2.0),
+    ],
+)
+def test_numbers_and_truths_are_their_value(returned: object, value: float):
+    scored = judged(returned, "f")
+    assert (scored.value, scored.verdict, scored.parts) == (value, Verdict.ok, {"f": value})
+
+
+@pytest.mark.parametrize(
+    ("returned", "verdict", "said"),
+    [
+        (None, "not_applicable", ""),
+        (float("nan"), "non_finite", "nan"),
+        (float("-inf"), "non_finite", "inf"),
+        (1e30, "non_finite", "out of range"),
+        (10**400, "non_finite", "out of range"),
+        (np.float64("nan"), "non_finite", "nan"),
+        (1j, "failed", "a complex"),
+        ("1.0", "failed", "a str"),
+        ([1.0], "failed", "a list"),
+        ({"score": 1.0}, "failed", "a dict"),
+        (np.ones(1), "failed", "a ndarray"),
+        (Decimal(1), "failed", "a Decimal"),
+    ],
+)
+def test_everything_else_is_a_verdict_that_names_it(returned: object, verdict: str, said: str):
+    scored = judged(returned, "f")
+    assert (scored.value, scored.verdict, scored.parts) == (0.0, verdict, {"f": None})
+    assert said in scored.reason
+
+
+@given(st.one_of(st.floats(), st.integers(), st.none(), st.text(), st.booleans()))
+def test_no_value_is_ever_outside_the_range(returned: object):
+    assert abs(judged(returned, "f").value) <= LARGEST_VALUE
+
+
+@pytest.mark.parametrize("returned", [[1.0], 1.0, [1.0, 1.0, 1.0, 1.0], "abc", {0: 1, 1: 1, 2: 1}, np.array(1.0), None])
+def test_a_batch_with_the_wrong_count_fails_everywhere_and_names_both_counts(returned: object):
+    scored = judged_all(returned, 3, "f")
+    assert [one.verdict for one in scored] == ["failed"] * 3
+    assert "for 3 completions; expected a list of 3" in scored[0].reason
+
+
+def test_a_batch_may_be_an_array():
+    assert [one.value for one in judged_all(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(float("nan"), Verdict.ok), (1.0, Verdict.failed)])
+def test_a_value_without_meaning_cannot_be_written_down(value: float, verdict: Verdict):
+    with pytest.raises(ValueError, match="cannot have the value"):
+        Scored(value=value, verdict=verdict, parts={})
+
+
+def test_the_room_knows_neither_torch_nor_transformers():
+    program = "import sys, outdo.rewards; sys.exit(bool({'torch', 'transformers', 'sympy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

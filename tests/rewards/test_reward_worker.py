@@ -1,0 +1,386 @@
+"""A user's function can do its worst: it costs its own completion, and the next hundred are scored."""
+
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outdo.errors import Mistakes, RewardError
+from outdo.rewards import Answered, Reward, Verdict
+from outdo.rewards import worker as worker_module
+
+Make = Callable[..., Reward]
+Sample = Callable[..., Answered]
+
+HANGS = {
+    "sleep": "time.sleep(1000)",
+    "spin": "while True: pass",
+    "ignored signals": "ignore_signals(); time.sleep(1000)",
+    "swallowed exceptions": "forever()",
+    "a loop in C": "sum(range(10**13))",
+    "a pattern that backtracks": "re.fullmatch('(a+)+b', 'a' * 60)",
+    "a thread that is joined": "t = threading.Thread(target=time.sleep, args=(1000,)); t.start(); t.join()",
+    "a child that is waited for": "subprocess.run(['sleep', '1000'])",
+}
+ENDS = {
+    "segmentation fault": "ctypes.string_at(0)",
+    "os._exit": "os._exit(0)",
+    "sys.exit": "sys.exit(3)",
+    "abort": "os.abort()",
+    "the memory is out": "bytearray(10**18)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "raises": "{}['key']",
+    "raises what cannot be shown": "raise Unshowable",
+    "closes every file": "os.closerange(0, 100)",
+    "writes to every file": "[write(fd, b'x' * 100) for fd in range(100)]",
+    "a child keeps the line open": "fork_and_die()",
+}
+SOURCE = """
+import ctypes, os, re, signal, subprocess, sys, threading, time
+
+class Unshowable(Exception):
+    def __str__(self):
+        raise ValueError
+
+def ignore_signals():
+    for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+def forever():
+    while True:
+        try:
+            time.sleep(1000)
+        except BaseException:
+            pass
+
+def write(fd, data):
+    try:
+        os.write(fd, data)
+    except OSError:
+        pass
+
+def fork_and_die():
+    if os.fork() == 0:
+        time.sleep(1000)
+    os._exit(1)
+
+def score(completion, answer):
+    if completion == "bad":
+        {fault}
+    return completion == answer
+"""
+
+
+def verdicts(reward: Reward, answered: list[Answered]) -> list[str]:
+    return [str(one.verdict) for one in reward(answered)]
+
+
+def group_of(reward: Any) -> int:
+    return reward._process._popen.pid
+
+
+def is_group_alive(group: int) -> bool:
+    """Whether a process of the group is left that is not a zombie."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+            state, _, its_group, *_ = path.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.parametrize("fault", HANGS.values(), ids=HANGS.keys())
+def test_what_hangs_is_killed_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
+    reward = reward_of(SOURCE.replace("{fault}", fault), timeout=1.5)
+    group = group_of(reward)
+    assert verdicts(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", "timed_out", *["ok"] * 100]
+    assert not is_group_alive(group)
+    group = group_of(reward)
+    reward.close()
+    assert not is_group_alive(group)
+
+
+@pytest.mark.parametrize("fault", ENDS.values(), ids=ENDS.keys())
+def test_what_crashes_has_failed_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
+    reward = reward_of(SOURCE.replace("{fault}", fault))
+    group = group_of(reward)
+    scored = reward([sample("1"), sample("bad"), *[sample("1")] * 100])
+    assert [one.verdict for one in scored] == ["ok", "failed", *["ok"] * 100]
+    assert [one.value for one in scored] == [1.0, 0.0, *[1.0] * 100]
+    assert scored[1].reason
+    reward.close()
+    assert not is_group_alive(group)
+
+
+RETURNED = {
+    "float('nan')": "non_finite",
+    "float('inf')": "non_finite",
+    "1e30": "non_finite",
+    "1j": "failed",
+    "'1.0'": "failed",
+    "[1.0]": "failed",
+    "'x' * 10**8": "failed",
+    "None": "not_applicable",
+    "True": "ok",
+}
+
+
+@pytest.mark.parametrize(("returned", "verdict"), RETURNED.items())
+def test_what_is_returned_gets_its_verdict_in_the_worker_too(
+    reward_of: Make, sample: Sample, returned: str, verdict: str
+):
+    reward = reward_of(f"def score(completion): return {returned} if completion == 'bad' else 1")
+    assert verdicts(reward, [sample("bad"), *[sample("1")] * 100]) == [verdict, *["ok"] * 100]
+
+
+def test_a_segmentation_fault_is_called_by_its_name(reward_of: Make, sample: Sample):
+    reward = reward_of(SOURCE.replace("{fault}", ENDS["segmentation fault"]))
+    assert reward([sample("bad")])[0].reason == "score ended the worker: SIGSEGV"
+
+
+def test_an_exception_is_told_with_its_file_and_line(reward_of: Make, sample: Sample):
+    reward = reward_of("def score(completion):\n    return 1 / 0")
+    assert reward([sample("a")])[0].reason == "ZeroDivisionError: division by zero (my_reward.py, line 2)"
+
+
+def test_printing_much_harms_nothing(reward_of: Make, sample: Sample, capfd: pytest.CaptureFixture[str]):
+    reward = reward_of("def score(completion):\n    print('x' * 10**6)\n    return 1.0")
+    assert verdicts(reward, [sample("a")] * 3) == ["ok"] * 3
+    out, err = capfd.readouterr()
+    assert (out, len(err)) == ("", 3 * (10**6 + 1))
+
+
+def test_a_worker_is_reused_and_its_function_keeps_its_memory(reward_of: Make, sample: Sample):
+    reward = reward_of("calls = []\ndef score(completion):\n    calls.append(1)\n    return len(calls)")
+    assert [one.value for one in [*reward([sample("a")] * 2), *reward([sample("a")])]] == [1.0, 2.0, 3.0]
+
+
+def test_a_worker_found_dead_is_replaced_and_nobody_is_blamed(reward_of: Make, sample: Sample):
+    reward = reward_of("def score(completion): return 1.0")
+    os.kill(group_of(reward), signal.SIGKILL)
+    wait_until(lambda: not is_group_alive(group_of(reward)))
+    assert verdicts(reward, [sample("a")] * 2) == ["ok", "ok"]
+
+
+def test_no_zombie_and_no_open_file_is_left(reward_of: Make, sample: Sample):
+    reward = reward_of(SOURCE.replace("{fault}", "os._exit(0)"))
+    before = len(os.listdir("/proc/self/fd"))
+    verdicts(reward, [sample("bad")] * 10)
+    reward.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_reward_that_ends_every_worker_is_not_tried_for_ever(
+    reward_of: Make, sample: Sample, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(worker_module, "ENDED_IN_A_ROW", 3)
+    reward = reward_of(SOURCE.replace("{fault}", "os._exit(0)"))
+    scored = reward([sample(text) for text in ("bad", "bad", "1", "bad", "bad", "bad", "1", "1")])
+    assert [one.verdict for one in scored] == ["failed", "failed", "ok", *["failed"] * 5]
+    assert scored[-1].reason.startswith("not tried: each of the 3 completions before it")
+    assert verdicts(reward, [sample("1")]) == ["ok"]
+
+
+# ---- functions that take all completions at once, and asynchronous ones
+
+BATCH = """
+import os, time
+def score(completions, **columns):
+    if "{fault}" == "exit" and "bad" in completions: os._exit(0)
+    if "{fault}" == "raise" and "bad" in completions: raise ValueError("bad")
+    if "{fault}" == "hang" and "bad" in completions: time.sleep(1000)
+    if "{fault}" == "count": return [1.0]
+    return [1.0 for _ in completions]
+"""
+
+
+@pytest.mark.parametrize("fault", ["exit", "raise"])
+def test_a_batch_that_crashes_is_tried_again_one_by_one(reward_of: Make, sample: Sample, fault: str):
+    reward = reward_of(BATCH.replace("{fault}", fault))
+    answered = [sample("1"), sample("bad"), *[sample("1")] * 100]
+    assert verdicts(reward, answered) == ["ok", "failed", *["ok"] * 100]
+
+
+def test_a_batch_that_hangs_has_timed_out_as_a_whole(reward_of: Make, sample: Sample):
+    reward = reward_of(BATCH.replace("{fault}", "hang"), timeout=1.5)
+    assert verdicts(reward, [sample("1"), sample("bad")]) == ["timed_out", "timed_out"]
+    assert verdicts(reward, [sample("1")] * 100) == ["ok"] * 100
+
+
+def test_one_value_for_many_is_never_spread_over_them(reward_of: Make, sample: Sample):
+    scored = reward_of(BATCH.replace("{fault}", "count"))([sample("1")] * 3)
+    assert [one.verdict for one in scored] == ["failed"] * 3
+    assert scored[0].reason == "score returned 1 value for 3 completions; expected a list of 3"
+
+
+@pytest.mark.parametrize("fault", ["await asyncio.sleep(1000)", "time.sleep(1000)", "os._exit(0)", "sys.exit()"])
+def test_one_of_many_asynchronous_calls_costs_only_itself(reward_of: Make, sample: Sample, fault: str):
+    source = f"""
+        import asyncio, os, sys, time
+        async def score(completion):
+            if completion == "bad":
+                {fault}
+            await asyncio.sleep(0.001)
+            return 1.0
+    """
+    reward = reward_of(source, timeout=1.5)
+    bad = "timed_out" if "sleep" in fault else "failed"
+    assert verdicts(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", bad, *["ok"] * 100]
+
+
+def test_a_late_asynchronous_call_is_cancelled_without_a_new_worker(reward_of: Make, sample: Sample):
+    source = """
+        import asyncio
+        async def score(completion):
+            await asyncio.sleep(1000 if completion == "bad" else 0)
+            return 1.0
+    """
+    reward = reward_of(source, timeout=1.5)
+    group = group_of(reward)
+    assert verdicts(reward, [sample("1"), sample("bad")]) == ["ok", "timed_out"]
+    assert group_of(reward) == group
+
+
+def test_an_asynchronous_batch_that_leaves_has_failed_and_does_not_hang(reward_of: Make, sample: Sample):
+    source = """
+        import sys
+        async def score(completions, **columns):
+            sys.exit(2)
+    """
+    assert verdicts(reward_of(source, timeout=5.0), [sample("1")]) == ["failed"]
+
+
+# ---- what crosses the line
+
+
+def test_any_column_that_data_can_hold_reaches_the_function(reward_of: Make, sample: Sample):
+    reward = reward_of("def score(completion, day): return day.year + len(completion)")
+    assert reward([sample("\ud800", day=datetime.date(2024, 1, 1))])[0].value == 2025.0
+
+
+def test_a_column_that_cannot_be_sent_costs_its_own_completion(reward_of: Make, sample: Sample):
+    reward = reward_of("def score(completion): return 1.0")
+    scored = reward([sample("a", column=lambda: 0), sample("a")])
+    assert [one.verdict for one in scored] == ["failed", "ok"]
+    assert "cannot be sent to the worker" in scored[0].reason
+
+
+FORGED = [
+    b'{"scored": [[NaN, "ok", ""]]}',
+    b'{"scored": [[1, "fine", ""]]}',
+    b'{"scored": []}',
+    b"[]",
+    b"\x80",
+    b'{"scored": 1}',
+]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_an_answer_that_makes_no_sense_is_a_failure(reward_of: Make, sample: Sample, forged: bytes):
+    source = f"""
+        import gc, socket, struct
+        def score(completion):
+            line = [o for o in gc.get_objects() if isinstance(o, socket.socket)][0]
+            line.sendall(struct.pack("!Q", {len(forged)}) + {forged!r})
+            return 1.0
+    """
+    scored = reward_of(source)([sample("a")])[0]
+    assert scored.verdict in (Verdict.failed, Verdict.non_finite)
+
+
+def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
+    source = """
+        import gc, socket
+        def score(completion):
+            line = [o for o in gc.get_objects() if isinstance(o, socket.socket)][0]
+            line.sendall(b"\\xff" * 8)
+            return 1.0
+    """
+    assert "its answer had 18446744073709551615 bytes" in reward_of(source)([sample("a")])[0].reason
+
+
+# ---- starting and ending
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import os\n\ndef score(completion:\n", "my_reward.py, line 3: SyntaxError: '\\(' was never closed"),
+        ("import os\nimport no_such_package\n", "my_reward.py, line 2: ModuleNotFoundError: No module named 'no_such"),
+        ("import sys\nsys.exit(1)\n", "my_reward.py, line 2: SystemExit: 1"),
+        ("import os\nos._exit(3)\n", "importing it ended the worker: exit status 3"),
+        ("def scores(completion): return 1.0\n", "has no .score.; did you mean scores"),
+        ("score = 1.0\n", "the reward score is not a function but of type float"),
+        ("def score(response): return 1.0\n", "known signature"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_mistake_with_its_line(reward_of: Make, source: str, said: str):
+    with pytest.raises(Mistakes, match=said):
+        reward_of(source)
+
+
+def test_a_file_whose_import_never_ends_is_a_mistake(reward_of: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_module, "IMPORT_DEADLINE", 1.0)
+    with pytest.raises(Mistakes, match="importing it took longer than 1 s"):
+        reward_of("while True: pass")
+
+
+def test_a_worker_that_does_not_start_again_stops_the_run(reward_of: Make, sample: Sample, tmp_path: Path):
+    reward = reward_of("import os\ndef score(completion): os._exit(0)")
+    reward([sample("a")])
+    (tmp_path / "my_reward.py").write_text("import no_such_package")
+    with pytest.raises(RewardError, match=r"does not start again.*line 1.*no_such_package"):
+        reward([sample("a")])
+
+
+def test_the_file_finds_its_neighbours_and_may_be_called_like_a_module_of_python(tmp_path: Path, sample: Sample):
+    (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 0.5")
+    (tmp_path / "json.py").write_text("from neighbour_of_reward import VALUE\ndef score(completion): return VALUE")
+    reward = worker_module.Worker(f"{tmp_path}/json.py:score")
+    assert reward([sample("a")])[0].value == 0.5
+    reward.close()
+
+
+PARENT = """
+import os, sys
+from outdo.rewards import Answered, load
+reward = load(sys.argv[1])
+print(reward._process._popen.pid, flush=True)
+if sys.argv[2] == "calling":
+    reward([Answered(prompt="", completion="", answer="")])
+elif sys.argv[2] == "idle":
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("doing", ["idle", "calling", "leaving"])
+def test_a_worker_ends_with_its_trainer(tmp_path: Path, doing: str):
+    file, busy = tmp_path / "my_reward.py", tmp_path / "busy"
+    file.write_text(f"def score(completion):\n    open({str(busy)!r}, 'w').close()\n    sum(range(10**13))")
+    command = [sys.executable, "-c", PARENT, f"{file}:score", doing]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        if doing == "calling":
+            wait_until(busy.exists)
+        if doing != "leaving":
+            parent.kill()
+        parent.wait()
+    wait_until(lambda: not is_group_alive(group))

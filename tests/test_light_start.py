@@ -1,0 +1,67 @@
+"""What a person waits for at the keyboard starts without torch and transformers, which take seconds to import."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, sys
+sys.argv = ["outdo", *json.loads(sys.argv[1])]
+status = 0
+try:
+    {statement}
+except SystemExit as stop:
+    status = stop.code or 0
+heavy = [name for name in ("torch", "transformers", "datasets", "vllm", "ray") if name in sys.modules]
+print(json.dumps([status, heavy]), file=sys.stderr)
+"""
+CLI = "import runpy; runpy.run_module('outdo.cli', run_name='__main__')"
+
+
+def loaded(statement: str, *arguments: str) -> tuple[int, list[str], str]:
+    """Exit status, heavy modules loaded, and everything printed, of one statement in a fresh interpreter."""
+    program = PROGRAM.format(statement=statement)
+    command = [sys.executable, "-c", program, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    *printed, verdict = done.stderr.splitlines()
+    status, heavy = json.loads(verdict)
+    return status, heavy, done.stdout + "\n".join(printed)
+
+
+def test_the_probe_sees_torch():
+    assert loaded("import torch")[1] == ["torch"]
+
+
+def test_importing_outdo_loads_nothing_heavy():
+    assert loaded("import outdo; dir(outdo)")[:2] == (0, [])
+
+
+def test_every_public_name_is_where_outdo_says():
+    statement = "import outdo; [getattr(outdo, name) for name in outdo.__all__]"
+    assert loaded(statement)[0] == 0
+
+
+def test_a_name_outdo_does_not_have_is_an_attribute_error():
+    import outdo
+
+    with pytest.raises(AttributeError, match="trane"):
+        _ = outdo.trane
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["check", "--help"]], ids=" ".join)
+def test_help_loads_nothing_heavy(arguments):
+    status, heavy, printed = loaded(CLI, *arguments)
+    assert (status, heavy) == (0, [])
+    assert "Usage" in printed
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_wrong_recipe_is_refused_before_anything_heavy_is_loaded(command, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("modle = 'nowhere'\n", encoding="utf-8")
+    status, heavy, printed = loaded(CLI, command, str(recipe))
+    assert (status, heavy) == (2, [])
+    assert "modle" in printed
+    assert "Traceback" not in printed
