@@ -2,7 +2,7 @@
 
     python examples/one_file.py
 
-Read it from top to bottom; each section is one idea. A model has learned from a careless teacher, and errs as often.
+Read it from top to bottom; each section is one idea. A model has learned from a careless teacher, and errs even more.
 Then it answers every question several times, and is told which of its answers were right, never how. Those that did
 better than their fellows become more likely, the others less: it outdoes its teacher.
 
@@ -222,7 +222,8 @@ def grpo(
             old = logprobs(model, token_ids, attention_mask)  # [B, T]
             ref = logprobs(reference, token_ids, attention_mask) if reference else None
 
-        # Learn: with one update the ratio is 1 and nothing is clipped; with more, the clip says when to stop pushing.
+        # Learn: with one update the ratio is 1, nothing is clipped, and the loss is 0 in value (the advantages of a
+        # group sum to 0) but not in gradient. With more, the clip says when to stop pushing.
         loss, norm = torch.zeros(()), 0.0
         for _ in range(updates):
             new = logprobs(model, token_ids, attention_mask)  # [B, T]
@@ -253,9 +254,7 @@ def main(steps: int = 60, seed: int = 0) -> None:
     warm_start(model, practice, steps=300)
     before = share_right(model, held_out)
     for done in grpo(model, practice, steps=steps):
-        print(
-            "step {step:3d}  reward {reward:.2f}  loss {loss:+.4f}  gradient {gradient:.2f}".format(**done), flush=True
-        )
+        print("step {step:3d}  reward {reward:.2f}  gradient {gradient:.2f}".format(**done), flush=True)
     after = share_right(model, held_out)
     print(f"right of {len(held_out)} questions never practised: before {before:.0%}, after {after:.0%}")
 

@@ -24,8 +24,11 @@ def group_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> 
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
-    variance = (same * centred.square()).sum(1) / (same.sum(1) - 1).clamp(min=1)  # [B]
-    return centred / (variance.sqrt() + eps)
+    # In units of the group's own largest deviation, so that no square of a huge reward overflows.
+    unit = (same * centred.abs()).amax(1)
+    unit = unit.where(unit > 0, 1.0)  # [B]
+    variance = (same * (centred / unit).square()).sum(1) / (same.sum(1) - 1).clamp(min=1)  # [B]
+    return centred / (unit * variance.sqrt() + eps)
 
 
 def group_centred(rewards: Tensor, group: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The command line. Each command imports what it needs when it runs, so that `outdo --help` starts at once."""
 
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,7 @@ RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or
 
 @app.command()
 def quickstart(
+    *,
     folder: Annotated[Path, typer.Option(help="where models and the run go")] = Path("quickstart"),
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
 ) -> None:
@@ -83,6 +85,7 @@ def resume(run: Annotated[Path, typer.Argument(help="the run folder")], settings
 
 @app.command()
 def sft(
+    *,
     model: Annotated[str, typer.Argument(help="a model folder or a hub name")],
     data: Annotated[str, typer.Option(help="prompts and answers")],
     out: Annotated[Path, typer.Option(help="folder for the fine-tuned model")],
@@ -97,18 +100,19 @@ def sft(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
 ) -> None:
     """Fine-tune a model on given answers."""
-    from outdo.commands import sft_command
+    from outdo.commands.tuning import run_sft
     from outdo.optimiser import OptimiserSettings
 
     columns = {"prompt": prompt, "answer": answer, "template": template}
     optimiser = OptimiserSettings(lr=lr, warmup=warmup)
-    sft_command(
+    run_sft(
         model, data, out, Display(), steps=steps, batch=batch, optimiser=optimiser, seed=seed, device=device, **columns
     )
 
 
 @app.command(name="eval")
 def evaluate(
+    *,
     model: RunOrModel,
     data: Annotated[str | None, typer.Option(help="questions; of a run: its held-out ones")] = None,
     against: Annotated[str | None, typer.Option(help="a second model, beside the first")] = None,
@@ -120,20 +124,21 @@ def evaluate(
     template: Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")] = None,
     seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """How many questions a model gets right, and how sure that is."""
-    from outdo.commands import EvalSettings, eval_command
+    from outdo.commands.evaluating import Asked, run_eval
 
-    settings = EvalSettings(
+    asked = Asked(
         data=data, rewards=rewards, k=k, temperature=temperature, max_tokens=max_tokens, limit=limit,
         template=template, seed=seed, device=device,
     )  # fmt: skip
-    eval_command([model] if against is None else [model, against], settings, Console(), as_json=json)
+    run_eval([model] if against is None else [model, against], asked, Console(), as_json=as_json)
 
 
 @app.command()
 def chat(
+    *,
     model: RunOrModel,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest answer")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="longest answer")] = None,
@@ -141,16 +146,14 @@ def chat(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
 ) -> None:
     """Talk to a model: a line in, an answer out, an empty line ends it."""
-    from outdo.commands import chat_command
+    from outdo.commands.chatting import run_chat
 
-    chat_command(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device)
+    run_chat(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device)
 
 
 @app.command()
 def config(schema: Annotated[bool, typer.Option("--schema", help="the JSON schema instead")] = False) -> None:
     """Print a commented recipe with every default."""
-    import json
-
     from outdo import recipe_file
 
     print(json.dumps(recipe_file.schema(), indent=2) if schema else recipe_file.commented())

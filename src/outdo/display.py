@@ -1,11 +1,14 @@
 """What a run says while it runs: a live bar when a person watches, one plain line per step when nobody does."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
 
 
 class Display:
@@ -34,6 +37,11 @@ class Display:
             self._bar = (bar, bar.add_task("", total=total, completed=done, said=""))
             yield
         self._bar = None
+
+    def track(self, items: Iterable[Item], *, total: int, what: str = "step") -> Iterator[Item]:
+        """Hand on `items` under a bar, if a person watches."""
+        with Progress(console=self.console, disable=not self.live) as bar:
+            yield from bar.track(items, total=total, description=what)
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
         """What moved in a step."""

@@ -46,7 +46,7 @@ def sequence_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | f
     """
     source = predecessors(token_ids.shape[1], token_ids.device)
     logprobs = token_logprobs(logits[:, source], token_ids, temperature)  # [B, T]
-    return logprobs * (torch.arange(token_ids.shape[1], device=token_ids.device) > 0)
+    return logprobs.where(torch.arange(token_ids.shape[1], device=token_ids.device) > 0, 0.0)
 
 
 def chunked_scores(

@@ -60,6 +60,8 @@ def score(batch: Batch, models: Models, objective: Objective, *, passes: int) ->
     In a single pass of a single optimiser step π_old is the policy itself: the forward pass that trains gives
     `old_logprobs` too, and none is made for them.
     """
+    if batch.totals.tokens == 0:
+        return batch
     if objective.needs.old_logprobs and passes * models.policy.work.minibatches > 1:
         batch = batch.with_(old_logprobs=models.policy.logprobs(batch))
     if objective.needs.reference:

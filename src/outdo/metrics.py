@@ -36,10 +36,10 @@ def _completion_metrics(step: Step) -> dict[str, float]:
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
     return {
-        "completions/mean_length": sum(lengths) / len(lengths),
-        "completions/min_length": float(min(lengths)),
-        "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": cut / len(rollouts),
+        "completions/mean_length": sum(lengths) / max(1, len(lengths)),
+        "completions/min_length": float(min(lengths, default=0)),
+        "completions/max_length": float(max(lengths, default=0)),
+        "completions/clipped_ratio": cut / max(1, len(rollouts)),
         "num_tokens": float(sum(lengths)),
     }
 

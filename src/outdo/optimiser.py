@@ -20,7 +20,7 @@ class OptimiserSettings:
     lr: float = 1e-6
     warmup: int = 0  # the learning rate rises linearly over so many steps
     schedule: Schedule = "constant"  # after that: stays, or falls to 0 at step `total`
-    total: int | None = None
+    total: int | None = None  # needed by a schedule that falls
     weight_decay: float = 0.0  # of matrices only; norms and biases are left alone
     beta1: float = 0.9
     beta2: float = 0.999
@@ -28,12 +28,16 @@ class OptimiserSettings:
     clip_norm: float = 1.0  # of the gradient of all weights together
     patience: int = 3  # steps in a row that may be refused before the run stops
 
+    def __post_init__(self) -> None:
+        if self.schedule != "constant" and self.total is None:
+            raise ValueError(f'schedule "{self.schedule}" falls to 0 at step `total`, which is not given')
+
 
 def learning_rate(settings: OptimiserSettings, step: int) -> float:
     """The learning rate of optimiser step `step` = 0, 1, 2, ..."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
-    if settings.schedule == "constant" or settings.total is None:
+    if settings.total is None or settings.schedule == "constant":
         return settings.lr
     done = min(1.0, (step - settings.warmup) / max(1, settings.total - settings.warmup))
     return settings.lr * ((1 - done) if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
@@ -94,10 +98,9 @@ class Optimiser:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up where `state` was written."""
-        self.steps, self.refused_in_a_row = state["steps"], state["refused_in_a_row"]
         if set(state["moments"]) != set(self.weights):
             raise ValueError("the optimiser's state is that of another model")
+        self.steps, self.refused_in_a_row = state["steps"], state["refused_in_a_row"]
         for name, weight in self.weights.items():
             moments: Mapping[str, Tensor] = state["moments"][name]
-            # Adam's step counter lives on the CPU unless the kernel is fused; where it was put is where it stays.
             self.adam.state[weight] = {key: value.to(weight.device).clone() for key, value in moments.items()}

@@ -65,7 +65,8 @@ class Scorer:
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
         """log πθ [B, T] without gradients, on the CPU, in micro-batches."""
-        parts = [self.scores(micro).logprobs for micro in batch.microbatches(self.work.micro_tokens)]
+        micros = batch.microbatches(self.work.micro_tokens, whole_groups=False)
+        parts = [self.scores(micro).logprobs for micro in micros]
         return _stack(parts, batch.token_ids.shape[1])
 
 
@@ -122,8 +123,6 @@ class Policy(Scorer):
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
         for minibatch in batch.minibatches(self.work.minibatches):
-            if minibatch.totals.tokens == 0:
-                continue
             losses, parts = [], []
             for micro in minibatch.microbatches(self.work.micro_tokens, whole_groups=objective.needs.whole_groups):
                 terms, part = self._backward(micro.to(self.device), objective)

@@ -20,7 +20,7 @@ def tokenise(
     questions: Sequence[Question],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    max_tokens: int,
+    max_tokens: int | None,
     template: str | None = None,
     system: str | None = None,
     overlong: str = "drop",
@@ -34,7 +34,7 @@ def tokenise(
     long: list[str] = []
     for question in questions:
         ids = encode_prompt(tokenizer, question.prompt, template=template, system=system)
-        if len(ids) > max_tokens:
+        if max_tokens is not None and len(ids) > max_tokens:
             long.append(f"question {question.id}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
             continue
         prompts.append(

@@ -50,7 +50,7 @@ def _run_name(text: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1)]
-CountOrNone = Annotated[int, Field(ge=0)]
+CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -62,7 +62,7 @@ RunName = Annotated[PathText, AfterValidator(_run_name)]
 class Section(BaseModel):
     """A part of the recipe: frozen, without unknown keys, without silent conversions (`"1e-6"` is not a number)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 NAME_OR_TABLE = [
@@ -128,7 +128,7 @@ class Data(Section):
 
     path: PathText = Field(description="a .jsonl, .json, .csv or .parquet file, or owner/name:split on the Hub")
     eval_path: PathText | None = Field(default=None, description="held-out questions, in the same formats")
-    eval_rows: CountOrNone = Field(default=0, description="without eval_path: hold out this many rows of path")
+    eval_rows: CountOrZero = Field(default=0, description="without eval_path: hold out this many rows of path")
     prompt: str | None = Field(default=None, description="column that holds the question (unset: found and said)")
     answer: str | None = Field(
         default=None, description="column that holds the reference answer (unset: found and said)"
@@ -161,7 +161,7 @@ class Sampling(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="the likeliest tokens that make up this probability"
     )
-    top_k: CountOrNone = Field(default=0, description="only the k likeliest tokens; 0 is all")
+    top_k: CountOrZero = Field(default=0, description="only the k likeliest tokens; 0 is all")
     min_p: BelowOne = Field(default=0.0, description="only tokens at least this share as likely as the likeliest")
     stop: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="texts that end an answer")
     max_tokens: Count = Field(default=256, description="longest answer in tokens")
@@ -192,7 +192,7 @@ class Optim(Section):
     """AdamW and its learning rate. `warmup` counts optimiser steps."""
 
     lr: Positive = Field(default=1e-6, description="learning rate after the warm-up")
-    warmup: CountOrNone = Field(default=0, description="optimiser steps in which the learning rate rises to lr")
+    warmup: CountOrZero = Field(default=0, description="optimiser steps in which the learning rate rises to lr")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="constant, or linear or cosine down to 0"
     )
@@ -208,11 +208,11 @@ class Optim(Section):
 class Eval(Section):
     """Evaluation on held-out questions during the run."""
 
-    every: CountOrNone = Field(
+    every: CountOrZero = Field(
         default=0, description="evaluate every so many steps; 0: only before the first and after the last"
     )
     rows: Count = Field(default=128, description="at most so many held-out questions")
-    samples: CountOrNone = Field(default=1, description="answers sampled per question at temperature 1; 0 is none")
+    samples: CountOrZero = Field(default=1, description="answers sampled per question at temperature 1; 0 is none")
     greedy: bool = Field(default=True, description="also the likeliest answer of each question")
     best: Literal["greedy", "sampled"] = Field(
         default="greedy", description="the accuracy that says which checkpoint is the best"

@@ -94,7 +94,9 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     if progress.step >= recipe.steps:
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {run.path} steps=...`")
         return 0
-    needed = checkpoint.free_space_needed(session.models.policy.model.state_dict(), keep=recipe.checkpoint.keep)
+    weights = session.models.policy.model.state_dict()
+    copies = 3 if session.models.reference is None else 4  # weights, two moments, and the reference
+    needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
     checkpoint.check_free_space(run.path, needed)
     progress.version = session.models.policy.version
     try:
@@ -118,7 +120,7 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
 def _steps(run: RunFolder, session: Session, progress: Progress, display: Display, asked: list[int]) -> None:
     """The body of the loop."""
     recipe = session.recipe
-    if session.held_out and not progress.before:
+    if not progress.before:
         progress.before = progress.after = _evaluate(session, 0, display)
     steps = train(
         session.models,
@@ -134,19 +136,22 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
         for step in steps:
             metrics = _counted(step, session, progress, time.monotonic() - clock)
             last = step.index == recipe.steps
-            if session.held_out and (last or (recipe.eval.every and step.index % recipe.eval.every == 0)):
+            if last or _due(step.index, recipe.eval.every):
                 progress.after = _evaluate(session, step.index, display)
                 progress.best = _better(progress, recipe.eval.best)
                 metrics |= {f"eval/{name}": value for name, value in progress.after.items()}
-            if metrics.get("updates/refused"):
-                _dump(run.path / "refused", step)
+            _keep_refused(run.path / "refused", step, metrics)
             run.append_metrics(step.index, metrics)
             display.step(step.index, recipe.steps, metrics)
-            if last or asked or step.index % recipe.checkpoint.every == 0:
+            if last or asked or _due(step.index, recipe.checkpoint.every):
                 _save(run, session, progress)
             if last or asked:
                 return
             clock = time.monotonic()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def _counted(step: Step, session: Session, progress: Progress, seconds: float) -> dict[str, float]:
@@ -178,7 +183,9 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
 
 
 def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]:
-    """Accuracy on the held-out questions: greedy, and sampled at temperature 1."""
+    """Accuracy on the held-out questions: greedy, and sampled at temperature 1. Nothing if there are none."""
+    if not session.held_out:
+        return {}
     settings, numbers = session.recipe.eval, {}
     asked: dict[str, tuple[float, int]] = {}
     if settings.greedy:
@@ -229,8 +236,10 @@ def _check_data(session: Session, saved: Mapping[str, str]) -> None:
         raise Mistakes(changed)
 
 
-def _dump(folder: Path, step: Step) -> None:
-    """Keep the batch of an update that was refused, to be looked at."""
+def _keep_refused(folder: Path, step: Step, metrics: Mapping[str, float]) -> None:
+    """If an update of the step was refused, keep its batch to be looked at."""
+    if not metrics.get("updates/refused"):
+        return
     folder.mkdir(exist_ok=True)
     batch: Batch = step.batch
     names = ("token_ids", "loss_mask", "rewards", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")

@@ -39,7 +39,7 @@ class ScriptedEngine:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
-        return self._tokenizer().decode(token_ids, skip_special_tokens=True)
+        return str(self._tokenizer().decode(list(token_ids), skip_special_tokens=True))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """The next answer of the script for each request. Raises `EngineError` when the script has come to its end."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 RIGHT = 1.0 - 1e-6
 """An answer counts as right when it is rewarded with 1 or more."""
@@ -43,6 +44,10 @@ class Prompt:
     token_ids: tuple[int, ...]
     answer: Any = None  # what the reward compares with; None where there is nothing to compare
     columns: Mapping[str, Any] = field(default_factory=dict)  # the other columns of the row, for the reward
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise ValueError(f"the prompt {self.id!r} has no tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,13 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int
     temperature: float = 1.0  # the policy sampled from, and is trained as, softmax(logits / temperature)
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
+            raise ValueError(
+                f"{len(self.token_ids)} tokens, but {len(self.loss_mask)} mask entries and {len(self.logprobs)} "
+                "log-probabilities"
+            )
 
     @property
     def scored(self) -> bool:
@@ -144,33 +156,24 @@ class Batch:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group]) -> Self:
-        """Stack rollouts into rows, group by group."""
-        rows = [(number, group.prompt, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
-        if not rows:
-            raise ValueError("a batch needs at least one rollout")
-        lengths = [len(prompt.token_ids) + len(rollout.token_ids) for _, prompt, rollout in rows]
-        shape = (len(rows), max(lengths))
-        token_ids = torch.zeros(shape, dtype=torch.int64)
-        loss_mask = torch.zeros(shape, dtype=torch.bool)
-        rollout_logprobs = torch.zeros(shape)
-        for row, (_, prompt, rollout) in enumerate(rows):
-            start, end = len(prompt.token_ids), lengths[row]
-            token_ids[row, :end] = torch.tensor(prompt.token_ids + rollout.token_ids)
-            loss_mask[row, start:end] = torch.tensor(rollout.loss_mask, dtype=torch.bool) & rollout.scored
-            rollout_logprobs[row, start:end] = torch.tensor(rollout.logprobs)
-        group = torch.tensor([number for number, _, _ in rows])
-        names = sorted({name for _, _, rollout in rows for name in rollout.reward_parts})
+        """Stack rollouts into rows, group by group. Of no groups it is a batch of no rows."""
+        rows = [_Row(number, group.prompt, each) for number, group in enumerate(groups) for each in group.rollouts]
+        token_ids = _padded(rows, "token_ids", torch.int64)
+        loss_mask = _padded(rows, "loss_mask", torch.bool)
+        group = _column(rows, "group", torch.int64)
+        lengths = _column(rows, "length", torch.int64)
+        names = sorted({name for row in rows for name in row.rollout.reward_parts})
         return cls(
             token_ids=token_ids,
-            attention_mask=torch.arange(shape[1]) < torch.tensor(lengths)[:, None],
+            attention_mask=torch.arange(token_ids.shape[1]) < lengths[:, None],
             loss_mask=loss_mask,
-            prompt_lengths=torch.tensor([len(prompt.token_ids) for _, prompt, _ in rows]),
+            prompt_lengths=_column(rows, "prompt_length", torch.int64),
             group=group,
-            rewards=torch.tensor([rollout.reward if rollout.scored else 0.0 for _, _, rollout in rows]),
-            scored=torch.tensor([rollout.scored for _, _, rollout in rows]),
-            reward_parts={name: torch.tensor([_part(rollout, name) for _, _, rollout in rows]) for name in names},
-            rollout_logprobs=rollout_logprobs,
-            temperature=torch.tensor([rollout.temperature for _, _, rollout in rows]),
+            rewards=_column(rows, "reward", torch.float32),
+            scored=_column(rows, "scored", torch.bool),
+            reward_parts={name: torch.tensor([row.part(name) for row in rows]) for name in names},
+            rollout_logprobs=_padded(rows, "logprobs", torch.float32),
+            temperature=_column(rows, "temperature", torch.float32),
             totals=_count(loss_mask, group),
         )
 
@@ -226,9 +229,62 @@ class Batch:
         return [(name, value) for name, value in values if isinstance(value, Tensor)]
 
 
-def _part(rollout: Rollout, name: str) -> float:
-    value = rollout.reward_parts.get(name)
-    return float("nan") if value is None else float(value)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A rollout on its way into a batch, its prompt before it."""
+
+    group: int
+    prompt: Prompt
+    rollout: Rollout
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt.token_ids)
+
+    @property
+    def length(self) -> int:
+        return self.prompt_length + len(self.rollout.token_ids)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.prompt.token_ids + self.rollout.token_ids
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        chosen = self.rollout.loss_mask if self.scored else (False,) * len(self.rollout.loss_mask)
+        return (False,) * self.prompt_length + chosen
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        return (0.0,) * self.prompt_length + self.rollout.logprobs
+
+    @property
+    def scored(self) -> bool:
+        return self.rollout.scored
+
+    @property
+    def reward(self) -> float:
+        return self.rollout.reward if self.scored else 0.0
+
+    @property
+    def temperature(self) -> float:
+        return self.rollout.temperature
+
+    def part(self, name: str) -> float:
+        value = self.rollout.reward_parts.get(name)
+        return float("nan") if value is None else value
+
+
+def _column(rows: Sequence[_Row], name: str, dtype: torch.dtype) -> Tensor:
+    """One value of each row, [B]."""
+    return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+
+
+def _padded(rows: Sequence[_Row], name: str, dtype: torch.dtype) -> Tensor:
+    """The values of each row, zeros to the right of them, [B, T]."""
+    if not rows:
+        return torch.zeros(0, 1, dtype=dtype)
+    return pad_sequence([torch.tensor(getattr(row, name), dtype=dtype) for row in rows], batch_first=True)
 
 
 def _count(loss_mask: Tensor, group: Tensor) -> Totals:

@@ -152,6 +152,26 @@ def test_a_tensor_the_tree_names_must_be_there():
     assert same(unpack(tree, tensors), {"a": torch.ones(2)})
 
 
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        ({"$tensor": "bytes", "dtype": "load", "shape": [8]}, "no usable dtype and shape"),
+        ({"$tensor": "bytes", "dtype": "float32"}, "no usable dtype and shape"),
+        ({"$tensor": "floats", "dtype": "complex64", "shape": [1]}, "no usable dtype and shape"),
+        ({"$tensor": "bytes", "dtype": "complex64", "shape": [3]}, "does not fit its shape"),
+        ({"$tensor": "bytes", "dtype": "complex64", "shape": ["x"]}, "does not fit its shape"),
+        ({"$float": "7ff8"}, "where the bits of a number belong"),
+        ({"$pairs": [[1]]}, "an object that outdo does not write"),
+        ({"$pairs": [[[1], 2]]}, "an object that outdo does not write"),
+        ({"$call": "os.system"}, "an object that outdo does not write"),
+    ],
+)
+def test_a_forged_tree_is_refused(tree, why):
+    tensors = {"bytes": torch.zeros(8, dtype=torch.uint8), "floats": torch.zeros(2)}
+    with pytest.raises(CheckpointError, match=why):
+        unpack({"inside": [tree]}, tensors)
+
+
 def test_a_checkpoint_is_a_model_folder(tmp_path):
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -55,9 +55,10 @@ def test_rows_without_a_trained_token_are_in_no_total() -> None:
     assert batch.totals == Totals(sequences=2, tokens=4, groups=2, padded_length=6)
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one rollout"):
-        Batch.from_groups([])
+def test_a_batch_of_nothing_has_no_rows() -> None:
+    batch = Batch.from_groups([])
+    assert len(batch) == 0
+    assert batch.totals == Totals(sequences=0, tokens=0, groups=0, padded_length=1)
 
 
 def test_a_completion_has_one_logprob_per_token() -> None:

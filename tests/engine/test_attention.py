@@ -31,7 +31,7 @@ from outdo.types import Batch
 
 @pytest.fixture
 def float64_means_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models compute norms and some softmaxes in float32 whatever their weights are; here they get what they were given."""
+    """Models compute norms and softmaxes in float32 whatever their weights are; here in what they were given."""
     to, softmax = Tensor.to, torch.nn.functional.softmax
 
     def kept(tensor: Tensor, *how: object, **more: object) -> Tensor:
@@ -147,7 +147,7 @@ def test_what_is_not_trained_is_zero_and_what_is_trained_is_not():
     assert (found[batch.loss_mask] < 0).all()
 
 
-# ----------------------------------------------------------------------------------------------------- what is found out
+# ---------------------------------------------------------------------------------------------------- what is found out
 
 
 def test_a_model_without_attention_goes_the_padded_way_and_says_why():
@@ -169,9 +169,22 @@ def test_asking_for_the_padded_way_gives_it():
     assert (policy.forward.way, policy.forward.why) == ("padded", "as the recipe asks")
 
 
-def test_a_model_whose_attention_is_wrong_under_replacement_is_found_out():
-    """Attention that adds something of its own, as ALiBi would, is seen in the probe."""
-    assert Forward.probe(other_model("bloom", n_head=4, n_layer=2)).way == "padded"
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("bloom", {"n_head": 4, "n_layer": 2}),  # distances count: ALiBi
+        ("gpt_oss", {"head_dim": 8, "num_experts_per_tok": 1, "num_local_experts": 2}),  # attention sinks
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}),  # looks at neighbours besides by attention
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "initializer_range": 0.015}),  # as yet, hardly
+    ],
+)
+def test_a_model_whose_attention_is_more_than_ours_is_found_out(arch, changes):
+    model, batch = other_model(arch, **changes), ragged()
+    forward = Forward.probe(model)
+    assert forward.way == "padded"
+    assert forward.why
+    found = Scorer(forward, Work()).logprobs(batch)
+    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
 EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
@@ -209,7 +222,7 @@ def test_logits_that_are_more_than_the_output_embedding_are_the_models_own(arch,
 
 
 def test_a_soft_cap_too_wide_for_the_probe_to_see_is_respected():
-    """With logits of some hundredths, a cap of 30 changes nothing that a probe could measure; after training it does."""
+    """With logits of some hundredths, a cap of 30 changes nothing that can be measured; after training it does."""
     model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
     forward = Forward.probe(model)
     model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding

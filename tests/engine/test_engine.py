@@ -38,7 +38,9 @@ def batch_of(asked: Sequence[Request], answers: Sequence[Completion], temperatur
     )
 
 
-def mismatch(policy: Policy, asked: Sequence[Request], answers: Sequence[Completion], temperature: float = 1.0) -> float:
+def mismatch(
+    policy: Policy, asked: Sequence[Request], answers: Sequence[Completion], temperature: float = 1.0
+) -> float:
     """The largest gap between what the engine and the trainer say of a sampled token, in nats."""
     batch = batch_of(asked, answers, temperature)
     return float((policy.logprobs(batch) - batch.rollout_logprobs)[batch.loss_mask].abs().max())

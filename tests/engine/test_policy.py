@@ -98,11 +98,7 @@ def test_loss_and_gradient_do_not_depend_on_the_order_of_sequences(double_precis
 
 def test_padding_changes_nothing():
     batch = prepared()
-    wide = {
-        name: torch.nn.functional.pad(value, (0, 9))
-        for name, value in batch._tensors()
-        if value.dim() == 2
-    }
+    wide = {name: torch.nn.functional.pad(value, (0, 9)) for name, value in batch._tensors() if value.dim() == 2}
     (narrow, expected), (padded, found) = (updated(fresh(), each) for each in (batch, batch.with_(**wide)))
     assert apart(found, expected) < 1e-5
     assert padded.metrics["loss"] == pytest.approx(narrow.metrics["loss"], rel=1e-5)
@@ -207,7 +203,7 @@ def test_a_single_pass_needs_no_forward_of_its_own_for_the_past(arch, budget):
     assert not torch.equal(results[0], weights(fresh(arch)))
 
 
-# -------------------------------------------------------------------------------------------------------- what it leads to
+# ----------------------------------------------------------------------------------------------------- what it leads to
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])

@@ -6,7 +6,8 @@ import torch
 from outdo.loading import encode_prompt, load_model, load_tokenizer
 from outdo.model_folder import inspect_folder
 from outdo.quickstart.model import build
-from outdo.quickstart.task import Problem, demonstrations, held_out, problems, rows, score, working
+from outdo.quickstart.task import Problem, demonstrations, held_out, problems, rows, working
+from outdo.rewards.exact import exact
 
 
 @pytest.fixture(scope="module")
@@ -20,22 +21,17 @@ def test_the_working_goes_by_columns_and_carries():
     assert working(Problem(999, 999)) == "9+9=18,9+9+1=19,9+9+1=19#1998"
 
 
-def test_a_slip_is_carried_into_the_answer():
-    assert working(Problem(347, 285), slip=(1, 9)) == "7+5=12,4+8+1=19,3+2+1=6#692"
+def test_a_carry_that_is_forgotten_is_missing_from_the_answer_too():
+    assert working(Problem(347, 285), forgotten={1}) == "7+5=12,4+8=12,3+2+1=6#622"
+    assert working(Problem(347, 285), forgotten={1, 2}) == "7+5=12,4+8=12,3+2=5#522"
 
 
-def test_every_working_is_scored_right_and_every_slip_wrong():
+def test_every_working_is_right_and_is_wrong_where_a_carry_was_forgotten():
     chosen = problems(500, seed=1)
-    answers = [problem.answer for problem in chosen]
-    for careless, reward in ((0.0, 1.0), (1.0, 0.0)):
-        shown = demonstrations(chosen, seed=2, careless=careless)
-        assert {score(row["completion"], answer) for row, answer in zip(shown, answers, strict=True)} == {reward}
-
-
-@pytest.mark.parametrize("completion", ["632", "7+5=12", "#6320", "#632#633", "", "#", "#0632"])
-def test_only_the_answer_itself_is_rewarded(completion):
-    assert score(completion, "632") == 0.0
-    assert score("#632", "632") == 1.0
+    for problem, row in zip(chosen, demonstrations(chosen, seed=2), strict=True):
+        assert exact(row["completion"], problem.answer)
+    for problem, row in zip(chosen, demonstrations(chosen, seed=2, careless=1.0), strict=True):
+        assert exact(row["completion"], problem.answer) == ("+1=" not in working(problem))
 
 
 def test_problems_follow_from_the_seed_and_never_repeat():
@@ -53,10 +49,11 @@ def test_what_is_held_out_is_never_trained_on_not_even_mirrored():
     assert not {frozenset(problem) for problem in trained} & {frozenset(problem) for problem in kept}
 
 
-def test_demonstrations_are_careless_as_often_as_asked():
-    shown = demonstrations(problems(4000, seed=1), seed=2, careless=0.6)
-    wrong = sum(working(Problem(*map(int, row["prompt"].strip(":").split("+")))) != row["completion"] for row in shown)
-    assert 0.57 < wrong / 4000 < 0.63
+def test_a_carry_is_forgotten_as_often_as_asked():
+    chosen = problems(4000, seed=1)
+    carries = sum(row["completion"].count("+1=") for row in demonstrations(chosen, seed=2))
+    kept = sum(row["completion"].count("+1=") for row in demonstrations(chosen, seed=2, careless=0.7))
+    assert 0.25 < kept / carries < 0.32  # a carry forgotten in the tens takes some of the hundreds' with it
 
 
 def test_the_model_is_an_ordinary_folder_that_follows_from_the_seed(folder, tmp_path):

@@ -91,7 +91,8 @@ class Forward:
         if not self.plain_head:
             return hidden
         with self.precision():
-            return self.model.get_output_embeddings()(hidden)
+            head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
+            return head(hidden)
 
     def _run(self, **inputs: Any) -> Tensor:
         with self.precision():

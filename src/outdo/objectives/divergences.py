@@ -28,7 +28,7 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """e^-d - 1 + d: unbiased for KL(πθ‖π_ref), never negative; DeepSeekMath (arXiv 2402.03300) equation 4.
 
-    d is kept within ±20 (verl too; TRL keeps no limit).
+    d is kept above -20, where e^-d would overflow (verl keeps it within ±20, TRL anywhere).
     """
-    d = (logprobs - ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    d = (logprobs - ref_logprobs).clamp(min=-LOG_RATIO_LIMIT)
     return (-d).expm1() + d

@@ -14,7 +14,8 @@ def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -
 
     The paper's ε is both `clip_low` and `clip_high`; β is the paper's 0.04 and needs a reference, 0 needs none.
     What differs from the paper: 1/G is taken over all the answers of the optimiser step (the same when every group is
-    whole); log-ratios are kept within ±20. TRL's default `loss_type` is not this one but "dapo", with β = 0.
+    whole); log-ratios are kept within ±20. TRL's default is not this but `loss_type` "dapo" with β = 0, and where β is
+    not 0 it multiplies k3 by the ratio (`use_bias_correction_kl`).
     """
     return Formula(
         level=token,

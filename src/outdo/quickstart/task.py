@@ -32,18 +32,17 @@ class Problem(NamedTuple):
         return str(self.a + self.b)
 
 
-def working(problem: Problem, slip: tuple[int, int] | None = None) -> str:
+def working(problem: Problem, forgotten: Collection[int] = ()) -> str:
     """The written addition: `7+5=12,4+8+1=13,3+2+1=6#632`.
 
-    `slip = (column, digit)` puts a wrong last digit into one column's sum, counted from the right, and carries it on
-    into the answer: what a careless pupil does.
+    In a column of `forgotten` (1 for the tens, 2 for the hundreds) a carry is left out, as careless pupils do:
+    `working(Problem(347, 285), {1})` is `7+5=12,4+8=12,3+2+1=6#622`.
     """
     carry, columns, digits = 0, [], ""
     for place in range(DIGITS):
         x, y = problem.a // 10**place % 10, problem.b // 10**place % 10
+        carry = 0 if place in forgotten else carry
         total = x + y + carry
-        if slip is not None and slip[0] == place:
-            total = total // 10 * 10 + slip[1]
         columns.append(f"{x}+{y}{'+1' if carry else ''}={total}")
         carry, digits = total // 10, f"{total % 10}{digits}"
     return f"{','.join(columns)}#{carry or ''}{digits}"
@@ -73,26 +72,10 @@ def rows(chosen: Collection[Problem]) -> list[dict[str, str]]:
 
 
 def demonstrations(chosen: Collection[Problem], seed: int, *, careless: float = 0.0) -> list[dict[str, str]]:
-    """Rows of question and worked answer to learn from. A share `careless` has one wrong digit in its working."""
+    """Rows of question and worked answer to learn from, by a teacher who forgets each carry with chance `careless`."""
     random = Random(seed)
-    return [
-        {
-            "prompt": problem.prompt,
-            "completion": working(problem, _slip(problem, random) if random.random() < careless else None),
-        }
-        for problem in chosen
-    ]
-
-
-def _slip(problem: Problem, random: Random) -> tuple[int, int]:
-    """A column and a last digit that is wrong for it."""
-    place = random.randrange(DIGITS)
-    carry = (problem.a % 10**place + problem.b % 10**place) // 10**place
-    right = (problem.a // 10**place + problem.b // 10**place + carry) % 10
-    return place, random.choice([digit for digit in range(10) if digit != right])
-
-
-def score(completion: str, answer: str) -> float:
-    """The reward: 1 if what stands after the last `#` is the answer, else 0. The working is the model's own affair."""
-    _, mark, result = completion.rpartition("#")
-    return float(mark == "#" and result.strip() == answer)
+    shown = []
+    for problem in chosen:
+        forgotten = [place for place in range(1, DIGITS) if random.random() < careless]
+        shown.append({"prompt": problem.prompt, "completion": working(problem, forgotten)})
+    return shown

@@ -1,0 +1,140 @@
+"""`outdo eval`: one model, or two side by side, on the questions of a file or of a run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outdo.data import Question, questions_from
+from outdo.engines.base import SamplingParams
+from outdo.engines.builtin import BuiltinEngine
+from outdo.environments.question import Question as QuestionEnvironment
+from outdo.errors import Mistakes
+from outdo.evaluation import Evaluation, evaluate
+from outdo.policy import Policy
+from outdo.prompts import tokenise
+from outdo.recipe import Recipe
+from outdo.rewards import load as load_reward
+from outdo.session import held_out_questions
+from outdo.source import Source, find
+
+DEFAULTS: Mapping[str, Any] = {
+    "rewards": "last_number",
+    "timeout": 10.0,  # seconds
+    "max_tokens": 256,
+    "stop": (),
+    "template": None,
+    "system": None,
+}
+SHARES = ("pass@", "maj@", "truncated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arguments of `outdo eval`; what is None comes from the run, if there is one, or is a default."""
+
+    data: str | None
+    rewards: str | None
+    k: int
+    temperature: float | None
+    max_tokens: int | None
+    limit: int | None
+    template: str | None
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exam:
+    """What every model is given."""
+
+    questions: Sequence[Question]
+    rewards: Any  # what `rewards.load` takes
+    timeout: float
+    sampling: SamplingParams
+    template: str | None
+    system: str | None
+
+
+def run_eval(models: Sequence[str], asked: Asked, console: Console, *, as_json: bool) -> None:
+    """Evaluate the models and print a table, or one JSON object."""
+    sources = [find(model) for model in models]
+    recipe = next((source.recipe for source in sources if source.recipe is not None), None)
+    exam = _exam(asked, recipe)
+    numbers = {source.name: _examined(source, exam, asked).summary() for source in sources}
+    if as_json:
+        console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
+    else:
+        console.print(_table(numbers))
+
+
+def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
+    """The arguments, with the run's recipe behind them and the defaults behind that."""
+    if recipe is None and asked.data is None:
+        raise Mistakes(["eval: --data FILE is needed, for a model folder has no held-out questions of its own"])
+    if recipe is None or asked.data is not None:
+        questions = questions_from(asked.data or "", limit=asked.limit)
+    else:
+        questions = held_out_questions(recipe)[: asked.limit]
+    if not questions:
+        raise Mistakes(["eval: the run held out no questions; --data FILE names some"])
+    own = {} if recipe is None else _of_run(recipe)
+    given = {"rewards": asked.rewards, "max_tokens": asked.max_tokens, "template": asked.template}
+    chosen = {**DEFAULTS, **own, **{name: value for name, value in given.items() if value is not None}}
+    max_tokens, stop = chosen.pop("max_tokens"), chosen.pop("stop")
+    sampling = SamplingParams(temperature=_temperature(asked), max_tokens=max_tokens, stop=stop)
+    return Exam(questions=questions, sampling=sampling, **chosen)
+
+
+def _of_run(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "rewards": [(reward.name, reward.weight) for reward in recipe.rewards],
+        "timeout": recipe.reward.timeout,
+        "max_tokens": recipe.sampling.max_tokens,
+        "stop": recipe.sampling.stop,
+        "template": recipe.data.template,
+        "system": recipe.data.system,
+    }
+
+
+def _temperature(asked: Asked) -> float:
+    """As asked, else 0 for one answer and 1 for several."""
+    if asked.temperature is None:
+        return 0.0 if asked.k == 1 else 1.0
+    if asked.temperature == 0 and asked.k > 1:
+        raise Mistakes([f"eval: at temperature 0 the {asked.k} answers to a question are one; use --k 1"])
+    return asked.temperature
+
+
+def _examined(source: Source, exam: Exam, asked: Asked) -> Evaluation:
+    reward = load_reward(exam.rewards, timeout=exam.timeout)
+    try:
+        policy = Policy.load(source.model, device=asked.device)
+        prompts = tokenise(
+            exam.questions,
+            policy.tokenizer,
+            max_tokens=None if policy.context is None else policy.context - 1,
+            template=exam.template,
+            system=exam.system,
+            overlong="refuse",
+        )
+        engine = BuiltinEngine(policy, seed=asked.seed)
+        return evaluate(engine, QuestionEnvironment(reward), prompts, exam.sampling, k=asked.k)
+    finally:
+        reward.close()
+
+
+def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table("", *numbers)
+    for row in next(iter(numbers.values())):
+        table.add_row("95 % interval" if row == "ci95" else row, *(_shown(row, each[row]) for each in numbers.values()))
+    return table
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(f"{each:.1%}" for each in value)
+    return f"{value:.1%}" if name.startswith(SHARES) else f"{value:g}"
