@@ -4,7 +4,8 @@ Everything is inspected before it is loaded, comes from safetensors, and runs no
 are read into float32 with dropout off, ready for gradients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from outdo.errors import Mistakes, ModelError
 from outdo.model_folder import ModelFacts, inspect_folder, is_local
@@ -119,21 +121,34 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         switch_dropout_off(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with without_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     model, report = loaded
     _check_complete(report, str(name))
     model.config.use_cache = False
     return model.to(device).eval()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers for what is read or written in a moment; downloads keep theirs."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def switch_dropout_off(config: PretrainedConfig) -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.attention.forward import AttentionSetting, Forward
-from outdo.loading import choose_device, load_model, load_tokenizer, max_context
+from outdo.loading import choose_device, load_model, load_tokenizer, max_context, without_bars
 from outdo.logprobs import Entropy, chunked_scores
 from outdo.objectives.objective import Objective
 from outdo.optimiser import Optimiser, OptimiserSettings
@@ -159,7 +159,8 @@ class Policy(Scorer):
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer."""
-        self.model.save_pretrained(folder)
+        with without_bars():
+            self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:

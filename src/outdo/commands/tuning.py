@@ -9,7 +9,7 @@ from outdo.errors import Mistakes
 from outdo.optimiser import OptimiserSettings
 from outdo.policy import Policy
 from outdo.prompts import Prompts, tokenise
-from outdo.sft import sft
+from outdo.finetuning import sft
 
 
 def run_sft(

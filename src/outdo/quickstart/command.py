@@ -24,7 +24,7 @@ from outdo.quickstart.task import demonstrations, held_out, problems, rows
 from outdo.recipe_file import load
 from outdo.rewards.exact import exact
 from outdo.run import start
-from outdo.sft import sft
+from outdo.finetuning import sft
 from outdo.source import find
 from outdo.types import Prompt, Request, Stream
 

@@ -6,6 +6,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from outdo.loading import without_bars
+
 ALPHABET = "0123456789+=:,#"
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unknown>"
 SPECIAL = [PAD, END, UNKNOWN]
@@ -17,7 +19,8 @@ def build(folder: str | Path, seed: int) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(model_config(tokenizer))
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
 
