@@ -89,11 +89,11 @@ def interval(shares: Sequence[float]) -> tuple[float, float]:
     """95 % confidence interval of the mean of n shares in [0, 1], one per question.
 
     Wilson's, with n as the number of questions scaled by how much less than a coin's the shares vary: answers to one
-    question are not independent of each other, questions are.
+    question are not independent of each other, questions are. With one answer per question it is Wilson's own.
     """
     n, mean = len(shares), math.fsum(shares) / len(shares)
     coin = mean * (1 - mean)
-    variance = math.fsum((share - mean) ** 2 for share in shares) / max(1, n - 1)
+    variance = math.fsum((share - mean) ** 2 for share in shares) / n
     n = n * coin / variance if variance > 0 and coin > 0 else n
     z = 1.959964
     centre, spread = mean + z * z / (2 * n), z * math.sqrt(coin / n + z * z / (4 * n * n))

@@ -1,7 +1,7 @@
 """A model that scores tokens, is updated, saves itself and is loaded: one process."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,15 @@ class Policy(Scorer):
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", **how: Any) -> "Policy":
-        """From a Hugging Face model folder or a hub name: float32 weights, dropout off. `how`: see `Policy`."""
+    def load(
+        cls, path: str | Path, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **how: Any
+    ) -> "Policy":
+        """From a Hugging Face model folder or a hub name: float32 weights, dropout off. `how`: see `Policy`.
+
+        `stop_token_ids` are needed only where the tokenizer has no end-of-sequence token: see `load_tokenizer`.
+        """
         chosen, _ = choose_device(device)
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(path, stop_token_ids=stop_token_ids)
         return cls(load_model(path, device=chosen), tokenizer, **how)
 
     @property

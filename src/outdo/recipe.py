@@ -164,6 +164,9 @@ class Sampling(Section):
     top_k: CountOrZero = Field(default=0, description="only the k likeliest tokens; 0 is all")
     min_p: BelowOne = Field(default=0.0, description="only tokens at least this share as likely as the likeliest")
     stop: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="texts that end an answer")
+    stop_token_ids: Annotated[tuple[CountOrZero, ...], Field(strict=False)] = Field(
+        default=(), description="tokens that end an answer, besides the tokenizer's own"
+    )
     max_tokens: Count = Field(default=256, description="longest answer in tokens")
 
 

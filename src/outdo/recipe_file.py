@@ -41,8 +41,8 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     The value of an override is read as TOML, and taken as plain text where it is none or where the setting is text;
     an empty one puts the setting back to its default. Raises `Mistakes` with everything that is wrong.
     """
-    raw = {} if path is None else _parsed(Path(path))
-    mistakes: list[str] = []
+    raw, mistakes = _readable(path)
+    unread = bool(mistakes)
     asked = {key for key in (_override(raw, text, mistakes) for text in overrides) if key}
     raw.setdefault("data", {})  # so that what is missing in it is named: data.path, not data
     recipe, wrong = _validated(raw)
@@ -50,8 +50,9 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     def located(key: str, sentence: str) -> str:
         return f"{_source(key, asked, path)}: {sentence}"
 
+    wrong = [each for each in wrong if not unread or each[0] in asked]  # what the file says of the others is unknown
     mistakes += [located(key, sentence) for key, sentence in wrong]
-    if recipe is not None:
+    if recipe is not None and not unread:
         refused, _ = conflicts(recipe, broken=[key for key, _ in wrong])
         mistakes += [located(re.split(r"[ :]", sentence)[0], sentence) for sentence in refused]
     if mistakes or recipe is None:
@@ -60,6 +61,14 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
+
+
+def _readable(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The tables of a file, none if it cannot be read, and why not."""
+    try:
+        return ({} if path is None else _parsed(Path(path))), []
+    except Mistakes as error:
+        return {}, list(error.mistakes)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outdo import checkpoint
 from outdo.display import Display
-from outdo.errors import Mistakes, OutdoError, RunFolderError
+from outdo.errors import CheckpointError, Mistakes, OutdoError, RunFolderError
 from outdo.evaluation import Evaluation, evaluate
 from outdo.folder import (
     RunFolder,
@@ -102,9 +102,10 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     try:
         with _asked_to_stop() as asked:
             _steps(run, session, progress, display, asked)
-    except OutdoError:
+    except OutdoError as error:
         # What failed is the step under way; if it has not touched the weights, those before it are worth keeping.
-        if progress.step and session.models.policy.version == progress.version:
+        untouched = session.models.policy.version == progress.version
+        if progress.step and untouched and not isinstance(error, CheckpointError):
             _save(run, session, progress)
             display.say(f"saved after step {progress.step}; go on with `outdo resume {run.path}`")
         raise

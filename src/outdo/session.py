@@ -60,6 +60,7 @@ def open_session(recipe: Recipe, *, model: str | Path | None = None) -> Session:
     policy = Policy.load(
         model or recipe.model,
         device=recipe.device,
+        stop_token_ids=recipe.sampling.stop_token_ids,
         optimiser=optimiser_settings(recipe),
         work=Work(minibatches=recipe.train.minibatches, micro_tokens=recipe.train.micro_tokens),
         attention=recipe.attention,

@@ -9,7 +9,7 @@ from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
 from outdo.loading import encode_prompt
 from outdo.policy import Policy
-from outdo.rewards.budget import inert
+from outdo.rewards.budget import printable
 from outdo.source import find
 from outdo.types import Request, Stream
 
@@ -42,7 +42,7 @@ def run_chat(
         answer = engine.decode(engine.generate([request], sampling)[0].token_ids)
         messages.append({"role": "assistant", "content": answer})
         for each in answer.splitlines() or [""]:
-            _say(console, inert(each))
+            _say(console, printable(each))
 
 
 def _lines(console: Console) -> Iterator[str]:

@@ -26,6 +26,7 @@ DEFAULTS: Mapping[str, Any] = {
     "timeout": 10.0,  # seconds
     "max_tokens": 256,
     "stop": (),
+    "stop_token_ids": (),
     "template": None,
     "system": None,
 }
@@ -84,8 +85,8 @@ def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
     own = {} if recipe is None else _of_run(recipe)
     given = {"rewards": asked.rewards, "max_tokens": asked.max_tokens, "template": asked.template}
     chosen = {**DEFAULTS, **own, **{name: value for name, value in given.items() if value is not None}}
-    max_tokens, stop = chosen.pop("max_tokens"), chosen.pop("stop")
-    sampling = SamplingParams(temperature=_temperature(asked), max_tokens=max_tokens, stop=stop)
+    how = {name: chosen.pop(name) for name in ("max_tokens", "stop", "stop_token_ids")}
+    sampling = SamplingParams(temperature=_temperature(asked), **how)
     return Exam(questions=questions, sampling=sampling, **chosen)
 
 
@@ -95,6 +96,7 @@ def _of_run(recipe: Recipe) -> dict[str, Any]:
         "timeout": recipe.reward.timeout,
         "max_tokens": recipe.sampling.max_tokens,
         "stop": recipe.sampling.stop,
+        "stop_token_ids": recipe.sampling.stop_token_ids,
         "template": recipe.data.template,
         "system": recipe.data.system,
     }
@@ -112,7 +114,7 @@ def _temperature(asked: Asked) -> float:
 def _examined(source: Source, exam: Exam, asked: Asked) -> Evaluation:
     reward = load_reward(exam.rewards, timeout=exam.timeout)
     try:
-        policy = Policy.load(source.model, device=asked.device)
+        policy = Policy.load(source.model, device=asked.device, stop_token_ids=exam.sampling.stop_token_ids)
         prompts = tokenise(
             exam.questions,
             policy.tokenizer,

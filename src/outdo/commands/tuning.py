@@ -6,10 +6,10 @@ from pathlib import Path
 from outdo.data import questions_from
 from outdo.display import Display
 from outdo.errors import Mistakes
+from outdo.finetuning import sft
 from outdo.optimiser import OptimiserSettings
 from outdo.policy import Policy
 from outdo.prompts import Prompts, tokenise
-from outdo.finetuning import sft
 
 
 def run_sft(

@@ -15,6 +15,7 @@ from outdo.data import questions_from
 from outdo.display import Display
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
+from outdo.finetuning import sft
 from outdo.folder import write_text_atomically
 from outdo.policy import Policy
 from outdo.prompts import Prompts, tokenise
@@ -24,7 +25,6 @@ from outdo.quickstart.task import demonstrations, held_out, problems, rows
 from outdo.recipe_file import load
 from outdo.rewards.exact import exact
 from outdo.run import start
-from outdo.finetuning import sft
 from outdo.source import find
 from outdo.types import Prompt, Request, Stream
 

@@ -1,16 +1,15 @@
 """The settings of the first job, and what they were chosen by.
 
-With a share of careless demonstrations the model learns the method and the slips alike: sampled, it is right less than
-half of the time, although its likeliest answer mostly is. Reinforcement removes the slips. A clean warm start of the
-same length lands anywhere between 5 and 80 %, by the seed.
+The teacher forgets most carries, and so does the model after the warm start: greedily it is right only where there is
+nothing to carry, sampled now and then elsewhere too. That is what reinforcement can choose from.
 """
 
 from outdo.optimiser import OptimiserSettings
 
-QUESTIONS = 6000  # to learn from and to train on
-CARELESS = 0.5  # share of the demonstrations with a slip
+QUESTIONS = 12800  # to learn from and to train on
+CARELESS = 0.7  # chance that the teacher forgets a carry
 
-WARM_START_STEPS = 200
+WARM_START_STEPS = 400
 WARM_START_PAIRS = 64  # per step
 WARM_START = OptimiserSettings(lr=2e-3, warmup=10, schedule="linear", total=WARM_START_STEPS, beta2=0.99)
 
@@ -18,7 +17,7 @@ RECIPE = """\
 # What `outdo quickstart` trains by. Change a line, and: outdo train THIS_FILE
 model = "{model}"
 seed = {seed}
-steps = 120
+steps = 80
 rewards = "exact"             # the text after `#` has to be the answer
 
 [data]
@@ -34,7 +33,7 @@ group = 8
 objective = {{name = "grpo", beta = 0.0}}
 
 [optim]
-lr = 2e-4
+lr = 1e-4
 warmup = 10
 schedule = "linear"
 

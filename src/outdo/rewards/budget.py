@@ -33,4 +33,9 @@ def inert(text: str) -> str:
     """`text` on one line, short, and safe on a terminal: what does not print is written as its escape."""
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]} [... {len(text) - SHOWN} characters ...] {text[-(SHOWN // 2) :]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """`text` with what does not print, and could steer a terminal, written as its escape."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

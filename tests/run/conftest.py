@@ -1,0 +1,35 @@
+"""A home for runs, and runs that several tests look at."""
+
+from pathlib import Path
+
+import pytest
+from run_cases import cold, outdo_, write_home
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model, data, reward and recipe; not to be changed."""
+    return write_home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def own_home(tmp_path: Path) -> Path:
+    """The same, for one test to change."""
+    return write_home(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def straight(home: Path) -> Path:
+    """Thirty steps without a pause, started as a user starts them. Not to be changed."""
+    process = cold(home, "train", "recipe.toml", "run=./straight")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    (home / "straight.log").write_text(said)
+    return home / "straight"
+
+
+@pytest.fixture(scope="session")
+def six_steps(home: Path) -> Path:
+    """Six steps of the thirty. Not to be changed."""
+    outdo_(home, "train", "recipe.toml", "run=./six", "steps=6")
+    return home / "six"
