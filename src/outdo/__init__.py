@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from outdo.policy import Work as Work
     from outdo.prompts import Prompts as Prompts
     from outdo.prompts import tokenise as tokenise
-    from outdo.rewards import load as load_reward  # noqa: F401
+    from outdo.rewards import load_reward as load_reward
     from outdo.types import Batch as Batch
     from outdo.types import Completion as Completion
     from outdo.types import FinishReason as FinishReason
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-HOME = {  # public name: the room it lives in, and its name there where that is another one
+HOME = {  # public name: the room it lives in
     "Batch": "outdo.types",
     "BuiltinEngine": "outdo.engines.builtin",
     "Completion": "outdo.types",
@@ -83,7 +83,7 @@ HOME = {  # public name: the room it lives in, and its name there where that is 
     "group_standardised": "outdo.advantages",
     "grpo": "outdo.objectives.presets",
     "likelihood": "outdo.objectives.presets",
-    "load_reward": "outdo.rewards:load",
+    "load_reward": "outdo.rewards",
     "per_token": "outdo.advantages",
     "questions_from": "outdo.data",
     "sequence_logprobs": "outdo.logprobs",
@@ -101,8 +101,7 @@ __all__ = [*HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in HOME:
         raise AttributeError(f"module 'outdo' has no attribute {name!r}")
-    module, _, other = HOME[name].partition(":")
-    value = globals()[name] = getattr(import_module(module), other or name)
+    value = globals()[name] = getattr(import_module(HOME[name]), name)
     return value
 
 

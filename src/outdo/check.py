@@ -16,7 +16,7 @@ from outdo.data import Question, questions_of
 from outdo.errors import Mistakes, ModelError
 from outdo.model_folder import ModelFacts, inspect_folder
 from outdo.recipe import OBJECTIVES, Recipe
-from outdo.rewards import load as load_reward
+from outdo.rewards import load_reward
 from outdo.rewards.base import Answered, Scored, Verdict
 from outdo.rewards.budget import inert
 
@@ -128,10 +128,10 @@ def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -
         Trial(kind=kind, completion=text, scored=each)
         for (kind, text), each in zip(completions.items(), scored, strict=True)
     ]
+    failures = {_how(trial.scored): trial for trial in reversed(trials) if trial.scored.verdict.is_failure}
     mistakes += [
-        f"rewards: scoring the {trial.kind} answer to question {question.id} {_how(trial.scored)}"
-        for trial in trials
-        if trial.scored.verdict.is_failure
+        f"rewards: scoring the {trial.kind} answer to question {question.id} {how}"
+        for how, trial in reversed(failures.items())  # each way to fail once, by the first trial that did
     ]
     return trials
 

@@ -195,8 +195,9 @@ def _renderer(recipe: "Recipe") -> "Render":
     def render(question: "Question") -> str:
         from outdo.loading import encode_prompt, load_tokenizer
 
-        tokenizer = load_tokenizer(recipe.model)
-        ids = encode_prompt(tokenizer, question.prompt, template=recipe.data.template, system=recipe.data.system)
+        tokenizer, data = load_tokenizer(recipe.model), recipe.data
+        where = f"question {question.id}"
+        ids = encode_prompt(tokenizer, question.prompt, template=data.template, system=data.system, where=where)
         return str(tokenizer.decode(ids))
 
     return render

@@ -52,7 +52,7 @@ def card(source: Source) -> str:
         objective=recipe.train.objective.name,
         data=recipe.data.path,
         rewards=", ".join(reward.name for reward in recipe.rewards),
-        table=_table(source.summary),
+        table=_table(source.summary, source.step),
         step=source.step,
         prompts=recipe.train.prompts,
         group=recipe.train.group,
@@ -62,15 +62,19 @@ def card(source: Source) -> str:
     )
 
 
-def _table(summary: dict[str, Any]) -> str:
+def _table(summary: dict[str, Any], step: int | None) -> str:
+    """Accuracy before the first step and after `step`, where the run was evaluated then."""
+    before = summary.get("before", {})
+    evaluated = {summary.get("steps"): summary.get("after", {})}
+    best = summary.get("best", {})
+    after = (evaluated | {best.get("step"): best}).get(step, {})
     rows = [
         f"| {name} | {_share(before, name)} | {_share(after, name)} |"
-        for before, after in [(summary.get("before", {}), summary.get("after", {}))]
         for name in ("greedy", "sampled")
         if name in before and name in after
     ]
     if not rows:
-        return "No questions were held out, so nothing is known of its accuracy."
+        return f"No held-out questions were asked after step {step}, so nothing is known of its accuracy."
     head = ["| held-out questions right | before | after |", "|---|---|---|"]
     return "\n".join([*head, *rows, "", "In brackets: 95 % confidence intervals."])
 

@@ -8,19 +8,19 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.data import Question
 from outdo.engines.base import stream_key, uniforms
-from outdo.errors import Mistakes
+from outdo.errors import Mistakes, ModelError
 from outdo.loading import encode_prompt
 from outdo.types import Prompt, Stream
 
 SHOWN = 20
-"""Prompts too long that a message names."""
+"""Refused questions that a message names; the rest is counted."""
 
 
 def tokenise(
     questions: Sequence[Question],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    max_tokens: int | None,
+    max_tokens: int | None = None,
     template: str | None = None,
     system: str | None = None,
     overlong: str = "drop",
@@ -28,14 +28,20 @@ def tokenise(
     """Render and tokenise each question once; these ids are what is sampled from and trained on.
 
     Prompts of more than `max_tokens` tokens are left out (`overlong` "drop") or refused ("refuse"): cutting a question
-    would change it.
+    would change it. Raises `Mistakes` with every question that is refused, by `overlong` or by the chat template.
     """
     prompts: list[Prompt] = []
     long: list[str] = []
+    refused: list[str] = []
     for question in questions:
-        ids = encode_prompt(tokenizer, question.prompt, template=template, system=system)
+        where = f"question {question.id}"
+        try:
+            ids = encode_prompt(tokenizer, question.prompt, template=template, system=system, where=where)
+        except ModelError as error:
+            refused.append(str(error))
+            continue
         if max_tokens is not None and len(ids) > max_tokens:
-            long.append(f"question {question.id}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
+            long.append(f"{where}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
             continue
         prompts.append(
             Prompt(
@@ -46,8 +52,11 @@ def tokenise(
                 columns=question.columns,
             )
         )
-    if long and (overlong == "refuse" or not prompts):
-        raise Mistakes(long[:SHOWN])
+    if overlong == "refuse" or not prompts:
+        refused += long
+    if refused:
+        rest = [f"and {len(refused) - SHOWN:,} more questions like these"] if len(refused) > SHOWN else []
+        raise Mistakes([*refused[:SHOWN], *rest])
     return prompts
 
 

@@ -52,9 +52,7 @@ def start(recipe: Recipe, folder: Path, display: Display) -> int:
     with RunFolder(folder) as run:
         if run.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
-        session = open_session(recipe)
-        _describe(run, session)
-        return _train(run, session, Progress(), display)
+        return _train(run, open_session(recipe), Progress(), display)
 
 
 def resume(folder: Path, overrides: list[str], display: Display) -> int:
@@ -82,7 +80,6 @@ def resume(folder: Path, overrides: list[str], display: Display) -> int:
             session.prompts.load_state(progress.prompts)
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         run.rewind(progress.step)
-        _describe(run, session)
         return _train(run, session, progress, display)
 
 
@@ -92,12 +89,16 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     for note in session.notes:
         display.say(note)
     if progress.step >= recipe.steps:
+        session.reward.close()
+        if not run.summary.exists():  # killed after the last checkpoint
+            write_json_atomically(run.summary, summary(progress, run.path))
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {run.path} steps=...`")
         return 0
     weights = session.models.policy.model.state_dict()
     copies = 3 if session.models.reference is None else 4  # weights, two moments, and the reference
     needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
     checkpoint.check_free_space(run.path, needed)
+    _describe(run, session)
     progress.version = session.models.policy.version
     try:
         with _asked_to_stop() as asked:
@@ -141,10 +142,11 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
                 progress.after = _evaluate(session, step.index, display)
                 progress.best = _better(progress, recipe.eval.best)
                 metrics |= {f"eval/{name}": value for name, value in progress.after.items()}
-            _keep_refused(run.path / "refused", step, metrics)
+            _keep_refused(run.path / "refused", step)
             run.append_metrics(step.index, metrics)
             display.step(step.index, recipe.steps, metrics)
-            if last or asked or _due(step.index, recipe.checkpoint.every):
+            best = progress.best.get("step") == step.index
+            if last or best or asked or _due(step.index, recipe.checkpoint.every):
                 _save(run, session, progress)
             if last or asked:
                 return
@@ -237,9 +239,9 @@ def _check_data(session: Session, saved: Mapping[str, str]) -> None:
         raise Mistakes(changed)
 
 
-def _keep_refused(folder: Path, step: Step, metrics: Mapping[str, float]) -> None:
+def _keep_refused(folder: Path, step: Step) -> None:
     """If an update of the step was refused, keep its batch to be looked at."""
-    if not metrics.get("updates/refused"):
+    if not any(update.metrics["updates/refused"] for update in step.updates):
         return
     folder.mkdir(exist_ok=True)
     batch: Batch = step.batch

@@ -24,7 +24,7 @@ from outdo.optimiser import OptimiserSettings
 from outdo.policy import Policy, Work
 from outdo.prompts import Prompts, tokenise
 from outdo.recipe import ADVANTAGES, OBJECTIVES, Piece, Recipe
-from outdo.rewards import load as load_reward
+from outdo.rewards import load_reward
 from outdo.rewards.base import Reward
 from outdo.signatures import resolve
 from outdo.types import Prompt

@@ -82,7 +82,7 @@ def test_unknown_keys_wrong_types_and_values_out_of_range_are_told_together(mode
     told = refused("train", path, "sampling.top_p=2")
     says(told, "stepz: unknown key; did you mean steps?", "train.grup: unknown key; did you mean train.group?")
     says(told, 'optim.lr: expected a number, found "1e-6"', "take the quotes off", "optim.warmup: expected 0 or more")
-    says(told, "train.updates: expected a whole number, found 1.5", "sampling.top_p: expected 1 or less, found 2")
+    says(told, "train.updates: expected a whole number, found 1.5", "sampling.top_p: expected 1.0 or less, found 2")
     assert str(path) in told
     assert "command line: sampling.top_p" in told
 
@@ -118,7 +118,7 @@ def test_broken_rows_are_told_with_number_and_reason(told, tmp_path):
     rows += ['{"question": "", "answer": "2"}', '{"answer": "2"}', '{"question": 5, "answer": "2"}']
     path.write_text("\n".join(rows))
     said = told(data__path=path)
-    says(said, f'row 2: column "question" is null', "row 3: ", 'row 4: column "question" is empty')
+    says(said, 'row 2: column "question" is null', "row 3: ", 'row 4: column "question" is empty')
     says(said, 'row 5: no column "question"', 'row 6: column "question" is neither text nor')
 
 
@@ -160,14 +160,19 @@ def test_weights_that_were_cut_off_are_named(told, broken_model):
         (None, "score", "my_reward.py"),
         ("def score(completion, answer)\n    return 1\n", "score", "line 1"),
         (SOUND_REWARD, "scrore", "did you mean score?"),
-        ("def score(completion, beauty):\n    return 1\n", "score", "beauty"),
+        (
+            "def score(completion, beauty):\n    return 1\n",
+            "score",
+            "score needs beauty; the data has question, answer",
+        ),
     ],
     ids=["no file", "syntax error", "wrong name", "unknown parameter"],
 )
 def test_a_reward_that_cannot_be_called(told, tmp_path, source, name, mistake):
     path = tmp_path / "my_reward.py" if source is None else reward_file(tmp_path, source)
     said = told(rewards=f"{path}:{name}")
-    says(said, "my_reward.py", mistake)
+    says(said, "rewards: ", mistake)
+    assert len(said.splitlines()) == 1
 
 
 def test_data_model_and_reward_are_told_together(told, broken_model, sums, tmp_path):

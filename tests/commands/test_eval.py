@@ -29,7 +29,9 @@ def endless(tmp_path_factory):
 def ten(tmp_path_factory):
     """Ten questions, the answer to eight of which is 7."""
     path = tmp_path_factory.mktemp("data") / "ten.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{n}=", "answer": "7" if n < 8 else "1"}) + "\n" for n in range(10)))
+    path.write_text(
+        "".join(json.dumps({"question": f"{n}=", "answer": "7" if n < 8 else "1"}) + "\n" for n in range(10))
+    )
     return path
 
 

@@ -19,7 +19,7 @@ from outdo.models import Models, frozen
 from outdo.objectives.presets import grpo
 from outdo.optimiser import OptimiserSettings
 from outdo.policy import Policy, Work
-from outdo.rewards import load
+from outdo.rewards import load_reward
 from outdo.scripted import ScriptedEngine
 from outdo.types import Completion, FinishReason, Prompt, Request, Stream
 
@@ -46,7 +46,7 @@ def small(**work: int) -> Policy:
 
 
 def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = says_yes) -> Rollouts:
-    return Rollouts(ScriptedEngine(script), Question(load(reward)), group_size=4, sampling=SAMPLING)
+    return Rollouts(ScriptedEngine(script), Question(load_reward(reward)), group_size=4, sampling=SAMPLING)
 
 
 def weights(model: torch.nn.Module) -> Tensor:
@@ -81,7 +81,7 @@ def test_training_makes_the_rewarded_answers_likelier():
     def small_tokens(completions: list[str], completion_ids: list[list[int]], **columns: object) -> list[float]:
         return [sum(token < 132 for token in ids) / len(ids) for ids in completion_ids]
 
-    rollout = Rollouts(BuiltinEngine(), Question(load(small_tokens)), group_size=8, sampling=SAMPLING)
+    rollout = Rollouts(BuiltinEngine(), Question(load_reward(small_tokens)), group_size=8, sampling=SAMPLING)
     steps = islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 25)
     rewards = [float(step.batch.rewards.mean()) for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1

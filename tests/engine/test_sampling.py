@@ -78,6 +78,7 @@ def test_filters_by_hand(how: dict[str, float], kept: set[int]):
 
 def test_equally_likely_tokens_are_cut_down_to_the_number_asked_for():
     assert set(chosen(torch.zeros(8), evenly(500), top_k=3).tolist()) == {0, 1, 2}
+    assert set(chosen(torch.zeros(8), evenly(500), min_p=1.0).tolist()) == set(range(8))
 
 
 def test_filters_follow_the_temperature():
@@ -96,13 +97,20 @@ def test_a_token_of_probability_zero_is_never_chosen(possible: set[int], how: di
     assert set(chosen(logits, numbers, **how).tolist()) <= possible
 
 
-def test_a_number_next_to_one_never_falls_off_the_end():
-    """The product of a number below 1 with the total may round up to the total."""
-    logits = torch.randn(500, 999, generator=torch.Generator().manual_seed(0))
+def test_a_number_that_rounds_up_to_one_does_not_fall_off_the_end():
+    """As numbers next to 1 do in float32, which is all that some accelerators have."""
+    logits = torch.randn(50, 99, generator=torch.Generator().manual_seed(0))
     logits[:, -1] = -torch.inf
-    tokens, logprobs = choose(logits, torch.full((500,), 1 - 2.0**-53, dtype=torch.float64), SamplingParams())
-    assert tokens.max() < 998
+    tokens, logprobs = choose(logits, torch.ones(50, dtype=torch.float64), SamplingParams())
+    assert tokens.max() < 98
     assert logprobs.isfinite().all()
+
+
+def test_a_token_of_one_chance_in_a_billion_keeps_it():
+    """Between two halves, in float32 it would be nowhere."""
+    assert chosen(
+        torch.tensor([0.0, -20.7, 0.0]), torch.tensor([0.4999, 0.5, 0.5001], dtype=torch.float64)
+    ).tolist() == [0, 1, 2]
 
 
 @given(LOGITS)

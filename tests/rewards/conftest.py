@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Answered, Reward, load
+from outdo.rewards import Answered, Reward, load_reward
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def reward_of(tmp_path: Path) -> Iterator[Callable[..., Reward]]:
     def make(source: str, name: str = "score", timeout: float = 20.0) -> Reward:
         path = tmp_path / "my_reward.py"
         path.write_text(textwrap.dedent(source))
-        opened.append(load(f"{path}:{name}", timeout=timeout))
+        opened.append(load_reward(f"{path}:{name}", timeout=timeout))
         return opened[-1]
 
     yield make

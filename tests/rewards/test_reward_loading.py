@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outdo.errors import Mistakes, RewardError
-from outdo.rewards import BUILTIN, Answered, Combined, Local, Reward, Scored, Verdict, check_failures, load
+from outdo.rewards import BUILTIN, Answered, Combined, Local, Reward, Scored, Verdict, check_failures, load_reward
 from outdo.rewards.base import unscored
 from outdo.rewards.budget import inert
 
@@ -19,7 +19,7 @@ EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTA
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_built_in_name_scores(name: str, sample: Sample):
-    reward = load(name)
+    reward = load_reward(name)
     assert reward([sample("<think></think><answer></answer>" if name == "format" else "1")])[0].parts == {name: 1.0}
     reward.close()
 
@@ -27,7 +27,7 @@ def test_every_built_in_name_scores(name: str, sample: Sample):
 @pytest.mark.parametrize(("file", "source", "function"), EXAMPLES)
 def test_the_examples_of_the_documentation_run(tmp_path: Path, sample: Sample, file: str, source: str, function: str):
     (tmp_path / file).write_text(source)
-    reward = load(f"{tmp_path / file}:{function}")
+    reward = load_reward(f"{tmp_path / file}:{function}")
     assert [one.value for one in reward([sample("it is 1"), sample("it is 2")])] == [1.0, 0.0]
     reward.close()
 
@@ -40,7 +40,7 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
     (tmp_path / "own_package").mkdir()
     (tmp_path / "own_package" / "own_rewards.py").write_text("def score(completion): return 1.0")
     monkeypatch.chdir(tmp_path)
-    reward = load("own_package.own_rewards:score")
+    reward = load_reward("own_package.own_rewards:score")
     assert reward([sample("a")])[0].parts == {"score": 1.0}
     reward.close()
 
@@ -65,12 +65,12 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(
     (tmp_path / "my_reward.py").write_text("def score(completion): return 1.0")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistakes, match=re.escape(said)):
-        load(spec)
+        load_reward(spec)
 
 
 def test_every_mistake_of_a_list_is_told():
     with pytest.raises(Mistakes) as caught:
-        load(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
+        load_reward(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
     assert len(caught.value.mistakes) == 2
 
 
@@ -111,7 +111,7 @@ def test_a_sum_out_of_range_is_non_finite():
 
 
 def test_two_rewards_of_one_name_keep_both_parts(sample: Sample):
-    scored = load(["exact", "exact", {"name": "format", "weight": 0.1}])([sample("1")])[0]
+    scored = load_reward(["exact", "exact", {"name": "format", "weight": 0.1}])([sample("1")])[0]
     assert scored.parts == {"exact": 1.0, "exact_2": 1.0, "format": 0.0}
 
 
@@ -137,7 +137,7 @@ def test_closing_a_combination_closes_its_parts():
 
 def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
     scored = [
-        *load(lambda completion: 1.0)([sample("fine")] * 2),
+        *load_reward(lambda completion: 1.0)([sample("fine")] * 2),
         unscored(Verdict.timed_out, "score had no answer after 10 s", "score"),
         unscored(Verdict.failed, "ValueError", "score"),
     ]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.errors import Mistakes
-from outdo.rewards import Answered, load
+from outdo.rewards import Answered, load_reward
 from outdo.rewards.exact import exact, final_number, last_number
 from outdo.rewards.format import format, matches
 from outdo.rewards.math import math
@@ -128,7 +128,7 @@ def test_a_reference_may_be_latex_without_dollars(reference: str):
 
 @pytest.mark.parametrize("monster", ["$9^{9^{9^9}}$", "$" + "{" * 3000 + "$"], ids=["tower", "nested"])
 def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monster: str):
-    reward = load("math", timeout=3.0)
+    reward = load_reward("math", timeout=3.0)
     texts = ["1/2", monster, "0.5"]
     first, endless, last = reward([Answered(prompt="", completion=text, answer="1/2") for text in texts])
     reward.close()
@@ -137,7 +137,7 @@ def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monste
 
 
 def test_nine_to_the_nine_to_the_nine_is_late_and_not_wrong():
-    reward = load("math", timeout=3.0)
+    reward = load_reward("math", timeout=3.0)
     scored = reward([Answered(prompt="", completion="9**9**9", answer="1/2")])[0]
     reward.close()
     assert (scored.verdict, scored.parts) == ("timed_out", {"math": None})
@@ -147,7 +147,7 @@ def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monk
     (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('as if not installed')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Mistakes, match=r'pip install "outdo\[math\]"'):
-        load("math")
+        load_reward("math")
 
 
 @pytest.mark.parametrize(

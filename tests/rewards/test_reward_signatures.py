@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from outdo.errors import Mistakes
-from outdo.rewards import Answered, Verdict, load
+from outdo.rewards import Answered, Verdict, load_reward
 
 Sample = Callable[..., Answered]
 CHAT = [{"role": "user", "content": "1?"}]
 
 
 def values(function: Callable[..., Any], answered: list[Answered]) -> list[float]:
-    reward = load(function)
+    reward = load_reward(function)
     scored = reward(answered)
     reward.close()
     assert [one.reason for one in scored if one.verdict is Verdict.failed] == []
@@ -60,7 +60,7 @@ def test_a_trl_reward_of_trl_itself_runs_unchanged():
 
 
 def test_none_from_a_trl_function_is_not_applicable(sample: Sample):
-    verdicts = [one.verdict for one in load(lambda completions, **_: [None, 1.0])([sample("a"), sample("b")])]
+    verdicts = [one.verdict for one in load_reward(lambda completions, **_: [None, 1.0])([sample("a"), sample("b")])]
     assert verdicts == ["not_applicable", "ok"]
 
 
@@ -72,7 +72,7 @@ def test_a_verl_function_gets_its_four_arguments_and_may_return_a_dict(sample: S
 
 
 def test_a_verl_dict_without_a_score_has_failed(sample: Sample):
-    scored = load(lambda solution_str: {"acc": 1.0})([sample("a")])[0]
+    scored = load_reward(lambda solution_str: {"acc": 1.0})([sample("a")])[0]
     assert (scored.verdict, '"score"' in scored.reason) == ("failed", True)
 
 
@@ -113,7 +113,7 @@ def test_one_event_loop_serves_every_call(sample: Sample):
         loops.append(asyncio.get_running_loop())
         return 1.0
 
-    reward = load(score)
+    reward = load_reward(score)
     reward([sample("a")]), reward([sample("b")])
     reward.close()
     assert loops[0] is loops[1]
@@ -133,7 +133,7 @@ def test_a_batch_that_raises_is_repeated_so_that_only_the_guilty_fail(sample: Sa
     def score(completions, **columns):
         return [1 / len(completion) for completion in completions]
 
-    scored = load(score)([sample("a"), sample(""), sample("bb")])
+    scored = load_reward(score)([sample("a"), sample(""), sample("bb")])
     assert [(one.value, one.verdict) for one in scored] == [(1.0, "ok"), (0.0, "failed"), (0.5, "ok")]
     assert scored[1].reason.startswith("ZeroDivisionError: division by zero (test_reward_signatures.py, line")
 
@@ -151,7 +151,7 @@ def test_what_a_function_raises_is_the_verdict_of_that_completion(
     async def score_later(completion):
         return score(completion)
 
-    reward = load(score_later if asynchronous else score)
+    reward = load_reward(score_later if asynchronous else score)
     assert [one.verdict for one in reward([sample("a"), sample("bad"), sample("b")])] == ["ok", "failed", "ok"]
     reward.close()
 
@@ -160,7 +160,7 @@ def test_a_column_that_the_data_lacks_is_named(sample: Sample):
     def score(completion, solution):
         return 1.0
 
-    reason = load(score)([sample("a", level=1)])[0].reason
+    reason = load_reward(score)([sample("a", level=1)])[0].reason
     assert "score needs solution; the data has level, prompt, completion" in reason
 
 
@@ -176,11 +176,11 @@ def test_a_column_that_the_data_lacks_is_named(sample: Sample):
 )
 def test_an_unknown_signature_is_refused_with_the_known_ones(function: Any, said: str):
     with pytest.raises(Mistakes, match=f"(?s){said}"):
-        load(function)
+        load_reward(function)
 
 
 def test_a_lambda_has_a_name_fit_for_a_metric(sample: Sample):
-    assert load(lambda completion: 1.0)([sample("a")])[0].parts == {"reward": 1.0}
+    assert load_reward(lambda completion: 1.0)([sample("a")])[0].parts == {"reward": 1.0}
 
 
 def test_an_interrupt_of_the_person_is_nobodys_verdict(sample: Sample):
@@ -188,5 +188,5 @@ def test_an_interrupt_of_the_person_is_nobodys_verdict(sample: Sample):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load(score)([sample("a")])
+        load_reward(score)([sample("a")])
     assert sys.exc_info() == (None, None, None)

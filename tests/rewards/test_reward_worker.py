@@ -360,8 +360,8 @@ def test_the_file_finds_its_neighbours_and_may_be_called_like_a_module_of_python
 
 PARENT = """
 import os, sys
-from outdo.rewards import Answered, load
-reward = load(sys.argv[1])
+from outdo.rewards import Answered, load_reward
+reward = load_reward(sys.argv[1])
 print(reward._process._popen.pid, flush=True)
 if sys.argv[2] == "calling":
     reward([Answered(prompt="", completion="", answer="")])

@@ -60,8 +60,9 @@ class Command:
     """`outdo ARGUMENTS` in the folder `home`, under way."""
 
     def __init__(self, home: Path, *arguments: str | Path) -> None:
+        self.arguments = [str(each) for each in arguments]
         self.log = home / f"log-{time.monotonic_ns()}"
-        self.process = WARM.Process(target=_outdo, args=([str(each) for each in arguments], str(home), str(self.log)))
+        self.process = WARM.Process(target=_outdo, args=(self.arguments, str(home), str(self.log)))
         self.process.start()
         assert self.process.pid
         self.pid: int = self.process.pid
@@ -117,15 +118,12 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = 60) -> bool:
-    """Look every millisecond; False if the command ends first."""
+def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = 60) -> None:
+    """Look every millisecond, until it happened or the command ended."""
     deadline = time.monotonic() + seconds
-    while not happened():
-        if command is not None and not command.running:
-            return bool(happened())
+    while not happened() and (command is None or command.running):
         assert time.monotonic() < deadline, f"did not happen within {seconds} s:\n{command.said if command else ''}"
         time.sleep(0.001)
-    return True
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from outdo.evaluation import Evaluation, evaluate
 from outdo.policy import Policy
 from outdo.prompts import tokenise
 from outdo.recipe import Recipe
-from outdo.rewards import load as load_reward
+from outdo.rewards import load_reward
 from outdo.session import held_out_questions
 from outdo.source import Source, find
 
@@ -53,7 +53,7 @@ class Exam:
     """What every model is given."""
 
     questions: Sequence[Question]
-    rewards: Any  # what `rewards.load` takes
+    rewards: Any  # what `rewards.load_reward` takes
     timeout: float
     sampling: SamplingParams
     template: str | None

@@ -1,12 +1,12 @@
 """Text in, number out: what a completion is worth, and what is said when that cannot be known.
 
-`load` makes a reward of a name, a file, a function or a list of these. The room knows neither torch nor models.
+`load_reward` makes a reward of a name, a file, a function or a list of these. The room knows neither torch nor models.
 """
 
 from outdo.rewards.base import Answered, Reward, Scored, Verdict
 from outdo.rewards.budget import check_failures
 from outdo.rewards.combine import Combined
-from outdo.rewards.loading import BUILTIN, load
+from outdo.rewards.loading import BUILTIN, load_reward
 from outdo.rewards.local import Local
 from outdo.rewards.worker import Worker
 
@@ -20,5 +20,5 @@ __all__ = [
     "Verdict",
     "Worker",
     "check_failures",
-    "load",
+    "load_reward",
 ]

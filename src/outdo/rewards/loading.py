@@ -24,7 +24,7 @@ ENDLESS = frozenset({"math"})
 Spec = str | Callable[..., Any] | Mapping[str, Any] | Sequence[Any]
 
 
-def load(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
+def load_reward(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
     """Make a reward of what a recipe or a user names.
 
     Args:
@@ -50,7 +50,7 @@ def _combined(entries: Sequence[tuple[Any, Any]], timeout: float) -> Combined:
     loaded: list[tuple[Reward, float]] = []
     for spec, weight in entries:
         try:
-            loaded.append((load(spec, timeout=timeout), weight))
+            loaded.append((load_reward(spec, timeout=timeout), weight))
         except Mistakes as found:
             mistakes.extend(found.mistakes)
     try:

@@ -1,0 +1,140 @@
+"""What goes wrong inside a step: losses that are no numbers, and rewards that fail, hang or say nothing."""
+
+import math
+from pathlib import Path
+
+import pytest
+from run_cases import metrics, outdo_, saved, timeless, weights
+from safetensors.torch import load_file
+
+NAN = '''
+from dataclasses import replace
+from outdo.objectives.presets import grpo
+
+class Nan:
+    """GRPO whose loss is no number in the batches `first` to `last`; if `once`, in the first pass over each only."""
+
+    def __init__(self, first: int = 1, last: int = 1000, once: bool = False):
+        self.formula, self.first, self.last, self.once = grpo(beta=0.0), first, last, once
+        self.needs = self.formula.needs
+        self.batches = self.passes = 0
+
+    def prepare(self, batch):
+        self.batches, self.passes = self.batches + 1, 0
+        return self.formula.prepare(batch)
+
+    def __call__(self, scores, batch):
+        terms = self.formula(scores, batch)
+        self.passes += 1
+        broken = self.first <= self.batches <= self.last and not (self.once and self.passes > 1)
+        return replace(terms, loss=terms.loss * float("nan")) if broken else terms
+'''
+
+
+@pytest.fixture
+def nan_home(own_home: Path) -> Path:
+    (own_home / "nan.py").write_text(NAN)
+    return own_home
+
+
+def train(home: Path, *settings: str, status: int = 0, reward: str | None = None) -> str:
+    if reward:
+        (home / "score.py").write_text(reward)
+    return outdo_(home, "train", "recipe.toml", "run=./run", "checkpoint.keep=9", *settings, status=status)
+
+
+def test_an_update_that_is_not_finite_is_refused_and_its_batch_kept(nan_home):
+    said = train(nan_home, "steps=4", 'train.objective={name = "nan.py:Nan", first = 2, last = 2}')
+    run = nan_home / "run"
+    assert "update refused: not finite" in said
+    assert [line["updates/refused"] for line in metrics(run)] == [0, 1, 0, 0]
+    assert metrics(run)[1]["loss"] is None
+    assert weights(run, 2) == weights(run, 1)
+    assert weights(run, 3) != weights(run, 2)
+    assert [path.name for path in (run / "refused").iterdir()] == ["step_000002.safetensors"]
+    kept = load_file(run / "refused/step_000002.safetensors")
+    assert {"token_ids", "loss_mask", "rewards", "advantages"} <= kept.keys()
+    assert kept["loss_mask"].any(1).all()
+
+
+def test_a_refusal_in_an_earlier_pass_is_not_overlooked(nan_home):
+    objective = 'train.objective={name = "nan.py:Nan", first = 2, last = 2, once = true}'
+    train(nan_home, "steps=2", "train.updates=2", objective)
+    assert (nan_home / "run/refused/step_000002.safetensors").exists()
+
+
+def test_losses_that_stay_no_numbers_stop_the_run_with_finite_weights(nan_home):
+    said = train(nan_home, "steps=9", 'train.objective={name = "nan.py:Nan", first = 3}', status=1)
+    run = nan_home / "run"
+    assert "3 updates in a row had a loss (nan)" in said
+    assert f"saved after step 4; go on with `outdo resume {run.name}`" in said
+    assert saved(run) == [1, 2, 3, 4]
+    assert weights(run, 4) == weights(run, 2)
+    newest = load_file(run / "checkpoints/step_000004/model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in newest.values())
+
+
+def test_rewards_that_fail_too_often_stop_the_run_after_what_is_done_was_saved(own_home, home, straight):
+    """The reward works for the evaluation and four steps, in each process anew."""
+    whole = (own_home / "score.py").read_text()
+    failing = "asked = 0\n" + whole.replace(
+        "    return",
+        "    global asked\n    asked += 1\n    if asked > 40:\n        raise KeyError('lost its key')\n    return",
+    )
+    said = train(own_home, "steps=6", "checkpoint.every=20", status=1, reward=failing)
+    run = own_home / "run"
+    assert "8 of 8 rewards of this step have no value (8 failed); allowed are 50%" in said
+    assert "lost its key" in said
+    assert "Its completion: " in said
+    assert "saved after step 4; go on with `outdo resume run`" in said
+    assert saved(run) == [4]
+    assert "resumed after step 4 of 6" in outdo_(own_home, "resume", "run")
+    assert [line["reward"] for line in metrics(run)] == [line["reward"] for line in metrics(straight)[:6]]
+
+
+def test_rewards_that_hang_cost_their_own_answers_only(own_home):
+    hanging = (
+        "import time, zlib\n"
+        "def score(completion, answer):\n"
+        "    if completion and not completion.isdigit() and zlib.crc32(completion.encode()) % 8 == 0:\n"
+        "        time.sleep(600)\n"
+        "    return len(completion) % 3\n"
+    )
+    train(own_home, "steps=3", "reward.timeout=0.5", "reward.max_failed=1.0", reward=hanging)
+    timed_out = [line.get("verdicts/timed_out", 0) for line in metrics(own_home / "run")]
+    assert len(timed_out) == 3
+    assert 0 < sum(timed_out) < 24
+
+
+def test_answers_a_reward_does_not_apply_to_are_left_out(own_home):
+    some = "import zlib\ndef score(completion):\n    return 0.75 if zlib.crc32(completion.encode()) % 2 else None\n"
+    train(own_home, "steps=3", reward=some)
+    lines = metrics(own_home / "run")
+    assert all(0 < line["verdicts/not_applicable"] < 8 for line in lines)
+    assert [line["reward"] for line in lines] == [0.75] * 3
+    assert [line["rewards/score/mean"] for line in lines] == [0.75] * 3
+    assert_only_numbers(own_home / "run")
+
+
+def test_groups_of_equal_rewards_teach_nothing_and_leave_only_numbers(own_home):
+    train(own_home, "steps=3", reward="def score(completion):\n    return 0.5\n")
+    run = own_home / "run"
+    assert [line["frac_reward_zero_std"] for line in metrics(run)] == [1.0] * 3
+    assert [line["reward_std"] for line in metrics(run)] == [0.0] * 3
+    assert weights(run, 1) == weights(run, 2) == weights(run, 3)
+    assert_only_numbers(run)
+
+
+def test_a_step_without_any_reward_is_counted_and_updates_nothing(own_home):
+    train(own_home, "steps=2", reward="def score(completion):\n    return None\n")
+    run = own_home / "run"
+    assert [line["verdicts/not_applicable"] for line in metrics(run)] == [8.0] * 2
+    assert [line["updates/done"] for line in metrics(run)] == [0.0] * 2
+    assert weights(run, 1) == weights(run, 2)
+    assert_only_numbers(run)
+
+
+def assert_only_numbers(run: Path) -> None:
+    values = [value for line in timeless(run) for value in line.values()]
+    assert values
+    assert all(isinstance(value, int | float) and math.isfinite(value) for value in values)
