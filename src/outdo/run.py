@@ -136,14 +136,15 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
     with display.steps(progress.step, recipe.steps):
         clock = time.monotonic()
         for step in steps:
-            metrics = _counted(step, session, progress, time.monotonic() - clock)
+            metrics = _metrics(step, time.monotonic() - clock)
             last = step.index == recipe.steps
             if last or _due(step.index, recipe.eval.every):
                 progress.after = _evaluate(session, step.index, display)
-                progress.best = _better(progress, recipe.eval.best)
+                progress.best = _better(progress, step.index, recipe.eval.best)
                 metrics |= {f"eval/{name}": value for name, value in progress.after.items()}
             _keep_refused(run.path / "refused", step)
             run.append_metrics(step.index, metrics)
+            _move_on(progress, session, step.index, metrics)  # now, and not before: a saved step has its line
             display.step(step.index, recipe.steps, metrics)
             best = progress.best.get("step") == step.index
             if last or best or asked or _due(step.index, recipe.checkpoint.every):
@@ -157,14 +158,16 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _counted(step: Step, session: Session, progress: Progress, seconds: float) -> dict[str, float]:
-    """A finished step's metrics; `progress` moves on to it."""
+def _metrics(step: Step, seconds: float) -> dict[str, float]:
     metrics = step_metrics(step)
-    progress.step, progress.version = step.index, session.models.policy.version
-    progress.prompts = session.prompts.state()
-    progress.seconds += seconds
-    progress.tokens += int(metrics["num_tokens"])
     return metrics | {"seconds": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
+
+
+def _move_on(progress: Progress, session: Session, step: int, metrics: Mapping[str, float]) -> None:
+    progress.step, progress.version = step, session.models.policy.version
+    progress.prompts = session.prompts.state()
+    progress.seconds += metrics["seconds"]
+    progress.tokens += int(metrics["num_tokens"])
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
@@ -204,10 +207,10 @@ def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]
     return numbers
 
 
-def _better(progress: Progress, by: str) -> dict[str, float]:
-    """The better of the best evaluation so far and the latest; the earlier one if they are equal."""
+def _better(progress: Progress, step: int, by: str) -> dict[str, float]:
+    """The better of the best evaluation so far and the latest, that of `step`; the earlier one if they are equal."""
     if by in progress.after and progress.after[by] > progress.best.get(by, -1.0):
-        return {"step": progress.step, **progress.after}
+        return {"step": step, **progress.after}
     return progress.best
 
 

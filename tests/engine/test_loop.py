@@ -204,9 +204,16 @@ def test_a_step_whose_questions_were_all_dropped_is_counted_too():
 
 
 def test_answers_that_are_all_alike_move_no_weight():
+    """Neither does the momentum that a step before them has left."""
     policy = small()
+
+    def agreed_in_the_second_step(request: Request) -> str:
+        return yes_or_no(request) if request.stream.step == 1 else "yes"
+
+    steps = train(Models(policy), data(), rollouts(agreed_in_the_second_step), ADVANTAGE, grpo(beta=0))
+    next(steps)
     before = weights(policy.model)
-    (step,) = islice(train(Models(policy), data(), rollouts(lambda request: "yes"), ADVANTAGE, grpo(beta=0)), 1)
+    step = next(steps)
     assert (len(step.updates), step.update.metrics["updates/empty"]) == (1, 1.0)
     assert torch.equal(weights(policy.model), before)
 

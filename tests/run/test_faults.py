@@ -138,3 +138,21 @@ def assert_only_numbers(run: Path) -> None:
     values = [value for line in timeless(run) for value in line.values()]
     assert values
     assert all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+
+
+def test_an_evaluation_that_fails_leaves_no_step_without_its_line(own_home):
+    failing = (
+        "asked = 0\n"
+        "def score(prompt, completion):\n"
+        "    global asked\n"
+        "    asked += prompt == '1+5='\n"
+        "    if asked > 2 and '5=' in prompt:\n"
+        "        raise RuntimeError('the judge is away')\n"
+        "    return len(completion) % 3\n"
+    )
+    keys = ("steps=6", "eval.every=2", "eval.samples=0", "checkpoint.every=3")
+    train(own_home, *keys, status=1, reward=failing)  # in the third evaluation, after step 4
+    outdo_(own_home, "resume", "run")
+    lines = metrics(own_home / "run")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "eval/greedy" in line] == [2, 4, 6]

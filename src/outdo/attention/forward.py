@@ -60,7 +60,8 @@ class Forward:
         plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         if attention == "padded":
             return cls(model, way="padded", plain_head=plain, autocast=accelerated, why="as the recipe asks")
-        why = _difference(whole, cls(model, way="shared", plain_head=plain, autocast=False), batch)
+        shared = cls(model, way="shared", plain_head=plain, autocast=False)
+        why = _difference(whole, shared, batch) or _hidden_tie(shared, batch)
         if why and attention == "shared":
             raise ModelError(
                 f'attention = "shared": the attention of {type(model).__name__} cannot be replaced ({why}); '
@@ -150,6 +151,31 @@ def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
         return f"it gives {found.shape[-1]} values where the model has a vocabulary of {expected.shape[-1]}"
     gap = float((found - expected).abs().max())
     return "" if gap < TOLERANCE else f"its log-probabilities differ by {gap:.2g}"
+
+
+@torch.no_grad()
+def _hidden_tie(shared: Forward, batch: Batch) -> str:
+    """What ties tokens together that `Layout.attend` does not see, as a reason against the shared way; empty if none.
+
+    A convolution or a recurrence lets a sequence see its neighbour in the flat row. A mask that limits sight, of which
+    attention is not told, would show only in sequences longer than the probe's.
+    """
+    packed = pack(batch)
+    first, second = (packed.prompts[row][packed.prompt_mask[row]] for row in (0, 1))
+    changed = packed.token_ids.clone()
+    changed[first] = changed[first].roll(1)
+    found = (shared.flat(token_ids, packed.positions, packed) for token_ids in (packed.token_ids, changed))
+    before, after = (hidden[second] for hidden in found)
+    if not torch.equal(before, after):
+        return "something else than attention carries over from one token to the next"
+    config = shared.model.config.get_text_config()
+    told = packed.windows
+    unseen = [
+        name
+        for name in ("sliding_window", "attention_chunk_size")
+        if getattr(config, name, None) is not None and getattr(config, name) not in told
+    ]
+    return f"its {unseen[0]} is a mask that attention is not told of" if unseen else ""
 
 
 def _probe_logprobs(forward: Forward, batch: Batch) -> Tensor:

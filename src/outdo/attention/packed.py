@@ -29,6 +29,11 @@ class Packed:
     source: Tensor  # [B, T] index into the row of the position that predicts token t
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The windows that attention over this row was asked to keep to."""
+        return frozenset(self._masks)
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
         of_prompts, of_completions = self._allowed(rule.window)

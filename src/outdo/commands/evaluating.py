@@ -62,6 +62,8 @@ class Exam:
 
 def run_eval(models: Sequence[str], asked: Asked, console: Console, *, as_json: bool) -> None:
     """Evaluate the models and print a table, or one JSON object."""
+    if len(set(models)) < len(models):
+        raise Mistakes([f"eval: {models[0]} is given twice; --against takes another model"])
     sources = [find(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     exam = _exam(asked, recipe)

@@ -40,10 +40,8 @@ class _AllDone(StoppingCriteria):
 def generate_padded(
     policy: Weights, rows: Sequence[Row], sampling: SamplingParams, rule: StopRule, *, at_once: int
 ) -> None:
-    """Fill in the rows, `at_once` at a time, longest prompts last so that little is padded."""
-    ordered = sorted(rows, key=lambda row: len(row.request.token_ids))
-    for start in range(0, len(ordered), at_once):
-        part = ordered[start : start + at_once]
+    """Fill in the rows, at most `at_once` at a time, those with prompts of like length together."""
+    for part in _parts(rows, at_once, policy.context):
         width = max(len(row.request.token_ids) for row in part)
         missing = [width - len(row.request.token_ids) for row in part]
         token_ids = [[0] * gap + list(row.request.token_ids) for gap, row in zip(missing, part, strict=True)]
@@ -60,3 +58,16 @@ def generate_padded(
                 logits_processor=LogitsProcessorList([_Choose(part, sampling, rule)]),
                 stopping_criteria=StoppingCriteriaList([_AllDone(part)]),
             )
+
+
+def _parts(rows: Sequence[Row], at_once: int, context: int | None) -> list[list[Row]]:
+    """Rows that are sampled together: a finished one goes on being fed, and must not leave the model's context."""
+    parts: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: len(row.request.token_ids)):
+        part = [*(parts[-1] if parts else []), row]
+        longest = len(row.request.token_ids) + max(each.limit for each in part)
+        if parts and len(part) <= at_once and (context is None or longest <= context):
+            parts[-1] = part
+        else:
+            parts.append([row])
+    return parts

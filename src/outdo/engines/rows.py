@@ -38,6 +38,11 @@ class StopRule:
     def limit(self, request: Request) -> int:
         """Tokens the answer to a request may have: what is asked, what is allowed, and what the context has left."""
         allowed = min(request.max_tokens, self.max_tokens)
+        if not request.token_ids or allowed < 1:
+            raise ValueError(
+                f"prompt {request.stream.prompt_id}: a request needs at least one token to begin with and room for one, "
+                f"not {len(request.token_ids)} and {allowed}"
+            )
         if self.context is None:
             return allowed
         left = self.context - len(request.token_ids)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from rich.table import Table
 
 from outdo.data import questions_from
@@ -34,6 +35,7 @@ LOOKED_AT, SHOWN = 32, 3  # problems answered before and after for the table, an
 
 def quickstart(folder: Path, *, seed: int, display: Display) -> int:
     """Build and warm-start a model (once per seed), train it by GRPO, and show before and after. The exit status."""
+    torch.set_num_threads(settings.THREADS)
     data = write_data(folder / f"seed-{seed}", seed)
     warm = warm_start(folder / f"seed-{seed}" / "warm", data["demonstrations"], seed, display)
     run = _free(folder / f"seed-{seed}")
@@ -81,7 +83,9 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
 
 def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int) -> Path:
     """The recipe of the run, as a user would write it."""
-    text = settings.RECIPE.format(model=model, questions=data["questions"], held_out=data["held_out"], seed=seed)
+    text = settings.RECIPE.format(
+        model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, threads=settings.THREADS
+    )
     write_text_atomically(path, text)
     return path
 

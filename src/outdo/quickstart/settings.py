@@ -2,10 +2,15 @@
 
 The teacher forgets most carries, and so does the model after the warm start: greedily it is right only where there is
 nothing to carry, sampled now and then elsewhere too. That is what reinforcement can choose from.
+
+Measured: after a warm start of 240 steps, 60 steps of GRPO ended at 94 % right greedily (seed 1); after 320, at 97 to
+100 % (seeds 0 to 2). At twice the learning rate it was 90 to 98 % after 20 steps, where this gives 97 to 100 %. With
+randomly wrong digits in place of forgotten carries, the likeliest answers are right before it starts.
 """
 
 from outdo.optimiser import OptimiserSettings
 
+THREADS = 1
 QUESTIONS = 12800  # to learn from and to train on
 CARELESS = 0.7  # chance that the teacher forgets a carry
 
@@ -17,6 +22,7 @@ RECIPE = """\
 # What `outdo quickstart` trains by. Change a line, and: outdo train THIS_FILE
 model = "{model}"
 seed = {seed}
+threads = {threads}                   # more are slower when anything else runs, and little faster when nothing does
 steps = 80
 rewards = "exact"             # the text after `#` has to be the answer
 
