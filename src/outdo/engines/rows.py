@@ -40,7 +40,7 @@ class StopRule:
         allowed = min(request.max_tokens, self.max_tokens)
         if not request.token_ids or allowed < 1:
             raise ValueError(
-                f"prompt {request.stream.prompt_id}: a request needs at least one token to begin with and room for one, "
+                f"prompt {request.stream.prompt_id}: a request needs a token to begin with and room for another, "
                 f"not {len(request.token_ids)} and {allowed}"
             )
         if self.context is None:

@@ -68,7 +68,7 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
     if folder.exists():
         display.say(f"the warm-started model in {folder} is used again")
         return folder
-    display.say(f"building a model, and teaching it from worked examples: {settings.CARELESS:.0%} of them have a slip")
+    display.say(f"building a model, and teaching it to add; its teacher forgets {settings.CARELESS:.0%} of the carries")
     unfinished = build(folder.with_name("new"), seed)
     policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START)
     pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer, max_tokens=LONGEST)
