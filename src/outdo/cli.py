@@ -210,9 +210,6 @@ def main() -> None:
     except OutdoError as error:
         print(f"outdo: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        print("outdo: interrupted", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

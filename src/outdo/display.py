@@ -46,7 +46,7 @@ class Display:
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
         """What moved in a step."""
         said = self._sentence(metrics)
-        self._reward = metrics["reward"]
+        self._reward = metrics.get("reward", self._reward)
         if self._bar:
             bar, task = self._bar
             bar.update(task, completed=index, said=said)
@@ -65,12 +65,11 @@ class Display:
         self.say(f"held-out questions right after step {step}: " + ", ".join(parts))
 
     def _sentence(self, metrics: Mapping[str, float]) -> str:
-        change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
-        parts = [
-            f"reward {metrics['reward']:.3f}{change}",
-            f"right {metrics['right']:.0%}",
-            f"length {metrics['completions/mean_length']:.0f}",
-        ]
+        parts = ["no answer has a reward"]
+        if "reward" in metrics:
+            change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
+            parts = [f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}"]
+        parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:
             parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
         if metrics.get("updates/refused"):

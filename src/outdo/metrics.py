@@ -9,17 +9,18 @@ from outdo.types import RIGHT, FinishReason, Step
 
 
 def step_metrics(step: Step) -> dict[str, float]:
-    """All that is known of a step without computing anything anew."""
-    return _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | dict(_update_metrics(step))
+    """All that is known of a step without computing anything anew. What there is nothing to average of is left out."""
+    metrics = _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | _update_metrics(step)
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _reward_metrics(step: Step) -> dict[str, float]:
+def _reward_metrics(step: Step) -> dict[str, float | None]:
     """Over scored rollouts; what was not scored is counted by its verdict."""
     batch = step.batch
     rewards = batch.rewards[batch.scored]
     spreads = [batch.rewards[batch.scored & (batch.group == group)] for group in batch.group.unique()]
     spreads = [spread for spread in spreads if len(spread)]
-    metrics = {
+    metrics: dict[str, float | None] = {
         "reward": _mean(rewards),
         "right": _mean(rewards >= RIGHT),
         "reward_std": sum(float(s.std()) if len(s) > 1 else 0.0 for s in spreads) / max(1, len(spreads)),
@@ -31,7 +32,7 @@ def _reward_metrics(step: Step) -> dict[str, float]:
     return metrics | {f"verdicts/{verdict}": float(count) for verdict, count in verdicts.items() if verdict != "ok"}
 
 
-def _completion_metrics(step: Step) -> dict[str, float]:
+def _completion_metrics(step: Step) -> dict[str, float | None]:
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
@@ -44,7 +45,7 @@ def _completion_metrics(step: Step) -> dict[str, float]:
     }
 
 
-def _token_metrics(step: Step) -> dict[str, float]:
+def _token_metrics(step: Step) -> dict[str, float | None]:
     """Over trained tokens, each counting the same; measured as the last pass went along."""
     batch, update = step.batch, step.update
     if update is None:
@@ -66,10 +67,13 @@ def _token_metrics(step: Step) -> dict[str, float]:
     return metrics
 
 
-def _update_metrics(step: Step) -> dict[str, float]:
-    of_last = step.update.metrics if step.update else {}
-    return {**of_last, "updates/done": float(len(step.updates))}
+def _update_metrics(step: Step) -> dict[str, float | None]:
+    """Those of the last pass; refused and empty optimiser steps are counted over all of them."""
+    metrics: dict[str, float | None] = {**(step.update.metrics if step.update else {})}
+    for name in ("updates/refused", "updates/empty"):
+        metrics[name] = sum(update.metrics[name] for update in step.updates)
+    return metrics | {"updates/done": float(len(step.updates))}
 
 
-def _mean(values: Tensor) -> float:
-    return float(values.float().mean()) if len(values) else 0.0
+def _mean(values: Tensor) -> float | None:
+    return float(values.float().mean()) if len(values) else None

@@ -1,5 +1,6 @@
 """The body of the command line's `for step in train(...)`: evaluate, record, save, stop in good order."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -70,11 +71,11 @@ def resume(folder: Path, overrides: list[str], display: Display) -> int:
         found = checkpoint.latest(run.checkpoints)
         for fault in found.broken if found else ():
             display.say(f"not used: {fault}")
-        session = open_session(recipe, model=found.path if found else None)
+        state = checkpoint.load_state(found.path) if found else {}
+        model = found.path if found else None
+        session = open_session(recipe, model=model, fingerprints=state.get("fingerprints"))
         progress = Progress()
         if found:
-            state = checkpoint.load_state(found.path)
-            _check_data(session, state["fingerprints"])
             session.models.load_state(state["models"])
             progress = Progress(**state["progress"])
             session.prompts.load_state(progress.prompts)
@@ -232,16 +233,6 @@ def _describe(run: RunFolder, session: Session) -> None:
     write_json_atomically(run.environment, environment)
 
 
-def _check_data(session: Session, saved: Mapping[str, str]) -> None:
-    changed = [
-        f"{key}: the file's content is not what the run was started with"
-        for key, fingerprint in session.fingerprints.items()
-        if saved.get(key) != fingerprint
-    ]
-    if changed:
-        raise Mistakes(changed)
-
-
 def _keep_refused(folder: Path, step: Step) -> None:
     """If an update of the step was refused, keep its batch to be looked at."""
     if not any(update.metrics["updates/refused"] for update in step.updates):
@@ -263,6 +254,7 @@ def _asked_to_stop() -> Iterator[list[int]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
+        os.write(2, b"\nfinishing this step, then saving; once more ends at once\n")  # print is not safe in here
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

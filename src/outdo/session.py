@@ -48,12 +48,18 @@ class Session:
     notes: tuple[str, ...]
 
 
-def open_session(recipe: Recipe, *, model: str | Path | None = None) -> Session:
-    """Load everything a recipe names. `model` is a checkpoint's folder when a run is resumed.
+def open_session(
+    recipe: Recipe, *, model: str | Path | None = None, fingerprints: Mapping[str, str] | None = None
+) -> Session:
+    """Load everything a recipe names. When a run is resumed, `model` is a checkpoint's folder, and `fingerprints` are
+    those that its data files had.
 
     Raises `Mistakes` for what is wrong with the recipe, the data, the model folder or the reward.
     """
     questions = questions_of(recipe)
+    if fingerprints is not None and fingerprints != questions.fingerprints:
+        changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
+        raise Mistakes([f"{key}: the file's content is not what the run was started with" for key in changed])
     recipe, why = _settled(recipe)
     objective = _objective(recipe.train.objective)
     reward = load_reward([(each.name, each.weight) for each in recipe.rewards], timeout=recipe.reward.timeout)
@@ -110,7 +116,31 @@ def _settled(recipe: Recipe) -> tuple[Recipe, str]:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    return recipe.model_copy(update={"device": device.type, "threads": torch.get_num_threads()}), why
+    return _placed(recipe).model_copy(update={"device": device.type, "threads": torch.get_num_threads()}), why
+
+
+def _placed(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths, so that its run can be gone on with from any folder."""
+    train, data = recipe.train, recipe.data
+    pieces = {name: getattr(train, name) for name in ("advantage", "objective")}
+    moved = {name: piece.model_copy(update={"name": _absolute(piece.name)}) for name, piece in pieces.items()}
+    paths = {"path": _absolute(data.path), "eval_path": data.eval_path and _absolute(data.eval_path)}
+    rewards = tuple(reward.model_copy(update={"name": _absolute(reward.name)}) for reward in recipe.rewards)
+    return recipe.model_copy(
+        update={
+            "model": _absolute(recipe.model),
+            "rewards": rewards,
+            "data": data.model_copy(update=paths),
+            "train": train.model_copy(update=moved),
+        }
+    )
+
+
+def _absolute(name: str) -> str:
+    """`FILE` or `FILE.py:name` with the whole path where there is such a file; a name of anything else as it is."""
+    path, colon, inside = name.partition(".py:")
+    where = Path(path + (".py" if colon else ""))
+    return f"{where.resolve()}{colon[3:]}{inside}" if where.exists() else name
 
 
 def _piece(piece: Piece, known: Mapping[str, str]) -> Any:
@@ -140,7 +170,5 @@ def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prom
         )
         if len(after) < len(before)
     ]
-    if context is not None and longest + recipe.sampling.max_tokens > context:
-        notes.append(f"an answer ends where prompt and answer fill the model's context of {context} tokens")
     prompts = Prompts(train, per_step=recipe.train.prompts, seed=recipe.seed, shuffle=data.shuffle)
     return prompts, held_out, notes

@@ -158,6 +158,19 @@ def test_a_model_without_attention_goes_the_padded_way_and_says_why():
     torch.testing.assert_close(policy.logprobs(batch), by_the_model_itself(policy.model, batch), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [("qwen3_moe", {"num_experts": 8, "moe_intermediate_size": 32}), ("olmoe", {"num_experts": 8})],
+)
+def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
+    """Which tokens meet at an expert changes the last bits of its products, and nothing else."""
+    model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
+    forward = Forward.probe(model)
+    assert (forward.way, forward.why) == ("shared", "")
+    found = Scorer(forward, Work()).logprobs(batch)
+    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+
+
 def test_asking_for_the_shared_way_where_it_cannot_be_had_is_an_error():
     model, _ = tiny_model(arch="mamba")
     with pytest.raises(ModelError, match='attention = "shared": the attention of MambaForCausalLM cannot be replaced'):

@@ -78,6 +78,7 @@ def test_so_is_one_with_a_reference_a_schedule_and_several_updates_per_batch(hom
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("settings", [PLAIN, FULL], ids=["plain", "full"])
 def test_twenty_five_kills_change_nothing(home, settings, threads):
+    """Each is compared with a run of as many threads: one and two give equal weights in runs this small only."""
     name = f"{len(settings)}-{threads}"
     more = (*settings, "steps=120", f"threads={threads}")
     outdo_(home, "train", "recipe.toml", f"run=./long-{name}", *more)
