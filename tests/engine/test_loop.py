@@ -20,7 +20,7 @@ from outdo.objectives.presets import grpo
 from outdo.optimiser import OptimiserSettings
 from outdo.policy import Policy, Work
 from outdo.rewards import load_reward
-from outdo.scripted import ScriptedEngine
+from outdo.testing import ScriptedEngine
 from outdo.types import Completion, FinishReason, Prompt, Request, Stream
 
 ADVANTAGE = per_token(group_standardised)

@@ -170,7 +170,8 @@ def _hidden_tie(shared: Forward, batch: Batch) -> str:
     hook = shared.model.get_input_embeddings().register_forward_hook(catch)
     with hook, torch.enable_grad():
         hidden = shared.flat(packed.token_ids, packed.positions, packed)[second]
-        (pull,) = torch.autograd.grad((hidden * torch.linspace(1, 2, hidden.shape[1], device=hidden.device)).sum(), caught)
+        uneven = torch.linspace(1, 2, hidden.shape[1], device=hidden.device)  # a norm's plain sum has no derivative
+        (pull,) = torch.autograd.grad((hidden * uneven).sum(), caught)
     # A derivative that is not there is exactly 0; values may differ in their last bits, as experts see other company.
     if pull[0, first].any():
         return "something else than attention carries over from one token to the next"
