@@ -3,7 +3,7 @@
 `check` looks, `show` prints. What is wrong with the recipe itself never comes so far: `recipe_file.load` raises.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -80,6 +80,25 @@ def check(recipe: Recipe, *, render: Render | None = None) -> Report:
         arithmetic=estimate.arithmetic(recipe, len(train)) if train else None,
         memory=estimate.memory(facts, recipe, reference=_has_reference(recipe)) if facts else {},
     )
+
+
+def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
+    """What is wrong with the data, the model and the rewards of a recipe whose settings `broken` are wrong already."""
+    mistakes: list[str] = []
+    touched = {key.partition(".")[0] for key in broken}
+    if "data" not in touched:
+        try:
+            questions_of(recipe)
+        except Mistakes as error:
+            mistakes += error.mistakes
+    if "model" not in touched:
+        try:
+            inspect_folder(recipe.model)
+        except ModelError as error:
+            mistakes += str(error).splitlines()
+    if not touched & {"rewards", "reward"}:
+        _tried(recipe, (), mistakes)
+    return mistakes
 
 
 # ------------------------------------------------------------------------------------------------------------ looking

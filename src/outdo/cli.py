@@ -47,9 +47,8 @@ def quickstart(
 def check(settings: Settings = None) -> None:
     """Validate a recipe, its data and its reward, without loading the model."""
     from outdo.check import check, show
-    from outdo.recipe_file import load
 
-    recipe = load(*_recipe_and_overrides(settings))
+    recipe = _recipe(settings)
     report = check(recipe, render=_renderer(recipe))
     show(report, Console())
     raise typer.Exit(Mistakes.exit_status if report.mistakes else 0)
@@ -60,9 +59,8 @@ def train(settings: Settings = None) -> None:
     """Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score"""
     from outdo.check import check
     from outdo.recipe import run_folder
-    from outdo.recipe_file import load
 
-    recipe = load(*_recipe_and_overrides(settings))
+    recipe = _recipe(settings)
     folder = run_folder(recipe.run or _free_name(Path(recipe.model).name))
     report = check(recipe)
     if report.mistakes:
@@ -171,6 +169,18 @@ def export(
 
     source = find(run, best=best)
     print(f"{source.name} is now in {export(source, folder)}")
+
+
+def _recipe(settings: list[str] | None) -> "Recipe":
+    """The recipe as the arguments have it; if it is wrong, what it names is looked over all the same."""
+    from outdo.check import faults
+    from outdo.recipe_file import WrongRecipe, load
+
+    try:
+        return load(*_recipe_and_overrides(settings))
+    except WrongRecipe as error:
+        others = faults(error.recipe, error.broken) if error.recipe else []
+        raise Mistakes([*error.mistakes, *others]) from None
 
 
 def _recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:

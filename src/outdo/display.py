@@ -32,8 +32,8 @@ class Display:
         if not self.live:
             yield
             return
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}"))
-        with Progress(*columns, TimeRemainingColumn(), console=self.console) as bar:
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(12), TextColumn("{task.fields[said]}"))
+        with Progress(*columns, TimeRemainingColumn(compact=True), console=self.console) as bar:
             self._bar = (bar, bar.add_task("", total=total, completed=done, said=""))
             yield
         self._bar = None
@@ -69,7 +69,8 @@ class Display:
         if "reward" in metrics:
             change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
             parts = [f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}"]
-        parts.append(f"length {metrics['completions/mean_length']:.0f}")
+        if not self.live:  # a bar has to fit into 80 columns
+            parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:
             parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
         if metrics.get("updates/refused"):

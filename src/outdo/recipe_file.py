@@ -35,11 +35,20 @@ ASKED_ON_COMMAND_LINE = "command line"
 DOTTED_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
+class WrongRecipe(Mistakes):
+    """What is wrong with a recipe; `recipe` is the rest of it, where that is one, without the settings `broken`."""
+
+    def __init__(self, mistakes: Sequence[str], recipe: Recipe | None, broken: Sequence[str]) -> None:
+        super().__init__(mistakes)
+        self.recipe = recipe
+        self.broken = tuple(broken)
+
+
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in `path` (none: only the defaults) with `overrides` such as `"optim.lr=2e-6"` on top.
 
     The value of an override is read as TOML, and taken as plain text where it is none or where the setting is text;
-    an empty one puts the setting back to its default. Raises `Mistakes` with everything that is wrong.
+    an empty one puts the setting back to its default. Raises `WrongRecipe` with everything that is wrong.
     """
     raw, mistakes = _readable(path)
     unread = bool(mistakes)
@@ -47,17 +56,19 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     raw.setdefault("data", {})  # so that what is missing in it is named: data.path, not data
     recipe, wrong = _validated(raw)
 
-    def located(key: str, sentence: str) -> str:
-        return f"{_source(key, asked, path)}: {sentence}"
-
+    broken = [key for key, _ in wrong]
     wrong = [each for each in wrong if not unread or each[0] in asked]  # what the file says of the others is unknown
-    mistakes += [located(key, sentence) for key, sentence in wrong]
-    if recipe is not None and not unread:
-        refused, _ = conflicts(recipe, broken=[key for key, _ in wrong])
-        mistakes += [located(re.split(r"[ :]", sentence)[0], sentence) for sentence in refused]
+    refused = [] if unread or recipe is None else _refused(recipe, broken)
+    mistakes += [f"{_source(key, asked, path)}: {sentence}" for key, sentence in [*wrong, *refused]]
     if mistakes or recipe is None:
-        raise Mistakes(mistakes)
+        raise WrongRecipe(mistakes, recipe, [*broken, *(key for key, _ in refused)])
     return recipe
+
+
+def _refused(recipe: Recipe, broken: Sequence[str]) -> list[tuple[str, str]]:
+    """What in a recipe cannot work together: `(key, sentence)`."""
+    refused, _ = conflicts(recipe, broken=broken)
+    return [(re.split(r"[ :]", sentence)[0], sentence) for sentence in refused]
 
 
 # ------------------------------------------------------------------------------------------------------------ reading

@@ -185,3 +185,12 @@ def test_data_model_and_reward_are_told_together(told, broken_model, sums, tmp_p
 @pytest.mark.parametrize("command", ["train", "check"])
 def test_nothing_at_all_is_asked_for_politely(command):
     says(refused(command), "model: required", "data.path: required")
+
+
+def test_a_wrong_recipe_does_not_hide_what_is_wrong_with_what_it_names(outdo, tmp_path):
+    asked = ["optim.lrr=3", "steps=-1", f"model={tmp_path / 'nowhere'}", "data.path=none.jsonl", "rewards=my.py:score"]
+    done = outdo("train", *asked)
+    assert done.status == 2
+    lines = done.error.splitlines()
+    for said in ("optim.lrr: unknown key", "steps: expected 1 or more", "nowhere", "none.jsonl: no such file", "my.py"):
+        assert sum(said in line for line in lines) == 1, said
