@@ -108,7 +108,7 @@ def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str)
 def load_model(
     name: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0, no cache kept in training.
+    """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0.
 
     The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
     `model.train()` (gradient checkpointing asks for it) changes nothing.
@@ -135,7 +135,6 @@ def load_model(
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     model, report = loaded
     _check_complete(report, str(name))
-    model.config.use_cache = False
     return model.to(device).eval()
 
 

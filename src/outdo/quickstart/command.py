@@ -6,6 +6,9 @@ and trains by it as `outdo train` does.
 
 import itertools
 import json
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -108,8 +111,14 @@ def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
         table.add_row(str(prompt.text), *(_marked(prompt, answer) for answer in answers))
     display.console.print(table)
     display.say(f"all of it is in {run}, in {summary['seconds']:.0f} s of training. Next:")
-    display.say(f"  outdo chat {run}")
-    display.say(f"  outdo eval {run}")
+    for command in ("chat", "eval"):
+        display.say(f"  {_typed()} {command} {run}")
+
+
+def _typed() -> str:
+    """How to type `outdo` here: its path where it is not found by its name."""
+    called = Path(sys.argv[0])
+    return "outdo" if called.name != "outdo" or shutil.which("outdo") else os.path.relpath(called)
 
 
 def _answers(policy: Policy, prompts: Sequence[Prompt]) -> list[str]:
