@@ -45,7 +45,8 @@ def choose_device(name: str = "auto") -> tuple[torch.device, str]:
             return torch.device("cuda"), f"{torch.cuda.get_device_name()} was found"
         if torch.backends.mps.is_available():
             return torch.device("mps"), "an Apple GPU was found"
-        return torch.device("cpu"), f"no GPU was found; {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return torch.device("cpu"), f"no GPU was found; {threads} thread{'s' * (threads != 1)}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

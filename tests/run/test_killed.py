@@ -45,7 +45,7 @@ def wait_for(moment: str, run: Path, command: Command, random: Random) -> None:
         case "while saving":
             wait_until(lambda: any((run / "checkpoints").glob(f".tmp-*-{mine}*")), command)
         case _:
-            target = max(saved(run), default=0) + random.randint(1, 3)
+            target = max(saved(run), default=0) + random.randint(1, 2)
             wait_until(lambda: steps_done(run) >= target, command)
             time.sleep(random.uniform(0, 0.05))
 
@@ -62,13 +62,13 @@ def assert_same(run: Path, straight: Path) -> None:
 
 
 def test_a_run_that_is_killed_again_and_again_is_the_run_that_was_not(home, straight):
-    killed_and_resumed(home, home / "killed", 5, *PLAIN)
+    killed_and_resumed(home, home / "killed", 10, *PLAIN)
     assert_same(home / "killed", straight)
 
 
 def test_so_is_one_with_a_reference_a_schedule_and_several_updates_per_batch(home):
     outdo_(home, "train", "recipe.toml", "run=./straight-full", *FULL)
-    killed_and_resumed(home, home / "killed-full", 5, *FULL)
+    killed_and_resumed(home, home / "killed-full", 10, *FULL)
     assert_same(home / "killed-full", home / "straight-full")
     assert all(line["updates/done"] == 3 for line in timeless(home / "killed-full"))
     assert any(line["kl"] > 0 for line in timeless(home / "killed-full"))
