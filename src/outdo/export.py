@@ -48,10 +48,10 @@ def card(source: Source) -> str:
     assert source.run is not None
     return CARD.format(
         title=source.run.name,
-        base=recipe.model,
+        base=_told(recipe.model),
         objective=recipe.train.objective.name,
-        data=recipe.data.path,
-        rewards=", ".join(reward.name for reward in recipe.rewards),
+        data=_told(recipe.data.path),
+        rewards=", ".join(_told(reward.name) for reward in recipe.rewards),
         table=_table(source.summary, source.step),
         step=source.step,
         prompts=recipe.train.prompts,
@@ -60,6 +60,11 @@ def card(source: Source) -> str:
         seed=recipe.seed,
         recipe=(source.run / "recipe.toml").read_text(encoding="utf-8").strip(),
     )
+
+
+def _told(name: str) -> str:
+    """A hub name as it is; of a file or folder here its own name, for the way to it means nothing elsewhere."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _table(summary: dict[str, Any], step: int | None) -> str:
