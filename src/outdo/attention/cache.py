@@ -42,13 +42,15 @@ class Prefill:
 class RowCache:
     """Room for the keys and values of `rows` sequences; it grows by blocks as they get longer.
 
-    `lengths` [rows] counts the tokens each row holds. A forward pass of the first n rows stores one token in each.
+    `lengths` [rows] counts the tokens each row holds, `longest` is the most that any in use does: known to the caller
+    beforehand, so that an accelerator need not be asked. A forward pass of the first n rows stores one token in each.
     """
 
     def __init__(self, rows: int, *, block: int, device: torch.device) -> None:
         self.block = block
         self.rows = rows
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.longest = 0
         self.keys: list[Tensor] = []  # of each layer: [blocks, rows, kv_heads, block, d]
         self.values: list[Tensor] = []
 
@@ -71,7 +73,7 @@ class RowCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """One new token for each of the first n rows: query [1, heads, n, d] -> [1, n, heads, d]."""
         n, lengths = query.shape[2], self.lengths[: query.shape[2]]
-        blocks = self._reserve(layer, key, int(lengths.max()) + 1)
+        blocks = self._reserve(layer, key, self.longest + 1)
         at = (lengths // self.block, torch.arange(n, device=lengths.device), slice(None), lengths % self.block)
         self.keys[layer][at] = key[0].transpose(0, 1).to(self.keys[layer].dtype)
         self.values[layer][at] = value[0].transpose(0, 1).to(self.values[layer].dtype)

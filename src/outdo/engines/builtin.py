@@ -130,6 +130,7 @@ class Sampler:
         n = len(self.active)
         token_ids = [row.token_ids[-1] for row in self.active]
         positions = [len(row.request.token_ids) + len(row.token_ids) - 1 for row in self.active]
+        self.cache.longest = max(positions)
         logits = self._head(self._forward(token_ids, positions, self.cache)[:n])
         self.cache.lengths[:n] += 1
         extend(self.active, logits, self.sampling, self.rule)
