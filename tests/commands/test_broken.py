@@ -194,3 +194,19 @@ def test_a_wrong_recipe_does_not_hide_what_is_wrong_with_what_it_names(outdo, tm
     lines = done.error.splitlines()
     for said in ("optim.lrr: unknown key", "steps: expected 1 or more", "nowhere", "none.jsonl: no such file", "my.py"):
         assert sum(said in line for line in lines) == 1, said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "model", "--data", "data.jsonl", "--temperature", "-1"),
+        ("chat", "model", "--temperature", "-1"),
+        ("sft", "model", "--data", "data.jsonl", "--out", "out", "--lr", "-1"),
+    ],
+    ids=["eval", "chat", "sft"],
+)
+def test_a_number_that_cannot_be_is_refused_by_its_option(outdo, arguments):
+    done = outdo(*arguments)
+    assert done.status == 2
+    assert arguments[-2] in done.error
+    assert "Traceback" not in done.error
