@@ -1,15 +1,15 @@
 """The algorithm. Everything else in outdo is what these lines call."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from outdo.advantages import Advantage
 from outdo.models import Models
+from outdo.needs import Needs, needs_of
 from outdo.objectives.objective import Objective
 from outdo.policy import Policy
+from outdo.stopping import Stop, never
 from outdo.types import Batch, Group, Prompt, Step, Update
-
-Stop = Callable[[Batch, Update], bool]
 
 
 class Rollout(Protocol):
@@ -18,11 +18,6 @@ class Rollout(Protocol):
     def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> list[Group]:
         """One group per question; fewer where questions were dropped."""
         ...
-
-
-def never(batch: Batch, update: Update) -> bool:
-    """The stopping rule that runs all inner updates."""
-    return False
 
 
 def train(
@@ -41,31 +36,39 @@ def train(
     Algorithm 3 of CS336 and, with `models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1). `updates`
     is μ. A step without a token to train on is yielded like any other, and updates nothing.
     """
+    needs = needs_of(advantage, objective)
     for index, questions in enumerate(prompts, start):  # a batch of questions from D
         groups = rollout(models.policy, questions, step=index)  # π_old ← πθ: G outputs each, and their rewards
-        batch = score(Batch.from_groups(groups), models, objective, passes=updates)  # log π_old, log π_ref
+        batch = score(Batch.from_groups(groups), models, needs, passes=updates)  # log π_old, log π_ref, values
         batch = objective.prepare(advantage(batch))  # Â; totals and targets: fixed for this batch
         passes: list[Update] = []
-        while batch.totals.tokens and len(passes) < updates:  # μ
+        reason = ""
+        while batch.totals.tokens and len(passes) < updates and not reason:  # μ
             passes.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
-            if stop(batch, passes[-1]):
-                break
+            reason = stop(batch, passes) if passes[-1].tokens else ""  # none: a critic warms up alone
         models.refresh(index)  # π_ref ← πθ when an iteration ends
-        yield Step(index=index, groups=groups, batch=batch, updates=passes)  # the caller's body
+        yield Step(index=index, groups=groups, batch=batch, updates=passes, stopped=reason or "maximum")  # your body
 
 
-def score(batch: Batch, models: Models, objective: Objective, *, passes: int) -> Batch:
-    """Fill in the log-probabilities that the objective asks for.
+def score(batch: Batch, models: Models, needs: Needs, *, passes: int) -> Batch:
+    """Fill in what the models say of a batch before it changes them, as far as it is needed.
 
     In a single pass of a single optimiser step π_old is the policy itself: the forward pass that trains gives
-    `old_logprobs` too, and none is made for them.
+    `old_logprobs` too, and none is made for them unless something needs them earlier.
     """
     if batch.totals.tokens == 0:
         return batch
-    if objective.needs.old_logprobs and passes * models.policy.work.minibatches > 1:
-        batch = batch.with_(old_logprobs=models.policy.logprobs(batch))
-    if objective.needs.reference:
+    if needs.old_logprobs or needs.old_entropy or passes * models.policy.work.minibatches > 1:
+        scores = models.policy.measure(batch, entropy="value" if needs.old_entropy else "none")
+        batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
+    if needs.reference:
         if models.reference is None:
             raise ValueError("the objective needs a reference: build models with `Models.of(policy, objective)`")
         batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
+    if needs.values:
+        if models.critic is None:
+            raise ValueError(
+                "the advantage needs a critic: build models with `Models.of(policy, objective, advantage=...)`"
+            )
+        batch = batch.with_(values=models.critic.values(batch))
     return batch

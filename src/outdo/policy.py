@@ -63,11 +63,20 @@ class Scorer:
         return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch) -> Tensor:
-        """log πθ [B, T] without gradients, on the CPU, in micro-batches."""
+    def measure(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
+        """The scores [B, T] without gradients, on the CPU, in micro-batches."""
         micros = batch.microbatches(self.work.micro_tokens, whole_groups=False)
-        parts = [self.scores(micro).logprobs for micro in micros]
-        return _stack(parts, batch.token_ids.shape[1])
+        parts = [self.scores(micro, entropy=entropy) for micro in micros]
+        width = batch.token_ids.shape[1]
+        entropies = [part.entropy for part in parts if part.entropy is not None]
+        return TokenScores(
+            logprobs=_stack([part.logprobs for part in parts], width),
+            entropy=_stack(entropies, width) if entropies else None,
+        )
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """log πθ [B, T] without gradients, on the CPU."""
+        return self.measure(batch).logprobs
 
 
 class Policy(Scorer):

@@ -5,7 +5,7 @@ Shapes: P prompts, G group size, B sequences, T padded length. Log-probabilities
 given the tokens before it. Index 0 has nothing before it and is never trained.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
@@ -83,7 +83,7 @@ class Rollout:
     logprobs: tuple[float, ...]  # by the engine; 0 where the policy did not choose
     text: str  # what the reward read
     reward: float  # finite; 0 where the verdict is not "ok"
-    verdict: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite
+    verdict: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · no_baseline
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     finish_reason: FinishReason
     policy_version: int
@@ -113,15 +113,17 @@ class Group:
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
+    baseline: float | None = None  # reward of the likeliest answer, where an advantage is relative to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """What one optimiser step sees in all: the denominators of every mean. Micro-batches inherit, never recount.
 
-    Rows without a trained token are in none of them.
+    Rows without a trained token are only in `rows`.
     """
 
+    rows: int  # all of them
     sequences: int  # rows with at least one trained token
     tokens: int  # trained tokens
     groups: int  # groups with at least one trained token
@@ -142,22 +144,30 @@ class Batch:
     group: Tensor  # [B] int64; equal for the rollouts of one prompt; rows of a group are neighbours
     rewards: Tensor  # [B] float32; never NaN; 0 where not scored
     scored: Tensor  # [B] bool
+    truncated: Tensor  # [B] bool; the answer did not end by itself
+    baselines: Tensor | None = None  # [B] float32; reward of the likeliest answer; 0 where not scored
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)  # each [B] float32, NaN where a part said nothing
     rollout_logprobs: Tensor  # [B, T] log π as the engine reported it
     temperature: Tensor  # [B] float32; log-probabilities are those of logits / temperature
     totals: Totals
     old_logprobs: Tensor | None = None  # [B, T] log π_old, by the trainer, before this step's updates
+    old_entropy: Tensor | None = None  # [B, T] nats, of π_old's whole next-token distribution
     ref_logprobs: Tensor | None = None  # [B, T] log π_ref
     values: Tensor | None = None  # [B, T] V of the prefix before token t
     returns: Tensor | None = None  # [B, T] what V is regressed on
     token_rewards: Tensor | None = None  # [B, T] instead of `rewards`, where rewards come per token
     advantages: Tensor | None = None  # [B, T] Â
     targets: Tensor | None = None  # [B, T] log target probabilities, where an objective sets them
+    prepared: Mapping[str, Tensor] = field(default_factory=dict)  # each [B, T]; what an objective keeps for itself
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group]) -> Self:
         """Stack rollouts into rows, group by group. Of no groups it is a batch of no rows."""
-        rows = [_Row(number, group.prompt, each) for number, group in enumerate(groups) for each in group.rollouts]
+        rows = [
+            _Row(number, group.prompt, each, group.baseline)
+            for number, group in enumerate(groups)
+            for each in group.rollouts
+        ]
         token_ids = _padded(rows, "token_ids", torch.int64)
         loss_mask = _padded(rows, "loss_mask", torch.bool)
         group = _column(rows, "group", torch.int64)
@@ -171,6 +181,10 @@ class Batch:
             group=group,
             rewards=_column(rows, "reward", torch.float32),
             scored=_column(rows, "scored", torch.bool),
+            truncated=_column(rows, "truncated", torch.bool),
+            baselines=_column(rows, "baseline", torch.float32)
+            if all(row.baseline is not None for row in rows)
+            else None,
             reward_parts={name: torch.tensor([row.part(name) for row in rows]) for name in names},
             rollout_logprobs=_padded(rows, "logprobs", torch.float32),
             temperature=_column(rows, "temperature", torch.float32),
@@ -186,23 +200,22 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
-        parts = {name: part.to(device) for name, part in self.reward_parts.items()}
-        return self.with_(reward_parts=parts, **{name: value.to(device) for name, value in self._tensors()})
+        return self._each(lambda value: value.to(device))
 
     def rows(self, index: Tensor) -> Self:
         """Some rows, columns that are padding in all of them cut off; `totals` stay those of the whole."""
         width = max(1, int(self.attention_mask[index].sum(1).max()))
-        changes: dict[str, Any] = {
-            name: value[index, :width] if value.dim() == 2 else value[index] for name, value in self._tensors()
-        }
-        return self.with_(reward_parts={name: part[index] for name, part in self.reward_parts.items()}, **changes)
+        return self._each(lambda value: value[index, :width] if value.dim() == 2 else value[index])
 
     def minibatches(self, n: int) -> list[Self]:
         """Split into at most `n` parts of whole groups, one optimiser step each: every part counts its own totals."""
         ids = self.group.unique_consecutive()
         parts = [part for part in ids.tensor_split(n) if len(part)]
-        batches = [self.rows(torch.isin(self.group, part).nonzero().squeeze(1)) for part in parts]
-        return [batch.with_(totals=_count(batch.loss_mask, batch.group)) for batch in batches]
+        return [self.rows(torch.isin(self.group, part).nonzero().squeeze(1)).recounted() for part in parts]
+
+    def recounted(self) -> Self:
+        """The same batch, its totals counted anew: it is a whole of its own, or its `loss_mask` was narrowed."""
+        return self.with_(totals=_count(self.loss_mask, self.group))
 
     def microbatches(self, budget: int, *, whole_groups: bool = True) -> Iterator[Self]:
         """Split so that each part holds at most `budget` tokens, padding included. All inherit `totals`.
@@ -224,9 +237,13 @@ class Batch:
             part = part + piece
         yield self.rows(torch.tensor(part, device=self.group.device))
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        values = [(item.name, getattr(self, item.name)) for item in fields(self)]
-        return [(name, value) for name, value in values if isinstance(value, Tensor)]
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same batch with every tensor changed."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        parts = {name: change(part) for name, part in self.reward_parts.items()}
+        prepared = {name: change(value) for name, value in self.prepared.items()}
+        return self.with_(reward_parts=parts, prepared=prepared, **tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +253,7 @@ class _Row:
     group: int
     prompt: Prompt
     rollout: Rollout
+    baseline: float | None
 
     @property
     def prompt_length(self) -> int:
@@ -267,6 +285,10 @@ class _Row:
         return self.rollout.reward if self.scored else 0.0
 
     @property
+    def truncated(self) -> bool:
+        return self.rollout.finish_reason is not FinishReason.stop
+
+    @property
     def temperature(self) -> float:
         return self.rollout.temperature
 
@@ -290,6 +312,7 @@ def _padded(rows: Sequence[_Row], name: str, dtype: torch.dtype) -> Tensor:
 def _count(loss_mask: Tensor, group: Tensor) -> Totals:
     rows = loss_mask.any(1)
     return Totals(
+        rows=len(loss_mask),
         sequences=int(rows.sum()),
         tokens=int(loss_mask.sum()),
         groups=len(group[rows].unique()),
@@ -331,6 +354,7 @@ class Step:
     groups: Sequence[Group]
     batch: Batch
     updates: Sequence[Update]  # one per inner pass; none where there was no token to train on
+    stopped: str = "maximum"  # why the inner passes ended: they were all done, or a stopping rule's name
 
     @property
     def update(self) -> Update | None:

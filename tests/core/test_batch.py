@@ -46,19 +46,19 @@ def test_a_reward_part_that_said_nothing_is_nan() -> None:
     assert batch.reward_parts["style"].isnan().all()
 
 
-def test_rows_without_a_trained_token_are_in_no_total() -> None:
+def test_rows_without_a_trained_token_are_in_no_total_but_that_of_rows() -> None:
     batch = batch_of(
         [rollout(3), rollout(0), rollout(2, verdict="failed"), rollout(2, mask=(False, False))],
         [rollout(0), rollout(4, verdict="timed_out")],
         [rollout(1)],
     )
-    assert batch.totals == Totals(sequences=2, tokens=4, groups=2, padded_length=6)
+    assert batch.totals == Totals(rows=7, sequences=2, tokens=4, groups=2, padded_length=6)
 
 
 def test_a_batch_of_nothing_has_no_rows() -> None:
     batch = Batch.from_groups([])
     assert len(batch) == 0
-    assert batch.totals == Totals(sequences=0, tokens=0, groups=0, padded_length=1)
+    assert batch.totals == Totals(rows=0, sequences=0, tokens=0, groups=0, padded_length=1)
 
 
 def test_a_completion_has_one_logprob_per_token() -> None:
@@ -94,12 +94,13 @@ def test_every_minibatch_counts_its_own_totals(members: Groups, n: int) -> None:
     for part in parts:
         trained = part.loss_mask.any(1)
         assert part.totals == Totals(
+            rows=len(part),
             sequences=int(trained.sum()),
             tokens=int(part.loss_mask.sum()),
             groups=len(set(part.group[trained].tolist())),
             padded_length=part.token_ids.shape[1],
         )
-    for name in ("sequences", "tokens", "groups"):
+    for name in ("rows", "sequences", "tokens", "groups"):
         assert sum(getattr(part.totals, name) for part in parts) == getattr(batch.totals, name)
 
 

@@ -126,13 +126,14 @@ def test_the_past_is_scored_once_and_only_where_a_ratio_can_move(updates, miniba
 def test_a_stop_rule_ends_the_inner_updates_of_its_step_alone():
     seen = []
 
-    def after_two(batch, update):
-        seen.append(update.metrics["loss"])
-        return len(seen) == 2
+    def after_two(batch, passes):
+        seen.append(passes[-1].metrics["loss"])
+        return "twice" if len(seen) == 2 else ""
 
     policy = small()
     steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), updates=5, stop=after_two)
-    assert [len(step.updates) for step in islice(steps, 2)] == [2, 5]
+    done = [(len(step.updates), step.stopped) for step in islice(steps, 2)]
+    assert done == [(2, "twice"), (5, "maximum")]
     assert (policy.version, len(seen)) == (7, 7)
 
 
