@@ -25,9 +25,10 @@ OBJECTIVES = {
     "grpo": grpo(beta=0.04),
     "grpo without a reference": grpo(clip_low=0.1, clip_high=0.3, beta=0.0),
     "token mean": Formula(surrogate=clip(low=0.2, high=0.28), weight=token_mean, beta=0.1, divergence=k2),
-    "constant length": Formula(surrogate=clip(low=0.2, high=0.2), weight=constant(7)),
+    "constant length": Formula(surrogate=clip(low=0.2, high=0.2), weight=constant(length=7)),
     "sum": Formula(surrogate=log_likelihood, weight=total, beta=0.1, divergence=k1),
 }
+LOGPROBS = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
 EVERY = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 
 
@@ -220,7 +221,7 @@ def test_more_padding_changes_nothing(objective: Formula, members: Groups, colum
     wider = batch.with_(
         **{
             name: pad(getattr(batch, name), (0, columns))
-            for name in ("token_ids", "attention_mask", "loss_mask", "old_logprobs", "ref_logprobs", "advantages")
+            for name in ("token_ids", "attention_mask", "loss_mask", "advantages", *LOGPROBS)
         },
         totals=replace(batch.totals, padded_length=batch.totals.padded_length + columns),
     )
@@ -383,5 +384,5 @@ def test_the_weights_are_what_they_are_called() -> None:
     batch = batch_of([rollout(4), rollout(1)], [rollout(0), rollout(3, mask=(True, False, True))])
     assert_close(sequence_mean(batch)[[0, 1, 3], 0], torch.tensor([1 / 12, 1 / 3, 1 / 6]))
     assert token_mean(batch) == 1 / 7
-    assert constant(10)(batch) == 1 / 30
+    assert constant(length=10)(batch) == 1 / 30
     assert total(batch) == 1

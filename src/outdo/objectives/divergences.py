@@ -3,7 +3,8 @@
 With d = log πθ - log π_ref of the token taken (Schulman's note, http://joschu.net/blog/kl-approx.html). An estimator's
 value and the gradient it has when it stands in a loss are two different things: on tokens sampled from πθ,
 the gradient of k1 is zero in expectation, that of k2 is the gradient of KL(πθ‖π_ref), and that of k3 the gradient of
-KL(π_ref‖πθ).
+KL(π_ref‖πθ). With `kl_ratio`, k3 × ρ has the gradient of KL(πθ‖π_ref), also on tokens sampled from π_old; k2 × ρ has
+not. `docs/methods/index.md` has the whole table.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,11 @@ Divergence = Callable[[Tensor, Tensor], Tensor]  # (logprobs, ref_logprobs) -> [
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """d: unbiased for KL(πθ‖π_ref), of either sign."""
     return logprobs - ref_logprobs
+
+
+def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """|d|, in recipes "abs": no estimate of a KL, but a pull of one strength however small the distance."""
+    return (logprobs - ref_logprobs).abs()
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

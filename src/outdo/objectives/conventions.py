@@ -1,0 +1,119 @@
+"""The same objective in the conventions of another library: where the peers differ without saying so.
+
+| | TRL 1.16 | verl | OpenRLHF | AReaL | outdo |
+|---|---|---|---|---|---|
+| log ρ of a token kept within | no limit | ±20 | ±20 | no limit | ±20 |
+| answers without a trained token, in a mean over answers | count | do not | do not | do not | do not |
+| GRPO's mean of means, of PPO's clip by token | kept | over tokens | over tokens | over tokens | kept |
+| the same of GSPO and of SAPO | kept | kept | kept | over tokens | kept |
+| dual clip, where the clip is by token | off | 3 | off | off | off |
+| k3 in the loss | free, × ρ | d within ±20, value ±10 | value ±10 | not there | d above -20 |
+| other estimators of KL in the loss | free, × ρ | free | value ±10 | not there | free |
+| entropy bonus | mean over tokens | as the policy term | as the policy term | not there | as the policy term |
+| eps in Â = (r - μ) / (σ + eps) | 1e-4 | 1e-6 | 1e-9 | 1e-5 | 1e-6 |
+
+d = log πθ - log π_ref. TRL was compared live, the others were read, in 2026. What no row says: verl leaves the dual
+clip out of Clip-Cov, and the limit on log ρ out of Clip-Cov, KL-Cov and GMPO; GSPO's log s it keeps below 10, OpenRLHF
+within ±20. TRL's experimental GMPO has k3 without ρ.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from outdo.needs import needing, needs_of
+from outdo.objectives.divergences import Divergence, k3
+from outdo.objectives.objective import Formula
+from outdo.objectives.ratios import LOG_RATIO_LIMIT, sequence, sequence_token, token
+from outdo.objectives.surrogates import Clip
+from outdo.objectives.weights import every_row, sequence_mean, token_mean
+
+Peer = Literal["trl", "verl", "openrlhf", "areal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """What a peer does where the papers are silent."""
+
+    eps: float  # of the group's standard deviation
+    limit: float  # log-ratios are kept within ±limit
+    over_tokens: Callable[[Formula], bool] | None = None  # whose mean over answers of means becomes one over tokens
+    every_row: bool = False  # answers without a trained token count in denominators
+    dual: float | None = None
+    divergence: Callable[[Divergence], Divergence] | None = None  # its own limits on an estimator
+    kl_ratio: bool | None = None  # None: it has no divergence in the loss
+    entropy_over_tokens: bool = False
+
+
+def clips_tokens(objective: Formula) -> bool:
+    """PPO's clip on the ratio of the token, the loss that all of them have."""
+    return objective.level is token and isinstance(objective.surrogate, Clip)
+
+
+def by_token_or_gspo(objective: Formula) -> bool:
+    """Whatever is done with the ratio of the token, or with GSPO's."""
+    return objective.level in (token, sequence, sequence_token)
+
+
+def limited(divergence: Divergence, *, difference: float = math.inf, value: float = math.inf) -> Divergence:
+    """The estimator with log πθ - log π_ref kept within ±difference, what it gives within ±value, and no limit else."""
+    estimate = _free_k3 if divergence is k3 else divergence
+
+    @needing(**asdict(needs_of(divergence)))
+    def within(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        apart = (logprobs - ref_logprobs).clamp(-difference, difference)
+        return estimate(apart, apart.new_zeros(())).clamp(-value, value)
+
+    return within
+
+
+def _free_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k3 without outdo's limit."""
+    d = logprobs - ref_logprobs
+    return (-d).expm1() + d
+
+
+def _of_verl(divergence: Divergence) -> Divergence:
+    return limited(divergence, difference=20.0, value=10.0) if divergence is k3 else divergence
+
+
+def _of_openrlhf(divergence: Divergence) -> Divergence:
+    return limited(divergence, value=10.0)
+
+
+CONVENTIONS: dict[Peer, Convention] = {
+    "trl": Convention(
+        eps=1e-4, limit=math.inf, every_row=True, divergence=limited, kl_ratio=True, entropy_over_tokens=True
+    ),
+    "verl": Convention(
+        eps=1e-6, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, dual=3.0, divergence=_of_verl, kl_ratio=False
+    ),
+    "openrlhf": Convention(
+        eps=1e-9, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, divergence=_of_openrlhf, kl_ratio=False
+    ),
+    "areal": Convention(eps=1e-5, limit=math.inf, over_tokens=by_token_or_gspo),
+}
+
+
+def like(peer: Peer, objective: Formula) -> Formula:
+    """The objective as `peer` would compute it: see the table above. What the peer has no rule for stays."""
+    convention = CONVENTIONS[peer]
+    weight, surrogate, divergence = objective.weight, objective.surrogate, objective.divergence
+    if convention.over_tokens and convention.over_tokens(objective) and weight is sequence_mean:
+        weight = token_mean
+    if convention.every_row and weight is not token_mean:
+        weight = every_row(weight)
+    if convention.dual and clips_tokens(objective) and isinstance(surrogate, Clip) and surrogate.dual is None:
+        surrogate = replace(surrogate, dual=convention.dual)
+    return replace(
+        objective,
+        weight=weight,
+        surrogate=surrogate,
+        limit=convention.limit,
+        divergence=convention.divergence(divergence) if convention.divergence else divergence,
+        kl_ratio=objective.kl_ratio if convention.kl_ratio is None else convention.kl_ratio,
+        entropy_weight=token_mean if convention.entropy_over_tokens else objective.entropy_weight,
+    )
