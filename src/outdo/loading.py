@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -24,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from outdo.errors import Mistakes, ModelError
-from outdo.model_folder import ModelFacts, inspect_folder, is_local
+from outdo.model_folder import LANGUAGE_MODEL, REWARD_MODEL, Kind, ModelFacts, inspect_folder, is_local
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
@@ -59,7 +60,9 @@ def choose_device(name: str = "auto") -> tuple[torch.device, str]:
 # ------------------------------------------------------------------------------------------------------- the tokenizer
 
 
-def load_tokenizer(name: str | Path, *, stop_token_ids: Sequence[int] = ()) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name: str | Path, *, stop_token_ids: Sequence[int] = (), kind: Kind = LANGUAGE_MODEL
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub model, with what it lacks settled by rule.
 
     - No end-of-sequence token: refused, since answers would never end, unless `stop_token_ids` say what ends them.
@@ -69,7 +72,7 @@ def load_tokenizer(name: str | Path, *, stop_token_ids: Sequence[int] = ()) -> P
 
     Raises `ModelError` with the reason.
     """
-    facts = inspect_folder(name)
+    facts = inspect_folder(name, kind)
     folder = _on_this_machine(facts, TOKENIZER_FILES)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -83,12 +86,8 @@ def load_tokenizer(name: str | Path, *, stop_token_ids: Sequence[int] = ()) -> P
     if tokenizer.pad_token_id is None:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_token_ids[0]
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
-    _check_rows(tokenizer, _rows(facts, folder), str(name))
+    _check_rows(tokenizer, facts.vocab_size or inspect_folder(folder, kind).vocab_size, str(name))
     return tokenizer
-
-
-def _rows(facts: ModelFacts, folder: Path) -> int | None:
-    return facts.vocab_size or inspect_folder(folder).vocab_size
 
 
 def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str) -> None:
@@ -117,26 +116,78 @@ def load_model(
     Raises `ModelError` if the folder is not sound, or holds not exactly the weights that its config asks for: what is
     missing would otherwise be filled with random numbers.
     """
-    folder = _on_this_machine(inspect_folder(name), MODEL_FILES)
-    inspect_folder(folder)  # of a hub model the weights are here only now
-    try:
+    folder = _with_weights(name, LANGUAGE_MODEL)
+    loaded = _load(AutoModelForCausalLM, folder, _config(folder, str(name)), str(name), dtype)
+    return loaded.to(device).eval()
+
+
+def load_classifier(
+    name: str | Path, device: torch.device | str = "cpu", *, head_seed: int | None = None
+) -> PreTrainedModel:
+    """A model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
+
+    With `head_seed`, `name` is a language model: its body is taken, and a head `score` [1, H] is put on it, of normal
+    random numbers with the deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
+
+    Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
+    """
+    folder = _with_weights(name, REWARD_MODEL if head_seed is None else LANGUAGE_MODEL)
+    config = _config(folder, str(name))
+    config.use_cache = False  # nothing is generated
+    if head_seed is not None:
+        config.num_labels = 1
+    if config.num_labels != 1:
+        raise ModelError(f"model {name} gives a text {config.num_labels} scores (num_labels), and a reward is one")
+    head = () if head_seed is None else ("score.",)
+    with torch.random.fork_rng(devices=[]), _without_report():  # transformers fills a new head by numbers of its own
+        model = _load(AutoModelForSequenceClassification, folder, config, str(name), torch.float32, new=head)
+    if head_seed is not None:
+        weight = model.get_parameter("score.weight")
+        source = torch.Generator().manual_seed(head_seed)
+        torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
+    return model.to(device).eval()
+
+
+def _with_weights(name: str | Path, kind: Kind) -> Path:
+    """The folder of a model, sound and on this machine."""
+    folder = _on_this_machine(inspect_folder(name, kind), MODEL_FILES)
+    inspect_folder(folder, kind)  # of a hub model the weights are here only now
+    return folder
+
+
+def _config(folder: Path, name: str) -> PretrainedConfig:
+    """With every dropout at 0."""
+    with _told_as_model_error(name):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        switch_dropout_off(config)
-        with without_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+    switch_dropout_off(config)
+    return config
+
+
+def _load(
+    auto: Any, folder: Path, config: PretrainedConfig, name: str, dtype: torch.dtype, *, new: tuple[str, ...] = ()
+) -> Any:
+    """A model with exactly the weights that its config asks for, but for those whose names begin as in `new`."""
+    with _told_as_model_error(name), without_bars():
+        model, report = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _check_complete(report, name, new)
+    return model
+
+
+@contextmanager
+def _told_as_model_error(name: str) -> Iterator[None]:
+    """The readers of transformers raise many things, according to what is broken."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
-    model, report = loaded
-    _check_complete(report, str(name))
-    return model.to(device).eval()
 
 
 @contextmanager
@@ -149,6 +200,17 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """No report of transformers on a head that was left out or put on: that is as asked."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def switch_dropout_off(config: PretrainedConfig) -> None:
@@ -164,8 +226,8 @@ def max_context(model: PreTrainedModel) -> int | None:
     return next((value for name in POSITIONS if (value := getattr(config, name, None))), None)
 
 
-def _check_complete(report: Mapping[str, Any], name: str) -> None:
-    missing = sorted(report["missing_keys"])
+def _check_complete(report: Mapping[str, Any], name: str, new: tuple[str, ...]) -> None:
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(new))
     if missing:
         raise ModelError(f"model {name} lacks {len(missing)} of the weights its config asks for, as {missing[0]}")
     if report["mismatched_keys"]:

@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from outdo.errors import ModelError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
-CAUSAL_LM = ("ForCausalLM", "LMHeadModel")  # how transformers ends the names of causal language models
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -35,6 +34,28 @@ SIZES = {  # fact: the names it has in the config.json of various architectures
     "vocab_size": ("vocab_size",),
     "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a folder has to hold to be of use."""
+
+    what: str  # as a message calls it
+    endings: tuple[str, ...]  # how transformers ends the names of such architectures
+    expected: str  # what a message says of them
+
+
+LANGUAGE_MODEL = Kind(
+    "causal language model", ("ForCausalLM", "LMHeadModel"), "outdo trains ...ForCausalLM and ...LMHeadModel"
+)
+REWARD_MODEL = Kind(
+    "reward model", ("ForSequenceClassification",), "`outdo reward-model` makes a ...ForSequenceClassification of it"
+)
+EITHER = Kind(
+    "language model or reward model",
+    LANGUAGE_MODEL.endings + REWARD_MODEL.endings,
+    f"{LANGUAGE_MODEL.expected}, and ...ForSequenceClassification as rewards",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +77,11 @@ class ModelFacts:
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
 
 
-def inspect_folder(name: str | Path) -> ModelFacts:
+def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     """Look a model over without loading it: a folder, or a hub name `owner/name` (read if it was downloaded before).
 
     Raises `ModelError` with every problem found, one a line: a folder that does not exist (with the nearest name that
-    does), a missing or broken `config.json`, an architecture that is no causal language model, weights that are
+    does), a missing or broken `config.json`, an architecture that is not of the `kind` asked for, weights that are
     damaged, incomplete, quantised or stored as pickle, an index that leads out of the folder, a model that brings code
     of its own and needs it.
     """
@@ -68,12 +89,12 @@ def inspect_folder(name: str | Path) -> ModelFacts:
     if not name.strip():
         raise ModelError("no model named: give a folder, or a hub name written owner/name")
     if not is_local(name):
-        return _inspect_cached(name)
+        return _inspect_cached(name, kind)
     folder = Path(name).expanduser()
     if not os.path.isdir(folder):
         raise ModelError(f"model {name}: {_why_not_a_folder(folder)}")
     problems: list[str] = []
-    config = _read_config(folder, problems)
+    config = _read_config(folder, kind, problems)
     tensors = _read_weights(folder, problems)
     facts = _facts(name, folder, config, tensors, problems)
     if problems:
@@ -90,14 +111,14 @@ def is_local(name: str) -> bool:
     return os.path.exists(folder) or HUB_NAME.fullmatch(name) is None or os.path.isdir(name.partition("/")[0])
 
 
-def _inspect_cached(name: str) -> ModelFacts:
+def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
     """A hub model: its config is judged if it is on this machine. Weights may be half downloaded: the loader judges."""
     cached = try_to_load_from_cache(name, "config.json")
     if not isinstance(cached, str):
         return _facts(name, None, {}, {}, [])
     problems: list[str] = []
     folder = Path(cached).parent
-    config = _read_config(folder, problems)
+    config = _read_config(folder, kind, problems)
     missing: list[str] = []
     tensors = _read_weights(folder, missing)
     facts = _facts(name, folder, config, {} if missing else tensors, problems)
@@ -136,7 +157,7 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
+def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         inner = sorted([*folder.glob("*/config.json"), *folder.glob("checkpoints/*/config.json")])
         hint = f"; did you mean {inner[-1].parent}?" if inner else ""
@@ -144,11 +165,11 @@ def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     config = _read_object(folder / "config.json", problems)
     if config:
-        problems.extend(_what_forbids_training(config))
+        problems.extend(_what_forbids_training(config, kind))
     return config
 
 
-def _what_forbids_training(config: dict[str, Any]) -> Iterator[str]:
+def _what_forbids_training(config: dict[str, Any], kind: Kind) -> Iterator[str]:
     named = _architectures(config)
     if not isinstance(config.get("model_type"), str):
         yield "config.json: model_type is missing, so the architecture is unknown"
@@ -159,9 +180,9 @@ def _what_forbids_training(config: dict[str, Any]) -> Iterator[str]:
         )
     if config.get("architectures") and not named:
         yield "config.json: architectures should be a list of names"
-    if config.get("is_encoder_decoder") is True or (named and not any(each.endswith(CAUSAL_LM) for each in named)):
+    if config.get("is_encoder_decoder") is True or (named and not any(each.endswith(kind.endings) for each in named)):
         what = ", ".join(named) or config.get("model_type")
-        yield f"{what} is no causal language model; outdo trains ...ForCausalLM and ...LMHeadModel"
+        yield f"{what} is no {kind.what}; {kind.expected}"
     if config.get("quantization_config"):
         yield "the weights are quantised, and such weights cannot be trained; use the original ones"
 
