@@ -3,12 +3,15 @@
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from outdo import pass_rates
 from outdo.data_files import Fault, Rows, read
 from outdo.errors import Mistakes
-from outdo.recipe import Data, Recipe
+from outdo.pass_rates import PassRate
+from outdo.recipe import Data, Recipe, Selection
 from outdo.signatures import did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation")
@@ -58,33 +61,37 @@ class Questions:
 
     train: tuple[Question, ...]
     held_out: tuple[Question, ...]
-    fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path
-    notes: tuple[str, ...]  # what the user should know: columns found, overlap, columns that some rows lack
+    fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path, data.select
+    notes: tuple[str, ...]  # what the user should know: columns found, overlap, how many were selected
 
 
 def questions_of(recipe: Recipe) -> Questions:
-    """The questions a recipe names, training and held-out. Raises `Mistakes` with what is wrong in either file."""
+    """The questions a recipe names, training and held-out. Raises `Mistakes` with what is wrong in any of its files."""
     data, mistakes = recipe.data, []
     found: dict[str, Sequence[Question]] = {}
+    rates: Mapping[str, PassRate] = {}
     fingerprints: dict[str, str] = {}
     notes: list[str] = []
     for key, path, limit in (("data.path", data.path, data.limit), ("data.eval_path", data.eval_path, None)):
-        if path is None:
-            continue
-        try:
-            rows = read(path, limit=limit)
-            columns = detect(rows, prompt=data.prompt, answer=data.answer)
-            _check_answer_column(recipe, rows, columns)
-            found[key], fingerprints[key] = questions(rows, columns), rows.fingerprint
-        except Mistakes as error:
-            mistakes += [f"{key}: {mistake}" for mistake in error.mistakes]
-        else:
-            notes += [f"{key}: {len(found[key]):,} questions; {columns}", *_ragged(rows)]
+        if path is not None:
+            with _noted(mistakes, key):
+                rows = read(path, limit=limit)
+                columns = detect(rows, prompt=data.prompt, answer=data.answer)
+                _check_answer_column(recipe, rows, columns)
+                found[key], fingerprints[key] = questions(rows, columns), rows.fingerprint
+                notes += [f"{key}: {len(found[key]):,} questions; {columns}", *_ragged(rows)]
+    if data.select is not None:
+        with _noted(mistakes, "data.select"):
+            rates, fingerprints["data.select"] = pass_rates.load(data.select.file)
     if not mistakes and data.eval_rows >= len(found["data.path"]):
         mistakes.append(f"data.eval_rows = {data.eval_rows}: no row of {len(found['data.path'])} is left to train on")
     if mistakes:
         raise Mistakes(mistakes)
     train, held_out = _held_out(data, found, recipe.seed)
+    if data.select is not None:
+        kept = select(train, rates, data.select)
+        notes.append(f"data.select: {len(kept):,} of {len(train):,} training questions kept: {_within(data.select)}")
+        train = kept
     if held_out:
         again = overlap(train, held_out)
         notes += [f"{again} of {len(held_out)} held-out questions are also trained on"] if again else []
@@ -155,6 +162,33 @@ def hold_out(asked: Sequence[Question], rows: int, seed: int) -> tuple[list[Ques
     return train, [question for question in asked if question.id in chosen]
 
 
+def select(asked: Sequence[Question], rates: Mapping[str, PassRate], by: Selection) -> list[Question]:
+    """The questions whose pass rate lies within `[by.low, by.high]`, in their order.
+
+    Raises `Mistakes` if questions have no rate, if their text is not the one that was rated, or if none is left.
+    """
+    without = [question for question in asked if question.id not in rates]
+    rated = [question for question in asked if question.id in rates]
+    changed = [each for each in rated if rates[each.id].fingerprint != pass_rates.fingerprint(each.prompt)]
+    kept = [each for each in rated if by.low <= rates[each.id].pass_rate <= by.high]
+    counts = ((without, "have no pass rate"), (changed, "do not read as they did when they were rated"))
+    mistakes = [
+        f"data.select: {len(those):,} of {len(asked):,} training questions {what} in {by.file}; "
+        f"the first is question {those[0].id}"
+        for those, what in counts
+        if those
+    ]
+    if not mistakes and not kept:
+        mistakes.append(f"data.select: none of the {len(asked):,} training questions is left: {_within(by)}")
+    if mistakes:
+        raise Mistakes(mistakes)
+    return kept
+
+
+def _within(by: Selection) -> str:
+    return f"pass rate from {by.low:g} to {by.high:g} in {by.file}"
+
+
 def overlap(train: Sequence[Question], held_out: Sequence[Question]) -> int:
     """How many held-out prompts are training prompts too, letter case and white space aside."""
     trained = {normalised(question.prompt) for question in train}
@@ -165,6 +199,15 @@ def normalised(prompt: str | Sequence[Message]) -> str:
     """A prompt in Unicode's NFKC form, without letter case, every run of white space as one space."""
     text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+@contextmanager
+def _noted(mistakes: list[str], key: str) -> Iterator[None]:
+    """Add what is wrong with the file that `key` names to `mistakes`, and go on."""
+    try:
+        yield
+    except Mistakes as error:
+        mistakes += [f"{key}: {mistake}" for mistake in error.mistakes]
 
 
 def _held_out(

@@ -28,6 +28,10 @@ class Evaluation:
         """pass@1: the share of all answers that are right."""
         return sum(self.right) / (self.k * len(self.groups))
 
+    def pass_at(self, k: int) -> float:
+        """pass@k: the chance that one of k answers is right, the mean over the questions."""
+        return sum(pass_at_k(self.k, count, k) for count in self.right) / len(self.groups)
+
     @property
     def ci95(self) -> tuple[float, float]:
         """The 95 % confidence interval of `accuracy`, questions being the sample."""
@@ -38,9 +42,10 @@ class Evaluation:
         rollouts = [rollout for group in self.groups for rollout in group.rollouts]
         cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
         failed = sum(not rollout.scored for rollout in rollouts)
+        several = sorted({2**power for power in range(1, self.k.bit_length())} | {self.k} - {1})
         return {
             "pass@1": self.accuracy,
-            f"pass@{self.k}": sum(pass_at_k(self.k, count, self.k) for count in self.right) / len(self.groups),
+            **{f"pass@{k}": self.pass_at(k) for k in several},
             f"maj@{self.k}": sum(majority(group).right for group in self.groups) / len(self.groups),
             "mean_length": sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts),
             "truncated": cut / len(rollouts),

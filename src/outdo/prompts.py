@@ -78,10 +78,14 @@ class Prompts:
     def __iter__(self) -> Iterator[list[Prompt]]:
         """Batches from the current position on."""
         while True:
-            places = range(self.position, self.position + self.per_step)
-            orders = {epoch: self._order(epoch) for epoch in {place // len(self.prompts) for place in places}}
-            self.position += self.per_step
-            yield [self.prompts[orders[place // len(self.prompts)][place % len(self.prompts)]] for place in places]
+            yield self.take(self.per_step)
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, which no later batch will hold again in this epoch."""
+        places = range(self.position, self.position + count)
+        orders = {epoch: self._order(epoch) for epoch in {place // len(self.prompts) for place in places}}
+        self.position += count
+        return [self.prompts[orders[place // len(self.prompts)][place % len(self.prompts)]] for place in places]
 
     def state(self) -> dict[str, Any]:
         """How many prompts have been given out."""

@@ -1,5 +1,6 @@
 """A name, a file, a function or a list becomes a reward, or every mistake in it is told at once."""
 
+import datetime
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,10 @@ EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTA
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_built_in_name_scores(name: str, sample: Sample):
-    reward = load_reward(name)
-    assert reward([sample("<think></think><answer></answer>" if name == "format" else "1")])[0].parts == {name: 1.0}
+    options = {"overlong": {"max_tokens": 1, "cache": 1}}.get(name, {})
+    reward = load_reward({"name": name, **options})
+    value = -1.0 if name == "overlong" else 1.0
+    assert reward([sample("<think></think><answer></answer>" if name == "format" else "1")])[0].parts == {name: value}
     reward.close()
 
 
@@ -57,12 +60,20 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
         ([("exact", float("nan"))], "the weight of the reward exact must be a finite number, not nan"),
         ([("exact", "1")], "the weight of the reward exact must be a finite number, not '1'"),
         ([], "needs at least one reward"),
+        ({"name": "my_reward.py:score", "lenght": 3}, "the reward score has no option 'lenght'; did you mean length?"),
+        ({"name": "my_reward.py:score", "wieght": 3}, "the reward score has no option 'wieght'; did you mean weight?"),
+        ({"name": "my_reward.py:score", "x": 3}, "the reward score has no option 'x'; it takes length"),
+        ({"name": "exact", "x": 3}, "the reward exact has no option 'x'; it takes none"),
+        ({"name": "exact", "answer": 3}, "the reward exact: answer belongs to the completion and cannot be an option"),
+        ({"name": "overlong", "cache": 3}, 'the reward overlong needs max_tokens: {name = "overlong", max_tokens = '),
+        ({"name": "my_reward.py:score", "length": lambda: 3}, "its options cannot be sent to its worker"),
+        ({"name": ["exact"], "length": 3}, "not a function but of type list"),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_nearest_right_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, said: str
 ):
-    (tmp_path / "my_reward.py").write_text("def score(completion): return 1.0")
+    (tmp_path / "my_reward.py").write_text("def score(completion, length=1): return 1.0")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistakes, match=re.escape(said)):
         load_reward(spec)
@@ -72,6 +83,48 @@ def test_every_mistake_of_a_list_is_told():
     with pytest.raises(Mistakes) as caught:
         load_reward(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
     assert len(caught.value.mistakes) == 2
+
+
+# ---- options
+
+
+TRL = "def score(completions, length, **columns): return [float(length == 3)] * len(completions)"
+VERL = "def score(solution_str, length=0): return float(length == 3)"
+PLAIN = "def score(completion, *, length): return float(length == 3)"
+
+
+@pytest.mark.parametrize("source", [TRL, VERL, PLAIN])
+@pytest.mark.parametrize("where", ["in a worker", "in this process"])
+def test_an_option_reaches_every_convention_and_wins_over_a_column(
+    tmp_path: Path, sample: Sample, source: str, where: str
+):
+    (tmp_path / "my_reward.py").write_text(source)
+    defined: dict[str, Any] = {}
+    exec(source, defined)
+    spec = f"{tmp_path / 'my_reward.py'}:score" if where == "in a worker" else defined["score"]
+    reward = load_reward([{"name": spec, "weight": 0.5, "length": 3}])
+    assert [one.value for one in reward([sample("a", length=9), sample("b")])] == [0.5, 0.5]
+    reward.close()
+
+
+def test_a_worker_that_was_replaced_has_its_options_again(tmp_path: Path, sample: Sample):
+    (tmp_path / "dies.py").write_text(
+        "import os, datetime\n"
+        "def score(completion, *, day):\n"
+        "    return os._exit(1) if completion == 'bad' else day == datetime.date(2025, 1, 31)\n"
+    )
+    reward = load_reward({"name": f"{tmp_path / 'dies.py'}:score", "day": datetime.date(2025, 1, 31)})
+    assert [one.verdict for one in reward([sample("bad"), sample("good")])] == ["failed", "ok"]
+    assert reward([sample("good")])[0].value == 1.0
+    reward.close()
+
+
+def test_an_option_that_only_a_default_or_a_column_could_fill_may_be_left_out(sample: Sample):
+    def score(completion: str, length: int, factor: float = 2.0) -> float:
+        return factor * length
+
+    assert load_reward({"name": score})([sample("a", length=3)])[0].value == 6.0
+    assert load_reward({"name": score, "factor": 1.0})([sample("a", length=3)])[0].value == 3.0
 
 
 # ---- several rewards

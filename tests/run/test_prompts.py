@@ -53,6 +53,16 @@ def test_the_position_is_all_that_has_to_be_kept(steps):
     assert before + given(resumed, 12 - steps) == straight
 
 
+def test_what_is_taken_between_two_steps_is_missing_in_the_next():
+    prompts = Prompts(TEN, per_step=3, shuffle=False)
+    steps = iter(prompts)
+    assert [prompt.id for prompt in next(steps)] == ["0", "1", "2"]
+    assert [prompt.id for prompt in prompts.take(2)] == ["3", "4"]
+    assert prompts.take(0) == []
+    assert [prompt.id for prompt in next(steps)] == ["5", "6", "7"]
+    assert prompts.state() == {"position": 8}
+
+
 def test_no_questions_are_refused():
     with pytest.raises(ValueError, match="there are no prompts"):
         Prompts([], per_step=1)

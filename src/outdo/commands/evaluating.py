@@ -3,17 +3,20 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from outdo import pass_rates
 from outdo.data import Question, questions_from
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
 from outdo.environments.question import Question as QuestionEnvironment
 from outdo.errors import Mistakes
 from outdo.evaluation import Evaluation, evaluate
+from outdo.pass_rates import PassRate
 from outdo.policy import Policy
 from outdo.prompts import tokenise
 from outdo.recipe import Recipe
@@ -46,6 +49,7 @@ class Asked:
     template: str | None
     seed: int
     device: str
+    rates: Path | None = None  # where each question's pass rate goes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +68,23 @@ def run_eval(models: Sequence[str], asked: Asked, console: Console, *, as_json: 
     """Evaluate the models and print a table, or one JSON object."""
     if len(set(models)) < len(models):
         raise Mistakes([f"eval: {models[0]} is given twice; --against takes another model"])
+    if asked.rates is not None:
+        if len(models) > 1:
+            raise Mistakes(["eval: --rates are those of one model; leave out --against"])
+        pass_rates.check_target(asked.rates)
     sources = [find(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     exam = _exam(asked, recipe)
-    numbers = {source.name: _examined(source, exam, asked).summary() for source in sources}
+    examined = {source.name: _examined(source, exam, asked) for source in sources}
+    numbers = {name: evaluation.summary() for name, evaluation in examined.items()}
+    if asked.rates is not None:
+        pass_rates.write(asked.rates, _rates(*examined.values()))
     if as_json:
         console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
     else:
         console.print(_table(numbers))
+        if asked.rates is not None:
+            console.print(f"pass rates of {len(exam.questions):,} questions: {asked.rates}", markup=False)
 
 
 def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
@@ -87,6 +100,8 @@ def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
     own = {} if recipe is None else _of_run(recipe)
     given = {"rewards": asked.rewards, "max_tokens": asked.max_tokens, "template": asked.template}
     chosen = {**DEFAULTS, **own, **{name: value for name, value in given.items() if value is not None}}
+    if chosen["rewards"] == []:
+        raise Mistakes(["eval: the run's rewards are all learnt; --rewards NAME says which answers are right"])
     how = {name: chosen.pop(name) for name in ("max_tokens", "stop", "stop_token_ids")}
     sampling = SamplingParams(temperature=_temperature(asked), **how)
     return Exam(questions=questions, sampling=sampling, **chosen)
@@ -94,7 +109,7 @@ def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
 
 def _of_run(recipe: Recipe) -> dict[str, Any]:
     return {
-        "rewards": [(reward.name, reward.weight) for reward in recipe.rewards],
+        "rewards": [{**spec, "weight": weight} for spec, weight in recipe.rules],
         "timeout": recipe.reward.timeout,
         "max_tokens": recipe.sampling.max_tokens,
         "stop": recipe.sampling.stop,
@@ -129,6 +144,20 @@ def _examined(source: Source, exam: Exam, asked: Asked) -> Evaluation:
         return evaluate(engine, QuestionEnvironment(reward), prompts, exam.sampling, k=asked.k)
     finally:
         reward.close()
+
+
+def _rates(evaluation: Evaluation) -> list[PassRate]:
+    k = evaluation.k
+    return [
+        PassRate(
+            id=group.prompt.id,
+            pass_rate=right / k,
+            right=right,
+            k=k,
+            fingerprint=pass_rates.fingerprint(group.prompt.text),
+        )
+        for group, right in zip(evaluation.groups, evaluation.right, strict=True)
+    ]
 
 
 def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:

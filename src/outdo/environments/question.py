@@ -13,12 +13,15 @@ class Question:
     """Asks each question n times and has `reward` read the answers.
 
     A reward that fails, hangs or gives no number leaves its rollout out of training; if that happens to more than
-    `max_failed` of a call's rollouts, `RewardError` shows the first.
+    `max_failed` of a call's rollouts, `RewardError` shows the first. A further call (see `Environment`) is judged
+    together with the one it belongs to: it may be of a single question, and that one broken.
     """
 
     def __init__(self, reward: Reward, *, max_failed: float = 0.5) -> None:
         self.reward = reward
         self.max_failed = max_failed
+        self._scored: list[Scored] = []  # by the last call and its further ones
+        self._answered: list[Answered] = []
 
     def rollouts(
         self, engine: Engine, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
@@ -52,7 +55,7 @@ class Question:
             for (prompt, _), completion in zip(asked, completions, strict=True)
         ]
         scored = self.reward(answered)
-        check_failures(scored, answered, self.max_failed)
+        self._check_failures(scored, answered, further="/" in purpose)
         rollouts = [
             _rollout(completion, each.completion, verdict, sampling.temperature or 1.0)
             for completion, each, verdict in zip(completions, answered, scored, strict=True)
@@ -61,6 +64,11 @@ class Question:
             Group(prompt=prompt, rollouts=tuple(rollouts[number * n : (number + 1) * n]))
             for number, prompt in enumerate(prompts)
         ]
+
+    def _check_failures(self, scored: list[Scored], answered: list[Answered], *, further: bool) -> None:
+        self._scored = self._scored + scored if further else scored
+        self._answered = self._answered + answered if further else answered
+        check_failures(self._scored, self._answered, self.max_failed)
 
 
 def _rollout(completion: Completion, text: str, scored: Scored, temperature: float) -> Rollout:

@@ -6,7 +6,7 @@ A function is told apart by the names of its parameters alone, so functions writ
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any
 from outdo.errors import Mistakes
 from outdo.rewards.base import Answered, Scored, Verdict, judged, judged_all, unscored
 from outdo.rewards.eventloop import EventLoop
+from outdo.signatures import did_you_mean
 
 ACCEPTED_SIGNATURES = """\
   f(completion, answer)                        one completion; also prompt, or any column of the data by its name
@@ -34,6 +35,14 @@ class Convention(StrEnum):
     plain = "completion"
 
 
+ARGUMENTS = {
+    Convention.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
+    Convention.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
+    Convention.plain: frozenset({"prompt", "completion", "completion_ids", "answer"}),
+}
+"""What a function can always ask for, whatever the data."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
     """A user's function, called in the way it was written for."""
@@ -46,6 +55,8 @@ class Adapted:
     requires: frozenset[str]
     """Those of them without a default."""
     asynchronous: bool
+    options: Mapping[str, Any]
+    """Arguments that are the same for every completion; they win over columns of the same name."""
     timeout: float | None
     """Seconds for each call of an asynchronous function that takes one completion; `None`: no limit."""
 
@@ -106,18 +117,22 @@ class Adapted:
     def _arguments(self, sample: Answered) -> dict[str, Any]:
         return self._wanted(_verl_arguments(sample) if self.convention is Convention.verl else _plain_arguments(sample))
 
-    def _wanted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _wanted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**given, **self.options}
         missing = sorted(self.requires - arguments.keys())
         if missing:
-            raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(arguments)}")
+            raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(given)}")
         return {name: value for name, value in arguments.items() if self.accepts is None or name in self.accepts}
 
 
-def adapt(function: Any, name: str, *, timeout: float | None = None) -> Adapted:
-    """Find out how `function` wants to be called. `timeout` is that of `Adapted`.
+def adapt(
+    function: Any, name: str, *, options: Mapping[str, Any] | None = None, timeout: float | None = None
+) -> Adapted:
+    """Find out how `function` wants to be called. `options` and `timeout` are those of `Adapted`.
 
     Raises:
-        Mistakes: it is not callable, or has none of the accepted signatures; the message lists them.
+        Mistakes: it is not callable, has none of the accepted signatures (the message lists them), or does not take
+            the options (the nearest name is offered).
     """
     if not callable(function):
         raise Mistakes([f"the reward {name} is not a function but of type {type(function).__name__}"])
@@ -131,15 +146,33 @@ def adapt(function: Any, name: str, *, timeout: float | None = None) -> Adapted:
     if requires & TRAINER_ONLY:
         only = ", ".join(sorted(requires & TRAINER_ONLY))
         raise Mistakes([f"the reward {name} needs {only}, which only TRL's trainer can pass: give it a default"])
+    accepts = None if any(p.kind is p.VAR_KEYWORD for p in parameters) else frozenset(named)
+    options = options or {}
+    if wrong := list(_wrong_options(name, options, ARGUMENTS[convention], accepts)):
+        raise Mistakes(wrong)
     return Adapted(
         name=name,
         function=function,
         convention=convention,
-        accepts=None if any(p.kind is p.VAR_KEYWORD for p in parameters) else frozenset(named),
+        accepts=accepts,
         requires=requires,
         asynchronous=any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))),  # noqa: B004
+        options=options,
         timeout=timeout,
     )
+
+
+def _wrong_options(
+    name: str, options: Mapping[str, Any], given: frozenset[str], accepts: frozenset[str] | None
+) -> Iterator[str]:
+    known = sorted((accepts or frozenset()) - given)
+    for option in options:
+        if option in given:
+            yield f"the reward {name}: {option} belongs to the completion and cannot be an option"
+        elif accepts is not None and option not in accepts:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            hint = did_you_mean(option, [*known, "weight"]) or f"; {takes}"
+            yield f"the reward {name} has no option {option!r}{hint}"
 
 
 def spread(

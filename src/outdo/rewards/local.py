@@ -1,6 +1,6 @@
 """Reward functions that run in this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -14,13 +14,17 @@ class Local:
     What it raises is a verdict. Nothing can be done here against a function that hangs, crashes the interpreter, eats
     the memory, or changes what is not its own: write `"file.py:name"` instead, and it runs in a worker.
 
+    `options` are arguments that are the same for every completion.
+
     Raises:
-        Mistakes: the function has none of the accepted signatures.
+        Mistakes: the function has none of the accepted signatures, or does not take the options.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str | None = None, *, options: Mapping[str, Any] | None = None
+    ) -> None:
         self.name = name or _name(function)
-        self._adapted = adapt(function, self.name)
+        self._adapted = adapt(function, self.name, options=options)
         self._lock = Lock()
 
     def __call__(self, answered: Sequence[Answered]) -> list[Scored]:

@@ -25,13 +25,17 @@ LENGTH = struct.Struct("!Q")
 PR_SET_PDEATHSIG = 1
 
 
-def serve(descriptor: int, parent: int, spec: str, timeout: float) -> None:
-    """Answer the requests that come over the socket `descriptor` with the function that `spec` names."""
+def serve(descriptor: int, parent: int, spec: str, options: str, timeout: float) -> None:
+    """Answer the requests that come over the socket `descriptor` with the function that `spec` names.
+
+    `options` are those of `adapt`, pickled, in hexadecimal.
+    """
     _die_with(parent)
     os.set_inheritable(descriptor, False)  # a process that the user's function starts must not hold the line open
     with socket.socket(fileno=descriptor) as line:
         try:
-            adapted = adapt(load_function(spec), spec.rpartition(":")[2], timeout=timeout)
+            chosen = pickle.loads(bytes.fromhex(options))
+            adapted = adapt(load_function(spec), spec.rpartition(":")[2], options=chosen, timeout=timeout)
         except Mistakes as mistakes:
             return _send(line, {"mistakes": mistakes.mistakes})
         _send(line, {"convention": adapted.convention, "asynchronous": adapted.asynchronous})

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -58,20 +58,29 @@ class Worker:
     Args:
         spec: `file.py:name` or `package.module:name`.
         name: the reward's name; the function's, if not given.
+        options: arguments that are the same for every completion.
         timeout: seconds for one call of the function.
 
     Raises:
-        Mistakes: the function cannot be imported, or has none of the accepted signatures.
+        Mistakes: the function cannot be imported, has none of the accepted signatures, or does not take the options.
     """
 
-    def __init__(self, spec: str, name: str | None = None, *, timeout: float = DEADLINE) -> None:
+    def __init__(
+        self,
+        spec: str,
+        name: str | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        timeout: float = DEADLINE,
+    ) -> None:
         self.spec = spec
         self.name = name or spec.rpartition(":")[2]
         self.timeout = timeout
         self._lock = Lock()
         self._ended = 0  # workers in a row
+        self._told = {"spec": spec, "options": _pickled(options or {}, self.name), "timeout": timeout}
         self._directory = os.getcwd()  # `spec` is relative to it, also for a worker started later
-        self._process: _Process | None = _Process(spec, timeout, self._directory)
+        self._process: _Process | None = _Process(self._told, self._directory)
         ready = self._process.ready
         gathered = ready["asynchronous"] and ready["convention"] != Convention.trl
         self._together = ready["asynchronous"] or ready["convention"] == Convention.trl
@@ -139,12 +148,19 @@ class Worker:
         if self._process is None or not self._process.alive:
             self.close()
             try:
-                self._process = _Process(self.spec, self.timeout, self._directory)
+                self._process = _Process(self._told, self._directory)
             except Mistakes as mistakes:
                 raise RewardError(
                     f"the worker of the reward {self.spec} does not start again: {mistakes}"
                 ) from mistakes
         return self._process
+
+
+def _pickled(options: Mapping[str, Any], name: str) -> str:
+    try:
+        return pickle.dumps(dict(options)).hex()
+    except Exception as error:
+        raise Mistakes([f"the reward {name}: its options cannot be sent to its worker: {error}"]) from None
 
 
 class _EndedError(Exception):
@@ -154,12 +170,13 @@ class _EndedError(Exception):
 class _Process:
     """One worker process, from its start to its end."""
 
-    def __init__(self, spec: str, timeout: float, directory: str) -> None:
+    def __init__(self, told: Mapping[str, Any], directory: str) -> None:
         self._line, theirs = socket.socketpair()
+        spec = told["spec"]
         path = [entry or directory for entry in sys.path]
         if not spec.rpartition(":")[0].endswith(".py"):
             path.insert(0, directory)  # where one looks for one's own package
-        told = {"path": path, "descriptor": theirs.fileno(), "parent": os.getpid(), "spec": spec, "timeout": timeout}
+        told = {**told, "path": path, "descriptor": theirs.fileno(), "parent": os.getpid()}
         with theirs:
             self._popen = subprocess.Popen(
                 [sys.executable, "-u", "-P", "-c", _SERVE, json.dumps(told)],

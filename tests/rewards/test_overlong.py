@@ -1,0 +1,48 @@
+"""The punishment of long answers: DAPO's equation 13, next to how TRL computes it."""
+
+import pytest
+
+from outdo.errors import Mistakes
+from outdo.rewards import Answered, Verdict, load_reward
+from outdo.rewards.overlong import overlong
+
+
+def punished(length: int, max_tokens: int, cache: int) -> float:
+    return overlong("", [7] * length, max_tokens=max_tokens, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("length", "value"),
+    [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (99, -0.95), (100, -1.0), (101, -1.0), (1000, -1.0)],
+)
+def test_nothing_is_lost_up_to_the_cache_all_at_the_limit_and_no_more_beyond_it(length: int, value: float):
+    assert punished(length, 100, 20) == pytest.approx(value)
+
+
+def test_without_a_cache_only_what_is_beyond_the_limit_is_punished():
+    assert [punished(length, 4, 0) for length in (3, 4, 5)] == [0.0, 0.0, -1.0]
+
+
+def test_with_a_cache_as_long_as_the_limit_every_token_costs():
+    assert [punished(length, 4, 4) for length in range(6)] == [0.0, -0.25, -0.5, -0.75, -1.0, -1.0]
+
+
+def test_it_is_added_to_the_reward_of_the_answer():
+    reward = load_reward(["exact", {"name": "overlong", "weight": 0.5, "max_tokens": 4, "cache": 2}])
+    scored = reward([Answered(prompt="", completion="1", answer="1", completion_ids=(1,) * n) for n in (2, 3, 4)])
+    assert [one.value for one in scored] == [1.0, 0.75, 0.5]
+    assert scored[1].parts == {"exact": 1.0, "overlong": -0.5}
+
+
+@pytest.mark.parametrize("cache", [-1, 5])
+def test_a_cache_that_does_not_fit_is_said(cache: int):
+    scored = load_reward({"name": "overlong", "max_tokens": 4, "cache": cache})(
+        [Answered(prompt="", completion="", answer=None)]
+    )[0]
+    assert scored.verdict is Verdict.failed
+    assert f"cache = {cache} must lie between 0 and max_tokens = 4" in scored.reason
+
+
+def test_its_options_have_no_defaults_that_could_be_wrong():
+    with pytest.raises(Mistakes, match="needs max_tokens and cache"):
+        load_reward("overlong")
