@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from outdo import estimate
-from outdo.conflicts import conflicts, effective_options
+from outdo.conflicts import conflicts
 from outdo.data import Question, questions_of
 from outdo.errors import Mistakes, ModelError
 from outdo.model_folder import ModelFacts, inspect_folder
-from outdo.recipe import OBJECTIVES, Recipe
+from outdo.piece_conflicts import needs_reference
+from outdo.recipe import Recipe
 from outdo.rewards import load_reward
-from outdo.rewards.base import Answered, Scored, Verdict
+from outdo.rewards.base import Answered, Reward, Scored, Verdict
 from outdo.rewards.budget import inert
 
 Render = Callable[[Question], str]
@@ -78,7 +79,7 @@ def check(recipe: Recipe, *, render: Render | None = None) -> Report:
         prompts=prompts,
         trials=trials,
         arithmetic=estimate.arithmetic(recipe, len(train)) if train else None,
-        memory=estimate.memory(facts, recipe, reference=_has_reference(recipe)) if facts else {},
+        memory=_memory(recipe, facts) if facts else {},
     )
 
 
@@ -123,11 +124,17 @@ def _as_it_stands(question: Question) -> str:
 
 def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
     """The first question's reference answer, an empty one and another question's answer, as the reward sees them."""
+    rules = [{**spec, "weight": weight} for spec, weight in recipe.rules]
     try:
-        reward = load_reward([(each.name, each.weight) for each in recipe.rewards], timeout=recipe.reward.timeout)
+        reward = load_reward(rules, timeout=recipe.reward.timeout) if rules else None
     except Mistakes as error:
         mistakes += [f"rewards: {mistake}" for mistake in error.mistakes]
         return []
+    return [] if reward is None else _shown_to(reward, questions, mistakes)  # a model is loaded by a run only
+
+
+def _shown_to(reward: Reward, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
+    """What the reward says of the three answers, and which of them it cannot score."""
     try:
         if not questions:
             return []
@@ -196,10 +203,14 @@ def _repeated(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
         yield f"train.prompts = {recipe.train.prompts}: {only}, so that each step asks some of them again"
 
 
+def _memory(recipe: Recipe, facts: ModelFacts) -> Mapping[str, int]:
+    return estimate.memory(facts, recipe, reference=_has_reference(recipe), critic=recipe.critic is not None)
+
+
 def _has_reference(recipe: Recipe) -> bool:
-    """Whether the objective compares with a reference; one without an option `beta` is taken not to."""
+    """Whether the run keeps a reference; a user's objective without an option `beta` is taken not to ask for one."""
     try:
-        return bool(effective_options(recipe.train.objective, OBJECTIVES).get("beta"))
+        return needs_reference(recipe)
     except Mistakes:  # no such objective, which is a mistake told already
         return False
 

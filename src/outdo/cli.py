@@ -3,8 +3,9 @@
 import itertools
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -108,6 +109,43 @@ def sft(
     )
 
 
+@app.command(name="reward-model")
+def reward_model(
+    *,
+    model: Annotated[str, typer.Argument(help="a language model or a reward model: folder or hub name")],
+    data: Annotated[str, typer.Option(help="preference pairs, or rated answers")],
+    out: Annotated[Path, typer.Option(help="folder for the reward model")],
+    kind: Annotated[
+        Literal["pairs", "scored", "regression"], typer.Option(help="what the data holds, and what is learnt of it")
+    ] = "pairs",
+    steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
+    batch: Annotated[int, typer.Option(min=1, help="pairs, or rated prompts, per step")] = 32,
+    lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,
+    warmup: Annotated[int, typer.Option(min=0, help="steps in which it rises")] = 0,
+    holdout: Annotated[float, typer.Option(min=0, max=0.9, help="share of the prompts that is only ranked")] = 0.1,
+    prompt: Annotated[str | None, typer.Option(help="prompt column (found by itself, as the others)")] = None,
+    chosen: Annotated[str | None, typer.Option(help="column of the better answer")] = None,
+    rejected: Annotated[str | None, typer.Option(help="column of the worse answer")] = None,
+    completion: Annotated[str | None, typer.Option(help="column of a rated answer")] = None,
+    reward: Annotated[str | None, typer.Option(help="column of its rating")] = None,
+    template: Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")] = None,
+    seed: Annotated[int, typer.Option(help="of the new head, the held-out prompts and the order")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
+) -> None:
+    """Train a reward model on preferences or on rated answers."""
+    from outdo.commands.reward_modelling import run_reward_model
+    from outdo.optimiser import OptimiserSettings
+
+    columns = {
+        "prompt": prompt, "chosen": chosen, "rejected": rejected, "completion": completion, "reward": reward
+    }  # fmt: skip
+    optimiser = OptimiserSettings(lr=lr, warmup=warmup)
+    run_reward_model(
+        model, data, out, Display(), kind=kind, steps=steps, batch=batch, optimiser=optimiser, seed=seed, device=device,
+        holdout=holdout, template=template, columns=columns,
+    )  # fmt: skip
+
+
 @app.command(name="eval")
 def evaluate(
     *,
@@ -122,6 +160,7 @@ def evaluate(
     template: Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")] = None,
     seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps")] = "auto",
+    rates: Annotated[Path | None, typer.Option(help="write each question's pass rate here, for data.select")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """How many questions a model gets right, and how sure that is."""
@@ -129,7 +168,7 @@ def evaluate(
 
     asked = Asked(
         data=data, rewards=rewards, k=k, temperature=temperature, max_tokens=max_tokens, limit=limit,
-        template=template, seed=seed, device=device,
+        template=template, seed=seed, device=device, rates=rates,
     )  # fmt: skip
     run_eval([model] if against is None else [model, against], asked, Console(), as_json=as_json)
 
@@ -147,6 +186,32 @@ def chat(
     from outdo.commands.chatting import run_chat
 
     run_chat(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device)
+
+
+@app.command()
+def explain(
+    objective: Annotated[str, typer.Argument(help="a preset, or file.py:name")] = "grpo",
+    *,
+    old: Annotated[float | None, typer.Option(help="probability of the token when it was sampled")] = None,
+    new: Annotated[list[float] | None, typer.Option(help="its probability now; may be given several times")] = None,
+    ref: Annotated[float | None, typer.Option(help="under the reference; unset: as when it was sampled")] = None,
+    advantage: Annotated[float, typer.Option(help="of its answer")] = 1.0,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="option of the objective: beta=0.02")] = None,
+    group: Annotated[int, typer.Option(help="answers to the question")] = 1,
+    length: Annotated[int, typer.Option(help="tokens of each")] = 1,
+    example: Annotated[int | None, typer.Option(help="a worked example instead: 1, 2, 3 or 4")] = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="draw J and its gradient: .svg or .png")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """What an objective does to one token: how fast, how much, and where it stops."""
+    from outdo.commands.explaining import Asked, named_objective, run_example, run_explain
+
+    if example is not None:
+        run_example(example, Console(), picture=picture, as_json=as_json)
+        return
+    asked = Asked(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
+    make = partial(named_objective, objective, settings or [], length=length)
+    run_explain(objective, make, asked, Console(), picture=picture, as_json=as_json)
 
 
 @app.command()

@@ -65,7 +65,8 @@ class Display:
         self.say(f"held-out questions right after step {step}: " + ", ".join(parts))
 
     def _sentence(self, metrics: Mapping[str, float]) -> str:
-        parts = ["no answer has a reward"]
+        alike = metrics.get("refill/dropped", 0) > 0
+        parts = ["no question whose answers differ was found" if alike else "no answer has a reward"]
         if "reward" in metrics:
             change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
             parts = [f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}"]

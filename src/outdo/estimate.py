@@ -57,7 +57,7 @@ def longest_sequence(recipe: Recipe) -> int:
     return recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
 
 
-def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool) -> dict[str, int]:
+def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool = False) -> dict[str, int]:
     """Bytes by what they are for, in training on one device; parts the model's files say too little about are left out.
 
     Sampling and the backward pass take turns, so that the cache and the activations never stand side by side.
@@ -67,6 +67,7 @@ def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool) -> dict[str, i
         "gradients": weights(facts),
         "Adam's two moments": _times(2, weights(facts)),
         "reference weights": weights(facts) if reference else None,
+        "critic with gradients and moments": _times(4, weights(facts)) if critic else None,
         "KV cache while sampling": kv_cache(facts, recipe),
         "activations while training": activations(facts, recipe),
         "a chunk of logits": logits(facts, recipe),

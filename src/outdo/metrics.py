@@ -4,6 +4,7 @@ from collections import Counter
 
 from torch import Tensor
 
+from outdo.objectives.attainment import target_metrics
 from outdo.objectives.divergences import k3
 from outdo.types import RIGHT, FinishReason, Step
 
@@ -26,6 +27,8 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
         "reward_std": sum(float(s.std()) if len(s) > 1 else 0.0 for s in spreads) / max(1, len(spreads)),
         "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / max(1, len(spreads)),
     }
+    if batch.baselines is not None:
+        metrics["baseline"] = _mean(batch.baselines[batch.scored])
     for name, part in batch.reward_parts.items():
         metrics[f"rewards/{name}/mean"] = _mean(part[~part.isnan()])
     verdicts = Counter(rollout.verdict for group in step.groups for rollout in group.rollouts)
@@ -48,7 +51,7 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
 def _token_metrics(step: Step) -> dict[str, float | None]:
     """Over trained tokens, each counting the same; measured as the last pass went along."""
     batch, update = step.batch, step.update
-    if update is None:
+    if update is None or not update.tokens:  # no token to train on, or a critic that warms up alone
         return {}
     mask, tokens = batch.loss_mask, update.tokens
     clipped, log_ratio = tokens["clipped"][mask].float(), tokens["log_ratio"][mask]
@@ -64,6 +67,8 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
     }
     if batch.ref_logprobs is not None:
         metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask])
+    if batch.targets is not None:
+        metrics |= target_metrics(batch, tokens["logprobs"])
     return metrics
 
 
@@ -71,8 +76,8 @@ def _update_metrics(step: Step) -> dict[str, float | None]:
     """Those of the last pass; refused and empty optimiser steps are counted over all of them."""
     metrics: dict[str, float | None] = {**(step.update.metrics if step.update else {})}
     for name in ("updates/refused", "updates/empty"):
-        metrics[name] = sum(update.metrics[name] for update in step.updates)
-    return metrics | {"updates/done": float(len(step.updates))}
+        metrics[name] = sum(update.metrics.get(name, 0.0) for update in step.updates)
+    return metrics | {"updates/done": float(len(step.updates)), f"updates/stopped/{step.stopped}": 1.0}
 
 
 def _mean(values: Tensor) -> float | None:

@@ -20,18 +20,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from outdo.rewards.loading import BUILTIN
-
-OBJECTIVES = {"grpo": "outdo.objectives.presets:grpo"}
-ADVANTAGES = {
-    "group_standardised": "outdo.advantages:group_standardised",
-    "group_centred": "outdo.advantages:group_centred",
-}
-REWARDS = BUILTIN
-"""The built-in pieces by the names a recipe uses for them. Anything else is `"file.py:name"` or `"pkg.mod:name"`."""
-
-GROUP_RELATIVE = frozenset(ADVANTAGES)
-"""Advantages that compare the answers of one group with each other: a group of one tells them nothing."""
+from outdo.catalogue import PUBLISHED_WITH, REWARD_MODEL, WITH_CRITIC
 
 RUNS = Path("runs")
 """Where a run that is only named, not placed, has its folder."""
@@ -94,20 +83,31 @@ class Piece(Section):
         return {"name": self.name, **self.options} if self.options else self.name
 
 
-class WeightedReward(Section):
-    """One reward, by name or by `"file.py:name"`, and its weight in the sum."""
+class WeightedReward(Piece):
+    """One reward, by name or by `"file.py:name"`, its options, and its weight in the sum."""
 
-    name: PathText
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
 
     @model_validator(mode="before")
     @classmethod
     def _from_recipe(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "name" in value and "options" not in value:
+            options = {key: v for key, v in value.items() if key not in ("name", "weight")}
+            return {key: v for key, v in value.items() if key not in options} | {"options": options}
+        return value
 
     @model_serializer
     def _to_recipe(self) -> Any:
-        return self.name if self.weight == 1 else {"name": self.name, "weight": self.weight}
+        extra = dict(self.options) if self.weight == 1 else {"weight": self.weight, **self.options}
+        return {"name": self.name, **extra} if extra else self.name
+
+
+def _spec(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:
+    """A reward and its options as `load_reward` takes them, the longest answer filled in where it is asked for."""
+    filled = {"max_tokens": max_tokens} if reward.name == "overlong" else {}
+    return {"name": reward.name, **filled, **reward.options}
 
 
 def _as_list(value: Any) -> Any:
@@ -121,6 +121,20 @@ Rewards = Annotated[
     Field(strict=False, min_length=1),
     WithJsonSchema({"anyOf": [*NAME_OR_TABLE, {"type": "array", "items": {"anyOf": NAME_OR_TABLE}}]}),
 ]
+
+
+class Selection(Section):
+    """Which questions to train on, by how often a model got them right: `outdo eval --k 8 --rates FILE` writes it."""
+
+    file: PathText
+    low: Share = 0.0
+    high: Share = 1.0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Selection":
+        if self.low > self.high:
+            raise ValueError(f"expected low not above high, found {self.low:g} and {self.high:g}")
+        return self
 
 
 class Data(Section):
@@ -142,6 +156,9 @@ class Data(Section):
     max_prompt_tokens: Count = Field(default=512, description="longest prompt in tokens")
     overlong: Literal["drop", "refuse"] = Field(
         default="drop", description="longer prompts: drop (and say how many) or refuse"
+    )
+    select: Selection | None = Field(
+        default=None, description='{file = "rates.jsonl", low = 0.1, high = 0.9}: by pass rate, as outdo eval wrote it'
     )
 
 
@@ -175,19 +192,48 @@ class Train(Section):
 
     prompts: Count = Field(default=32, description="questions per step (P)")
     group: Count = Field(default=8, description="answers per question (G)")
+    refill: CountOrZero = Field(
+        default=0,
+        description="so many further rounds of questions, at most, to replace groups that are all alike",
+    )
     updates: Count = Field(default=1, description="passes over each batch (μ)")
     minibatches: Count = Field(default=1, description="optimiser steps within one pass")
     micro_tokens: Count = Field(
         default=16384, description="tokens in one forward pass: decides memory, never the gradient"
     )
-    advantage: NamedPiece = Field(
-        default=Piece(name="group_standardised"), description="group_standardised, group_centred or file.py:name"
-    )
     objective: NamedPiece = Field(
-        default=Piece(name="grpo"), description='grpo, {name = "grpo", beta = 0.04} or file.py:name'
+        default=Piece(name="grpo"), description='grpo, dapo, gspo ..., {name = "grpo", beta = 0.04} or file.py:name'
     )
-    reference_every: Count | None = Field(
-        default=None, description="renew the reference policy every so many steps; unset: never"
+    advantage: NamedPiece | None = Field(
+        default=None, description="group_standardised, leave_one_out ... or file.py:name; unset: the objective's own"
+    )
+    penalty: NamedPiece | None = Field(
+        default=None, description='KL from the reference, taken off the reward: {name = "k1", beta = 0.05}; unset: none'
+    )
+    truncated: Literal["train", "mask"] = Field(
+        default="train", description="answers cut off at max_tokens: train on them, or mask them (overlong filtering)"
+    )
+    critic: NamedPiece | None = Field(
+        default=None,
+        description='model, head or {name = "model", lr = 1e-5}; unset: model where the advantage needs one',
+    )
+    stop: NamedPiece | None = Field(
+        default=None, description='end the updates early: {name = "first_of", attained = 0.9, kl = 0.1}; unset: never'
+    )
+    like: Literal["outdo", "trl", "verl", "openrlhf", "areal"] = Field(
+        default="outdo", description="conventions where libraries differ (eps, clamps, empty rows, means)"
+    )
+
+
+class Reference(Section):
+    """The policy that KL is measured from; on-policy distillation learns from it."""
+
+    model: PathText | None = Field(
+        default=None, description="a model folder or hub name; unset: the policy as it starts"
+    )
+    every: Count | None = Field(default=None, description="renew it from the policy every so many steps; unset: never")
+    mix: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="share of the policy in a renewed reference; 1 replaces it"
     )
 
 
@@ -245,17 +291,35 @@ class Recipe(Section):
     )
     rewards: Rewards = Field(
         default=(WeightedReward(name="exact"),),
-        description="exact, last_number, math, format, file.py:name, or a list of these or of {name, weight}",
+        description="exact, last_number, math, format ..., file.py:name, or a list of these or of {name, weight}",
     )
     data: Data = Field(description="the questions")
     reward: RewardLimits = Field(default=RewardLimits(), description="limits of reward functions")
     sampling: Sampling = Field(default=Sampling(), description="how answers are drawn in training")
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")
+    reference: Reference = Field(default=Reference(), description="the policy that KL is measured from")
     optim: Optim = Field(
         default=Optim(), description="AdamW and its learning rate; warm-up and schedule count optimiser steps"
     )
     eval: Eval = Field(default=Eval(), description="evaluation on held-out questions during the run")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="what is kept on disk")
+
+    @property
+    def advantage(self) -> Piece:
+        """The advantage asked for, or the one that the objective was published with."""
+        published = PUBLISHED_WITH.get(self.train.objective.name, "group_standardised")
+        return self.train.advantage or Piece(name=published)
+
+    @property
+    def rules(self) -> list[tuple[dict[str, Any], float]]:
+        """The rewards that are not learnt: what `load_reward` takes, and the weight of each."""
+        longest = self.sampling.max_tokens
+        return [(_spec(each, longest), each.weight) for each in self.rewards if each.name != REWARD_MODEL]
+
+    @property
+    def critic(self) -> Piece | None:
+        """The critic asked for, or a model of its own where the advantage needs one."""
+        return self.train.critic or (Piece(name="model") if self.advantage.name in WITH_CRITIC else None)
 
 
 def sections() -> dict[str, type[Section]]:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from outdo.catalogue import PUBLISHED_WITH
 from outdo.conflicts import conflicts
 from outdo.errors import Mistakes
 from outdo.recipe import Data, Recipe, sections, settings
@@ -28,7 +29,13 @@ LARGEST_FILE = 1_000_000
 DEEPEST_YAML = 20
 """Brackets within brackets. A recipe needs three."""
 
-PIECES = {"train.advantage": "group_standardised", "train.objective": "grpo"}
+PIECES = {
+    "train.objective": "grpo",
+    "train.advantage": "group_standardised",
+    "train.penalty": "k1",
+    "train.critic": "model",
+    "train.stop": "first_of",
+}
 """Settings with options of their own, as in `train.objective.beta=0`, and the piece meant where none is named."""
 
 ASKED_ON_COMMAND_LINE = "command line"
@@ -52,7 +59,8 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """
     raw, mistakes = _readable(path)
     unread = bool(mistakes)
-    asked = {key for key in (_override(raw, text, mistakes) for text in overrides) if key}
+    pieces_first = sorted(overrides, key=lambda text: text.partition("=")[0].count("."))  # then their options
+    asked = {key for key in (_override(raw, text, mistakes) for text in pieces_first) if key}
     raw.setdefault("data", {})  # so that what is missing in it is named: data.path, not data
     recipe, wrong = _validated(raw)
 
@@ -172,7 +180,7 @@ def _override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None
     place = ""
     for name in tables:
         place = f"{place}.{name}".lstrip(".")
-        inner = table.get(name, PIECES.get(place, {}))
+        inner = table.get(name, _meant(raw, place))
         if place in PIECES and isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
@@ -185,6 +193,15 @@ def _override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None
     else:
         table.pop(last, None)
     return key
+
+
+def _meant(raw: Mapping[str, Any], place: str) -> Any:
+    """The piece whose option is set where none is named; a table of settings anywhere else."""
+    if place != "train.advantage":
+        return PIECES.get(place, {})
+    objective = raw["train"].get("objective", PIECES["train.objective"])
+    name = objective.get("name") if isinstance(objective, dict) else objective
+    return PUBLISHED_WITH.get(str(name), PIECES[place])
 
 
 def _override_value(written: str, setting: FieldInfo | None) -> Any:

@@ -40,7 +40,7 @@ class Progress:
 
     step: int = 0
     prompts: dict[str, Any] = field(default_factory=dict)  # the position in the data
-    version: int = 0  # of the policy
+    version: int = 0  # of the policy and the critic
     seconds: float = 0.0  # of training, evaluation left out
     tokens: int = 0  # sampled
     before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
@@ -77,6 +77,8 @@ def resume(folder: Path, overrides: list[str], display: Display) -> int:
         progress = Progress()
         if found:
             session.models.load_state(state["models"])
+            for name, part in session.parts().items():
+                part.load_state(state["parts"][name])
             progress = Progress(**state["progress"])
             session.prompts.load_state(progress.prompts)
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
@@ -95,18 +97,19 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
             write_json_atomically(run.summary, summary(progress, run.path))
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {run.path} steps=...`")
         return 0
-    weights = session.models.policy.model.state_dict()
-    copies = 3 if session.models.reference is None else 4  # weights, two moments, and the reference
+    models = session.models
+    weights = models.policy.model.state_dict()
+    copies = 3 + (models.reference is not None) + 3 * (models.critic is not None)  # weights with two moments each
     needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
     checkpoint.check_free_space(run.path, needed)
     _describe(run, session)
-    progress.version = session.models.policy.version
+    progress.version = session.models.version
     try:
         with _asked_to_stop() as asked:
             _steps(run, session, progress, display, asked)
     except OutdoError as error:
         # What failed is the step under way; if it has not touched the weights, those before it are worth keeping.
-        untouched = session.models.policy.version == progress.version
+        untouched = session.models.version == progress.version
         if progress.step and untouched and not isinstance(error, CheckpointError):
             _save(run, session, progress)
             display.say(f"saved after step {progress.step}; go on with `outdo resume {run.path}`")
@@ -132,17 +135,19 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
         session.advantage,
         session.objective,
         updates=recipe.train.updates,
+        stop=session.stop,
         start=progress.step + 1,
     )
     with display.steps(progress.step, recipe.steps):
         clock = time.monotonic()
         for step in steps:
-            metrics = _metrics(step, time.monotonic() - clock)
+            metrics = _metrics(session, step, time.monotonic() - clock)
             last = step.index == recipe.steps
             if last or _due(step.index, recipe.eval.every):
                 progress.after = _evaluate(session, step.index, display)
                 progress.best = _better(progress, step.index, recipe.eval.best)
                 metrics |= {f"eval/{name}": value for name, value in progress.after.items()}
+            metrics |= _follow(session, step, metrics)
             _keep_refused(run.path / "refused", step)
             run.append_metrics(step.index, metrics)
             _move_on(progress, session, step.index, metrics)  # now, and not before: a saved step has its line
@@ -159,13 +164,24 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _metrics(step: Step, seconds: float) -> dict[str, float]:
-    metrics = step_metrics(step)
+def _metrics(session: Session, step: Step, seconds: float) -> dict[str, float]:
+    metrics = step_metrics(step) | getattr(session.rollout, "metrics", {})
     return metrics | {"seconds": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
 
 
+def _follow(session: Session, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Let reward models and coefficients learn from a step; what they have come to."""
+    found: dict[str, float] = {}
+    for judge in session.judges:
+        found |= judge.after(step.index, step.groups)
+    for name, coefficient in session.adaptive.items():
+        found[f"coefficient/{name}"] = float(coefficient)  # that of this step
+        coefficient.observe(metrics)
+    return found
+
+
 def _move_on(progress: Progress, session: Session, step: int, metrics: Mapping[str, float]) -> None:
-    progress.step, progress.version = step, session.models.policy.version
+    progress.step, progress.version = step, session.models.version
     progress.prompts = session.prompts.state()
     progress.seconds += metrics["seconds"]
     progress.tokens += int(metrics["num_tokens"])
@@ -218,6 +234,7 @@ def _better(progress: Progress, step: int, by: str) -> dict[str, float]:
 def _save(run: RunFolder, session: Session, progress: Progress) -> None:
     state = {
         "models": session.models.state(),
+        "parts": {name: part.state() for name, part in session.parts().items()},
         "progress": asdict(progress),
         "fingerprints": dict(session.fingerprints),
     }
@@ -235,11 +252,13 @@ def _describe(run: RunFolder, session: Session) -> None:
 
 def _keep_refused(folder: Path, step: Step) -> None:
     """If an update of the step was refused, keep its batch to be looked at."""
-    if not any(update.metrics["updates/refused"] for update in step.updates):
+    kinds = ("updates/refused", "value/refused")
+    if not any(update.metrics.get(kind) for update in step.updates for kind in kinds):
         return
     folder.mkdir(exist_ok=True)
     batch: Batch = step.batch
-    names = ("token_ids", "loss_mask", "rewards", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    names = ("token_ids", "loss_mask", "rewards", "advantages", "values", "returns", "targets")
+    names += ("old_logprobs", "ref_logprobs", "rollout_logprobs")
     found = {name: getattr(batch, name) for name in names}
     tensors = {name: value.contiguous() for name, value in found.items() if isinstance(value, Tensor)}
     save_file(tensors, folder / f"step_{step.index:06d}.safetensors")

@@ -1,6 +1,5 @@
 """From a recipe to the objects of the loop: here, and nowhere below, names become things."""
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,24 +8,31 @@ from typing import Any
 
 import torch
 
-from outdo.advantages import Advantage, per_token
+from outdo.advantages import Advantage
+from outdo.catalogue import CRITICS, REWARD_MODEL, REWARDS, STOPS, WITH_GREEDY_BASELINE
+from outdo.coefficients import Adaptive
 from outdo.data import Question as Row
 from outdo.data import Questions, questions_of
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
 from outdo.environments.base import Rollouts
 from outdo.environments.question import Question
+from outdo.environments.refill import Refill
 from outdo.errors import Mistakes
 from outdo.loading import choose_device
-from outdo.models import Models
+from outdo.models import Models, like_policy
+from outdo.needs import needs_of
 from outdo.objectives.objective import Objective
 from outdo.optimiser import OptimiserSettings
+from outdo.pieces import adaptive_of, advantage_of, built, objective_of, penalty_of
+from outdo.placing import placed
 from outdo.policy import Policy, Work
 from outdo.prompts import Prompts, tokenise
-from outdo.recipe import ADVANTAGES, OBJECTIVES, Piece, Recipe
-from outdo.rewards import load_reward
+from outdo.recipe import Piece, Recipe
+from outdo.reward_refresh import Refreshed
+from outdo.rewards import Combined, load_reward
 from outdo.rewards.base import Reward
-from outdo.signatures import resolve
+from outdo.stopping import Stop, never
 from outdo.types import Prompt
 
 
@@ -40,12 +46,19 @@ class Session:
     held_out: list[Prompt]
     engine: BuiltinEngine
     environment: Question
-    rollout: Rollouts
+    rollout: Rollouts | Refill
     advantage: Advantage
     objective: Objective
+    stop: Stop
     reward: Reward
+    adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
+    judges: Sequence[Refreshed]  # reward models that go on learning
     fingerprints: Mapping[str, str]  # of the data files, by the recipe's key
     notes: tuple[str, ...]
+
+    def parts(self) -> dict[str, Adaptive | Refreshed]:
+        """What changes in a run besides the models and the place in the data, by a name for a checkpoint."""
+        return {**self.adaptive, **{f"judge {number}": judge for number, judge in enumerate(self.judges)}}
 
 
 def open_session(
@@ -61,8 +74,9 @@ def open_session(
         changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
         raise Mistakes([f"{key}: the file's content is not what the run was started with" for key in changed])
     recipe, why = _settled(recipe)
-    objective = _objective(recipe.train.objective)
-    reward = load_reward([(each.name, each.weight) for each in recipe.rewards], timeout=recipe.reward.timeout)
+    objective, penalty = objective_of(recipe), penalty_of(recipe)
+    reward, judges = _rewards(recipe)
+    advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     policy = Policy.load(
         model or recipe.model,
         device=recipe.device,
@@ -74,22 +88,62 @@ def open_session(
     prompts, held_out, dropped = _prompts(recipe, questions, policy)
     engine = BuiltinEngine(policy, seed=recipe.seed)
     environment = Question(reward, max_failed=recipe.reward.max_failed)
-    advantage = _piece(recipe.train.advantage, ADVANTAGES)
     way = f"attention: {policy.forward.way}" + (f" ({policy.forward.why})" if policy.forward.why else "")
     return Session(
         recipe=recipe,
-        models=Models.of(policy, objective, refresh_every=recipe.train.reference_every),
+        models=_models(recipe, policy, objective, advantage),
         prompts=prompts,
         held_out=held_out,
         engine=engine,
         environment=environment,
-        rollout=Rollouts(engine, environment, group_size=recipe.train.group, sampling=sampling_params(recipe)),
-        advantage=per_token(advantage),
+        rollout=_rollout(recipe, engine, environment, prompts),
+        advantage=advantage,
         objective=objective,
+        stop=never if recipe.train.stop is None else built(recipe.train.stop, STOPS),
         reward=reward,
+        adaptive=adaptive_of(objective, penalty),
+        judges=judges,
         fingerprints=questions.fingerprints,
         notes=(f"device: {recipe.device} ({why})", way, *dropped),
     )
+
+
+def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Advantage) -> Models:
+    """The policy with a reference and a critic, where something needs them."""
+    needs = needs_of(objective, advantage)
+    reference, critic = recipe.reference, recipe.critic
+    return Models.of(
+        policy,
+        objective,
+        advantage=advantage,
+        reference=like_policy(policy, reference.model) if needs.reference and reference.model else None,
+        critic=built(critic, CRITICS)(policy) if needs.values and critic else None,
+        refresh_every=reference.every,
+        mix=reference.mix,
+    )
+
+
+def _rewards(recipe: Recipe) -> tuple[Combined, list[Refreshed]]:
+    """The sum of the recipe's rewards, and those among them that go on learning."""
+    rewards = [(load_reward([spec], timeout=recipe.reward.timeout), weight) for spec, weight in recipe.rules]
+    learnt = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
+    settings = {"device": recipe.device, "seed": recipe.seed}
+    models = [
+        (built(Piece(name=REWARD_MODEL, options={**settings, **each.options}), REWARDS), each.weight) for each in learnt
+    ]
+    return Combined([*rewards, *models]), [model for model, _ in models if isinstance(model, Refreshed)]
+
+
+def _rollout(recipe: Recipe, engine: BuiltinEngine, environment: Question, prompts: Prompts) -> Rollouts | Refill:
+    greedy = recipe.advantage.name in WITH_GREEDY_BASELINE
+    rollouts = Rollouts(
+        engine,
+        environment,
+        group_size=recipe.train.group,
+        sampling=sampling_params(recipe),
+        greedy_baseline=greedy,
+    )
+    return Refill(rollouts, prompts, rounds=recipe.train.refill) if recipe.train.refill else rollouts
 
 
 def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
@@ -116,43 +170,7 @@ def _settled(recipe: Recipe) -> tuple[Recipe, str]:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    return _placed(recipe).model_copy(update={"device": device.type, "threads": torch.get_num_threads()}), why
-
-
-def _placed(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths, so that its run can be gone on with from any folder."""
-    train, data = recipe.train, recipe.data
-    pieces = {name: getattr(train, name) for name in ("advantage", "objective")}
-    moved = {name: piece.model_copy(update={"name": _absolute(piece.name)}) for name, piece in pieces.items()}
-    paths = {"path": _absolute(data.path), "eval_path": data.eval_path and _absolute(data.eval_path)}
-    rewards = tuple(reward.model_copy(update={"name": _absolute(reward.name)}) for reward in recipe.rewards)
-    return recipe.model_copy(
-        update={
-            "model": _absolute(recipe.model),
-            "rewards": rewards,
-            "data": data.model_copy(update=paths),
-            "train": train.model_copy(update=moved),
-        }
-    )
-
-
-def _absolute(name: str) -> str:
-    """`FILE` or `FILE.py:name` with the whole path where there is such a file; a name of anything else as it is."""
-    path, colon, inside = name.partition(".py:")
-    where = Path(path + (".py" if colon else ""))
-    return f"{where.resolve()}{colon[3:]}{inside}" if where.exists() else name
-
-
-def _piece(piece: Piece, known: Mapping[str, str]) -> Any:
-    """A built-in by its name, or the user's own, with its options filled in."""
-    return functools.partial(resolve(known.get(piece.name, piece.name)), **piece.options)
-
-
-def _objective(piece: Piece) -> Objective:
-    try:
-        return _piece(piece, OBJECTIVES)()
-    except (TypeError, ValueError) as error:
-        raise Mistakes([f"train.objective: {piece.name}: {error}"]) from error
+    return placed(recipe).model_copy(update={"device": device.type, "threads": torch.get_num_threads()}), why
 
 
 def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts, list[Prompt], list[str]]:

@@ -96,6 +96,13 @@ def test_the_summary_of_a_small_evaluation_by_hand():
     assert (told["n"], told["k"], told["mean_length"], told["truncated"], told["unscored"]) == (3, 3, 1.0, 0.0, 0)
 
 
+def test_of_several_answers_the_summary_has_every_power_of_two_and_all_of_them():
+    told = Evaluation(groups=[group("7", "9", "7", "9", "9", "9")], k=6).summary()
+    assert [name for name in told if name.startswith("pass@")] == ["pass@1", "pass@2", "pass@4", "pass@6"]
+    assert told["pass@2"] == pytest.approx(1 - 6 / 15)
+    assert told["pass@4"] == pytest.approx(1 - 1 / 15)
+
+
 def test_eval_counts_what_is_right(outdo, seven, ten):
     done = outdo("eval", seven, "--data", ten, "--json")
     told = json.loads(done.out)

@@ -83,7 +83,7 @@ def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
 
 def test_a_dumped_recipe_is_read_back_equal(recipe):
     options = ["train.objective={name='grpo', clip_low=0.3}", "rewards=[{name='exact', weight=0.1}, 'format']"]
-    written = load(None, [*NEEDED, *options, "threads=2", "train.reference_every=5"])
+    written = load(None, [*NEEDED, *options, "threads=2", "reference.every=5"])
     assert load(recipe(dump(written))) == written
 
 

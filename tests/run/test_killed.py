@@ -14,7 +14,7 @@ FULL = (
     "train.updates=3",
     "train.minibatches=2",
     'train.objective={name = "grpo", beta = 0.1}',
-    "train.reference_every=7",
+    "reference.every=7",
     "optim.schedule=cosine",
     "optim.warmup=10",
 )

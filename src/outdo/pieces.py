@@ -1,0 +1,131 @@
+"""From the names in a recipe to the functions they stand for.
+
+A function with positional parameters is the piece itself, and the recipe's options are filled in:
+`def surrogate(log_ratio, logprobs, advantages, batch, *, sharpness=1.0)`. One without makes the piece:
+`def clip(*, low, high)`. An option that the recipe knows already, such as the longest answer, need not be written.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, SupportsFloat
+
+from outdo.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
+from outdo.catalogue import (
+    ADVANTAGES,
+    COEFFICIENTS,
+    CORRECTIONS,
+    DIVERGENCES,
+    FORMULA,
+    FORMULA_NUMBERS,
+    OBJECTIVES,
+)
+from outdo.coefficients import Adaptive
+from outdo.errors import Mistakes
+from outdo.objectives.conventions import CONVENTIONS, like
+from outdo.objectives.corrections import product
+from outdo.objectives.objective import Formula, Objective, PlainObjective
+from outdo.recipe import Piece, Recipe
+from outdo.signatures import resolve, signature_of
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """The recipe's objective: a preset, pieces of it exchanged, in the conventions asked for."""
+    piece, train = recipe.train.objective, recipe.train
+    objective = composed(piece, filled=known_values(recipe))
+    if train.like == "outdo":
+        return objective
+    if not isinstance(objective, Formula):
+        raise Mistakes([f'train.like = "{train.like}": {piece.name} is not one of the objectives that the peers have'])
+    return like(train.like, objective)
+
+
+def composed(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
+    """A preset with its own options, and with those of its pieces exchanged that the options name.
+
+    Raises `Mistakes` with what the preset or a piece says against its options.
+    """
+    own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
+    exchangeable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
+    exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
+    options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
+    try:
+        made = built(Piece(name=piece.name, options=options), OBJECTIVES, filled)
+        objective = made if hasattr(made, "prepare") else PlainObjective(made)
+        if not exchanged:
+            return objective
+        if not isinstance(objective, Formula):
+            raise ValueError(f"it has no {', no '.join(exchanged)} to exchange")
+        return replace(objective, **{name: _exchanged(name, value, filled) for name, value in exchanged.items()})
+    except (TypeError, ValueError) as error:
+        raise Mistakes([f"train.objective: {piece.name}: {error}"]) from error
+
+
+def advantage_of(
+    recipe: Recipe, penalty: SupportsFloat | None = None, weights: Mapping[str, float] | None = None
+) -> Advantage:
+    """What turns the recipe's rewards into advantages: KL taken off the rewards, the estimator, truncated ones out.
+
+    `penalty` is the coefficient of the KL in the reward, as `penalty_of` makes it; `weights` are those of the reward's
+    parts.
+    """
+    train = recipe.train
+    filled = {**known_values(recipe), "weights": weights}
+    if train.like != "outdo":
+        filled["eps"] = CONVENTIONS[train.like].eps
+    piece = recipe.advantage
+    estimator = built(piece, ADVANTAGES, filled)
+    takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
+    steps: list[Advantage] = []
+    if train.penalty is not None and penalty is not None:
+        steps.append(kl_penalty(resolve(DIVERGENCES.get(train.penalty.name, train.penalty.name)), beta=penalty))
+    steps.append(estimator if takes_batch else per_token(estimator))
+    if train.truncated == "mask":
+        steps.append(without_truncated)
+    return steps[0] if len(steps) == 1 else chain(*steps)
+
+
+def penalty_of(recipe: Recipe) -> SupportsFloat | None:
+    """The coefficient of the KL in the reward: a number, or one that follows a target; None where there is none."""
+    penalty = recipe.train.penalty
+    return None if penalty is None else _number("beta", penalty.options["beta"])
+
+
+def built(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:
+    """A piece with its options; `filled` gives those that the recipe leaves out and the piece asks for."""
+    spec = known.get(piece.name, piece.name)
+    signature = signature_of(spec)
+    options = {name: value for name, value in (filled or {}).items() if name in signature.options} | dict(piece.options)
+    made = resolve(spec)
+    positional = [name for name in signature.required if name not in signature.options]
+    if not positional:
+        return made(**options)
+    return functools.partial(made, **options) if options else made
+
+
+def known_values(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says elsewhere and a piece may ask for by the name of an option."""
+    return {"length": recipe.sampling.max_tokens, "max_tokens": recipe.sampling.max_tokens}
+
+
+def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
+    """The coefficients that change in a run, by the name of their metric."""
+    found = {
+        "beta": getattr(objective, "beta", None),
+        "entropy_bonus": getattr(objective, "entropy_bonus", None),
+        "penalty": penalty,
+    }
+    return {name: value for name, value in found.items() if hasattr(value, "observe")}
+
+
+def _exchanged(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
+    if name in FORMULA_NUMBERS:
+        return _number(name, value)
+    if name == "correction" and isinstance(value, Sequence) and not isinstance(value, str):
+        return product(*(built(Piece.model_validate(each), CORRECTIONS, filled) for each in value))
+    return built(Piece.model_validate(value), FORMULA[name], filled)
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number, or one that follows a target where a table stands."""
+    return resolve(COEFFICIENTS[name])(**value) if name in COEFFICIENTS and isinstance(value, Mapping) else value
