@@ -1,0 +1,102 @@
+"""Every preset on the quickstart's task: accuracy after the same 40 steps, three seeds each.
+
+    python benchmarks/methods.py [--seeds 0 1 2] [--only grpo dapo]
+
+Results go to `docs/methods/quickstart.jsonl`, and from there into the table `docs/methods/quickstart.md`. All runs
+have the same settings (below) but for what a method cannot do without; they are no tuning contest.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import tasks
+
+from outdo.catalogue import OBJECTIVES, PUBLISHED_WITH
+
+RESULTS = tasks.HERE.parent / "docs/methods/quickstart.jsonl"
+TABLE = RESULTS.with_suffix(".md")
+STEPS = 40
+SETTINGS = [
+    f"steps={STEPS}",
+    "sampling.max_tokens=48",
+    "train.prompts=16",
+    "train.group=8",
+    "train.minibatches=4",  # four optimiser steps per batch, so that ratios and clips have a say
+    "optim.lr=1e-4",
+    "optim.warmup=4",
+    "eval.rows=256",
+    "eval.samples=4",
+]
+NEEDED = {  # what a method cannot do without
+    "ppo": ["train.critic={name='model', lr=1e-3, warmup=4}"],
+    "grpo": ["train.objective.beta=0"],  # no KL, like the others
+    "dapo": ["train.refill=1", "train.truncated=mask"],
+}
+HEAD = """# Every preset on the quickstart's task
+
+{steps} steps of 16 questions with 8 answers each, four optimiser steps per batch, Adam at 1e-4 for all, no KL; judged
+on 256 held-out sums, greedily and by 4 samples each, over {seeds} seeds (mean ± standard deviation). One setting for
+all shows that each method learns, not which is best: nothing was tuned for any of them. Made by
+`benchmarks/methods.py`; every run stands in `quickstart.jsonl`.
+
+| method | advantage | greedy before | greedy after | sampled before | sampled after |
+|---|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    """Make the runs that are missing, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", default=[*OBJECTIVES])
+    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="where warm-started models go")
+    asked = parser.parse_args()
+    wanted = [{"method": method, "seed": seed} for seed in asked.seeds for method in asked.only]
+    for each in tasks.missing(RESULTS, wanted):
+        tasks.append(RESULTS, {**each, **run(each["method"], each["seed"], asked.models)})
+        write_table()
+
+
+def run(method: str, seed: int, models: Path) -> dict[str, Any]:
+    """Train by one method and return what is to be known of the run."""
+    files = tasks.prepared(tasks.QUICKSTART, seed, models)
+    needed = NEEDED.get(method, [])
+    if method == "distillation":
+        needed = [f"reference.model={tasks.prepared(tasks.CAREFUL, seed, models)['model']}"]
+    made = tasks.train(files, [f"train.objective={method}", f"seed={seed}", *SETTINGS, *needed])
+    summary = made["summary"]
+    kept = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", "seconds")
+    return {name: summary[name] for name in kept} | {"reward": [round(step["reward"], 4) for step in made["steps"]]}
+
+
+def write_table() -> None:
+    """The results so far as a page, methods that ended highest first."""
+    runs = tasks.done(RESULTS)
+    methods = sorted({each["method"] for each in runs}, key=lambda name: -mean(runs, name, "sampled_after"))
+    lines = [line(runs, name) for name in methods]
+    TABLE.write_text(HEAD.format(steps=STEPS, seeds=len({each["seed"] for each in runs})) + "\n".join(lines) + "\n")
+
+
+def line(runs: Sequence[dict[str, Any]], method: str) -> str:
+    """One method's row of the table."""
+    figures = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after")
+    shown = [f"{shares(runs, method, figure)}" for figure in figures]
+    return f"| `{method}` | {PUBLISHED_WITH.get(method, 'group_standardised')} | {' | '.join(shown)} |"
+
+
+def shares(runs: Sequence[dict[str, Any]], method: str, figure: str) -> str:
+    """Mean and standard deviation over the seeds, in per cent."""
+    values = [100 * each[figure] for each in runs if each["method"] == method]
+    return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+
+
+def mean(runs: Sequence[dict[str, Any]], method: str, figure: str) -> float:
+    """Over the seeds."""
+    return fmean(each[figure] for each in runs if each["method"] == method)
+
+
+if __name__ == "__main__":
+    main()
