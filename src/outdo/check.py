@@ -15,7 +15,7 @@ from outdo.conflicts import conflicts
 from outdo.data import Question, questions_of
 from outdo.errors import Mistakes, ModelError
 from outdo.model_folder import ModelFacts, inspect_folder
-from outdo.piece_conflicts import needs_reference
+from outdo.piece_conflicts import method_in_words, needs_reference
 from outdo.recipe import Recipe
 from outdo.rewards import load_reward
 from outdo.rewards.base import Answered, Reward, Scored, Verdict
@@ -58,6 +58,7 @@ def check(recipe: Recipe, *, render: Render | None = None) -> Report:
     prompts are shown as they stand in the data. Nothing is raised for mistakes: the report holds them all.
     """
     mistakes, notes = conflicts(recipe)
+    method = [] if mistakes else method_in_words(recipe)
     questions = facts = None
     try:
         questions = questions_of(recipe)
@@ -75,7 +76,7 @@ def check(recipe: Recipe, *, render: Render | None = None) -> Report:
     return Report(
         recipe=recipe,
         mistakes=mistakes,
-        notes=[*notes, *_repeated(recipe, train), *_doubts(trials)],
+        notes=[*method, *notes, *_repeated(recipe, train), *_doubts(trials)],
         prompts=prompts,
         trials=trials,
         arithmetic=estimate.arithmetic(recipe, len(train)) if train else None,

@@ -58,6 +58,7 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
     old = tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
     gap = (old - batch.rollout_logprobs)[mask].abs()
     metrics = {
+        "advantage": None if batch.advantages is None else _mean(batch.advantages[mask]),
         "entropy": _mean(tokens["entropy"][mask]),
         "clip_ratio/low_mean": _mean(clipped * (log_ratio < 0)),
         "clip_ratio/high_mean": _mean(clipped * (log_ratio > 0)),

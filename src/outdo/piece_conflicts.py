@@ -45,6 +45,26 @@ def needs_reference(recipe: Recipe) -> bool:
     return beta != 0 or recipe.train.penalty is not None or recipe.advantage.name in WITH_REFERENCE
 
 
+def method_in_words(recipe: Recipe) -> list[str]:
+    """What a run will do with its answers: each piece with every option it runs with, a line each."""
+    train = recipe.train
+    pieces: list[tuple[str, Piece | None, Mapping[str, str]]] = [
+        ("objective", train.objective, OBJECTIVES),
+        ("advantage", recipe.advantage, ADVANTAGES),
+        ("penalty", train.penalty, DIVERGENCES),
+        ("critic", recipe.critic, CRITICS),
+        ("stop", train.stop, STOPS),
+    ]
+    lines = []
+    for what, piece, known in pieces:
+        if piece is not None:
+            options = effective_options(piece, known).items()
+            said = ", ".join(f"{name} = {value}" for name, value in options if value is not None)
+            lines.append(f"{what}: {piece.name}" + (f" ({said})" if said else ""))
+    peer = "" if train.like == "outdo" else f", in the conventions of {train.like}, its eps among them"
+    return [lines[0] + peer, *lines[1:]]
+
+
 # ------------------------------------------------------------------------------------------------ names and options
 
 
