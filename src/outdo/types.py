@@ -88,8 +88,11 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int
     temperature: float = 1.0  # the policy sampled from, and is trained as, softmax(logits / temperature)
+    token_rewards: tuple[float, ...] | None = None  # where an environment rewards steps: they add up to `reward`
 
     def __post_init__(self) -> None:
+        if self.token_rewards is not None and len(self.token_rewards) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.token_rewards)} rewards per token")
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
             raise ValueError(
                 f"{len(self.token_ids)} tokens, but {len(self.loss_mask)} mask entries and {len(self.logprobs)} "
@@ -173,6 +176,7 @@ class Batch:
         group = _column(rows, "group", torch.int64)
         lengths = _column(rows, "length", torch.int64)
         names = sorted({name for row in rows for name in row.rollout.reward_parts})
+        by_token = any(row.rollout.token_rewards is not None for row in rows)
         return cls(
             token_ids=token_ids,
             attention_mask=torch.arange(token_ids.shape[1]) < lengths[:, None],
@@ -188,6 +192,7 @@ class Batch:
             reward_parts={name: torch.tensor([row.part(name) for row in rows]) for name in names},
             rollout_logprobs=_padded(rows, "logprobs", torch.float32),
             temperature=_column(rows, "temperature", torch.float32),
+            token_rewards=_padded(rows, "token_rewards", torch.float32) if by_token else None,
             totals=_count(loss_mask, group),
         )
 
@@ -275,6 +280,15 @@ class _Row:
     @property
     def logprobs(self) -> tuple[float, ...]:
         return (0.0,) * self.prompt_length + self.rollout.logprobs
+
+    @property
+    def token_rewards(self) -> tuple[float, ...]:
+        """Those of the rollout; where it has none, its reward on the last token that the policy chose."""
+        mask = self.loss_mask[self.prompt_length :]
+        last = max((t for t, chosen in enumerate(mask) if chosen), default=None)
+        alone = tuple(self.reward if t == last else 0.0 for t in range(len(mask)))
+        given = self.rollout.token_rewards if self.scored else None
+        return (0.0,) * self.prompt_length + (alone if given is None else given)
 
     @property
     def scored(self) -> bool:

@@ -142,3 +142,18 @@ def test_a_group_that_fits_the_budget_is_never_cut(members: list[Rollout]) -> No
     width = int(batch.attention_mask[1:].sum(1).max())
     parts = list(batch.microbatches(width * len(members), whole_groups=False))
     assert [part for part in parts if part.group.tolist().count(1) == len(members)]
+
+
+def test_rewards_of_steps_reach_the_batch_and_a_reward_of_the_whole_falls_on_the_last_token() -> None:
+    steps = rollout(3, 0.7, mask=(True, False, True), token_rewards=(0.2, 0.0, 0.5))
+    batch = batch_of([steps, rollout(2, 1.0), rollout(1, verdict="failed")])
+    assert batch.token_rewards is not None
+    torch.testing.assert_close(
+        batch.token_rewards, torch.tensor([[0.0, 0.2, 0.0, 0.5], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    )
+    assert batch_of([rollout(2, 1.0)]).token_rewards is None
+
+
+def test_rewards_of_steps_are_one_for_each_token() -> None:
+    with pytest.raises(ValueError, match="3 tokens, but 1 rewards per token"):
+        rollout(3, token_rewards=(1.0,))
