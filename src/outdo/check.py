@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from outdo import estimate
+from outdo.catalogue import REWARD_MODEL
 from outdo.conflicts import conflicts
 from outdo.data import Question, questions_of
 from outdo.errors import Mistakes, ModelError
-from outdo.model_folder import ModelFacts, inspect_folder
+from outdo.model_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
+from outdo.model_folder import REWARD_MODEL as CLASSIFIER
 from outdo.piece_conflicts import method_in_words, needs_reference
 from outdo.recipe import Recipe
 from outdo.rewards import load_reward
@@ -70,6 +72,7 @@ def check(recipe: Recipe, *, render: Render | None = None) -> Report:
         notes += _context(recipe, facts)
     except ModelError as error:
         mistakes += str(error).splitlines()
+    mistakes += _other_models(recipe)
     train = questions.train if questions else ()
     prompts = _rendered(train, None if mistakes else render, mistakes)
     trials = _tried(recipe, train, mistakes)
@@ -82,6 +85,20 @@ def check(recipe: Recipe, *, render: Render | None = None) -> Report:
         arithmetic=estimate.arithmetic(recipe, len(train)) if train else None,
         memory=_memory(recipe, facts) if facts else {},
     )
+
+
+def _other_models(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with the folders of the models beside the policy."""
+    learnt = [reward.options.get("path") for reward in recipe.rewards if reward.name == REWARD_MODEL]
+    named = [("reference.model", recipe.reference.model, LANGUAGE_MODEL)]
+    named += [("train.critic.path", recipe.critic.options.get("path") if recipe.critic else None, LANGUAGE_MODEL)]
+    named += [("rewards.reward_model.path", path, CLASSIFIER) for path in learnt]
+    for key, path, kind in named:
+        if isinstance(path, str):
+            try:
+                inspect_folder(path, kind)
+            except ModelError as error:
+                yield from (f"{key}: {line}" for line in str(error).splitlines())
 
 
 def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
@@ -98,6 +115,8 @@ def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
             inspect_folder(recipe.model)
         except ModelError as error:
             mistakes += str(error).splitlines()
+    if not touched & {"rewards", "reward", "reference", "train"}:
+        mistakes += _other_models(recipe)
     if not touched & {"rewards", "reward"}:
         _tried(recipe, (), mistakes)
     return mistakes

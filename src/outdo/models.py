@@ -37,6 +37,8 @@ class Models:
     ) -> None:
         if not 0 < mix <= 1:
             raise ValueError(f"mix is the policy's share in the refreshed reference: above 0, at most 1, not {mix}")
+        if refresh_every and reference is not None and _shapes(reference) != _shapes(policy):
+            raise ValueError("a reference of another size than the policy cannot be renewed from it")
         self.policy = policy
         self.reference = reference
         self.critic = critic
@@ -129,6 +131,10 @@ def frozen(policy: Policy) -> Scorer:
     ways = policy.forward
     forward = Forward(model, way=ways.way, plain_head=ways.plain_head, autocast=ways.autocast, why=ways.why)
     return Scorer(forward, policy.work)
+
+
+def _shapes(scorer: Scorer) -> list[tuple[int, ...]]:
+    return [tuple(weight.shape) for weight in scorer.forward.model.parameters()]
 
 
 def like_policy(policy: Policy, path: str | Path) -> Scorer:

@@ -6,27 +6,34 @@ A function with positional parameters is the piece itself, and the recipe's opti
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat
+
+import torch
 
 from outdo.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
 from outdo.catalogue import (
     ADVANTAGES,
     COEFFICIENTS,
     CORRECTIONS,
+    CRITICS,
     DIVERGENCES,
     FORMULA,
     FORMULA_NUMBERS,
     OBJECTIVES,
+    STOPS,
 )
 from outdo.coefficients import Adaptive
+from outdo.critic import Critic
 from outdo.errors import Mistakes
 from outdo.objectives.conventions import CONVENTIONS, like
 from outdo.objectives.corrections import product
 from outdo.objectives.objective import Formula, Objective, PlainObjective
+from outdo.policy import Policy
 from outdo.recipe import Piece, Recipe
 from outdo.signatures import resolve, signature_of
+from outdo.stopping import Stop, never
 
 
 def objective_of(recipe: Recipe) -> Objective:
@@ -76,6 +83,8 @@ def advantage_of(
     piece = recipe.advantage
     estimator = built(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
+    if piece.name in ADVANTAGES and not takes_batch:  # so that a wrong option is told now, not after the first rollout
+        _within_range("train.advantage", estimator, torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
     steps: list[Advantage] = []
     if train.penalty is not None and penalty is not None:
         steps.append(kl_penalty(resolve(DIVERGENCES.get(train.penalty.name, train.penalty.name)), beta=penalty))
@@ -108,6 +117,17 @@ def known_values(recipe: Recipe) -> dict[str, Any]:
     return {"length": recipe.sampling.max_tokens, "max_tokens": recipe.sampling.max_tokens}
 
 
+def stop_of(recipe: Recipe) -> Stop:
+    """The rule that ends the passes over a batch; `Mistakes` for an option out of its range."""
+    return never if recipe.train.stop is None else _within_range("train.stop", built, recipe.train.stop, STOPS)
+
+
+def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
+    """The critic beside a policy; `Mistakes` for an option out of its range."""
+    critic = recipe.critic
+    return None if critic is None else _within_range("train.critic", built(critic, CRITICS), policy)
+
+
 def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
     """The coefficients that change in a run, by the name of their metric."""
     found = {
@@ -116,6 +136,14 @@ def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str
         "penalty": penalty,
     }
     return {name: value for name, value in found.items() if hasattr(value, "observe")}
+
+
+def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What `make` makes; its ValueError is a mistake in the recipe."""
+    try:
+        return make(*arguments)
+    except ValueError as error:
+        raise Mistakes([f"{key}: {error}"]) from error
 
 
 def _exchanged(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:

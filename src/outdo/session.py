@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outdo.advantages import Advantage
-from outdo.catalogue import CRITICS, REWARD_MODEL, REWARDS, STOPS, WITH_GREEDY_BASELINE
+from outdo.catalogue import REWARD_MODEL, REWARDS, WITH_GREEDY_BASELINE
 from outdo.coefficients import Adaptive
 from outdo.data import Question as Row
 from outdo.data import Questions, questions_of
@@ -24,7 +24,7 @@ from outdo.models import Models, like_policy
 from outdo.needs import needs_of
 from outdo.objectives.objective import Objective
 from outdo.optimiser import OptimiserSettings
-from outdo.pieces import adaptive_of, advantage_of, built, objective_of, penalty_of
+from outdo.pieces import adaptive_of, advantage_of, built, critic_of, objective_of, penalty_of, stop_of
 from outdo.placing import placed
 from outdo.policy import Policy, Work
 from outdo.prompts import Prompts, tokenise
@@ -32,7 +32,7 @@ from outdo.recipe import Piece, Recipe
 from outdo.reward_refresh import Refreshed
 from outdo.rewards import Combined, load_reward
 from outdo.rewards.base import Reward
-from outdo.stopping import Stop, never
+from outdo.stopping import Stop
 from outdo.types import Prompt
 
 
@@ -75,6 +75,7 @@ def open_session(
         raise Mistakes([f"{key}: the file's content is not what the run was started with" for key in changed])
     recipe, why = _settled(recipe)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
+    stop = stop_of(recipe)
     reward, judges = _rewards(recipe)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     policy = Policy.load(
@@ -99,7 +100,7 @@ def open_session(
         rollout=_rollout(recipe, engine, environment, prompts),
         advantage=advantage,
         objective=objective,
-        stop=never if recipe.train.stop is None else built(recipe.train.stop, STOPS),
+        stop=stop,
         reward=reward,
         adaptive=adaptive_of(objective, penalty),
         judges=judges,
@@ -111,16 +112,21 @@ def open_session(
 def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Advantage) -> Models:
     """The policy with a reference and a critic, where something needs them."""
     needs = needs_of(objective, advantage)
-    reference, critic = recipe.reference, recipe.critic
-    return Models.of(
-        policy,
-        objective,
-        advantage=advantage,
-        reference=like_policy(policy, reference.model) if needs.reference and reference.model else None,
-        critic=built(critic, CRITICS)(policy) if needs.values and critic else None,
-        refresh_every=reference.every,
-        mix=reference.mix,
-    )
+    reference = recipe.reference
+    scorer = like_policy(policy, reference.model) if needs.reference and reference.model else None
+    critic = critic_of(recipe, policy) if needs.values else None
+    try:
+        return Models.of(
+            policy,
+            objective,
+            advantage=advantage,
+            reference=scorer,
+            critic=critic,
+            refresh_every=reference.every,
+            mix=reference.mix,
+        )
+    except ValueError as error:
+        raise Mistakes([f"reference.every = {reference.every}: {error}"]) from error
 
 
 def _rewards(recipe: Recipe) -> tuple[Combined, list[Refreshed]]:

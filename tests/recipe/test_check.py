@@ -169,3 +169,33 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
 def test_the_reference_is_counted_where_the_objective_has_one(model, data):
     assert "reference weights" in check(recipe(model, data)).memory
     assert "reference weights" not in check(recipe(model, data, "train.objective.beta=0")).memory
+
+
+def test_the_other_models_of_a_run_are_looked_over_too(model, data):
+    asked = recipe(
+        model,
+        data,
+        "train.objective=ppo",
+        "train.critic={name='model', path='nowhere/critic'}",
+        "reference.model=nowhere/reference/at/all",
+        f"rewards=['exact', {{name='reward_model', path='{model}'}}]",
+    )
+    mistakes = "\n".join(check(asked).mistakes)
+    assert "reference.model: " in mistakes
+    assert "rewards.reward_model.path: " in mistakes
+    assert "Qwen3ForCausalLM is no reward model" in mistakes
+    nowhere = recipe(model, data, "train.objective=ppo", "train.critic={name='model', path='./nowhere'}")
+    assert any(mistake.startswith("train.critic.path: ") for mistake in check(nowhere).mistakes)
+
+
+def test_a_critic_is_counted_where_the_method_has_one(model, data):
+    critic = "critic with gradients and moments"
+    assert check(recipe(model, data, "train.objective=ppo")).memory[critic] == 4 * 4 * PARAMETERS
+    assert critic not in check(recipe(model, data)).memory
+
+
+def test_the_method_is_told_with_every_option_it_runs_with(model, data):
+    notes = check(recipe(model, data, "train.objective=ppo", "train.advantage.lam=0.9", "train.like=verl")).notes
+    assert "objective: ppo (clip_low = 0.2, clip_high = 0.2), in the conventions of verl, its eps among them" in notes
+    assert "advantage: gae (gamma = 1.0, lam = 0.9, whiten = True, bootstrap = False)" in notes
+    assert "critic: model (lr = 1e-05, clip = 0.2, warmup = 0)" in notes

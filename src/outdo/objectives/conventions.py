@@ -7,8 +7,8 @@
 | GRPO's mean of means, of PPO's clip by token | kept | over tokens | over tokens | over tokens | kept |
 | the same of GSPO and of SAPO | kept | kept | kept | over tokens | kept |
 | dual clip, where the clip is by token | off | 3 | off | off | off |
-| k3 in the loss | free, × ρ | d within ±20, value ±10 | value ±10 | not there | d above -20 |
-| other estimators of KL in the loss | free, × ρ | free | value ±10 | not there | free |
+| k3 in the loss | free, × ρ | within 10 | within 10 | not there | d above -20 |
+| other estimators of KL in the loss | free, × ρ | free | within ±10 | not there | free |
 | entropy bonus | mean over tokens | as the policy term | as the policy term | not there | as the policy term |
 | eps in Â = (r - μ) / (σ + eps) | 1e-4 | 1e-6 | 1e-9 | 1e-5 | 1e-6 |
 
@@ -58,41 +58,40 @@ def by_token_or_gspo(objective: Formula) -> bool:
     return objective.level in (token, sequence, sequence_token)
 
 
-def limited(divergence: Divergence, *, difference: float = math.inf, value: float = math.inf) -> Divergence:
-    """The estimator with log πθ - log π_ref kept within ±difference, what it gives within ±value, and no limit else."""
-    estimate = _free_k3 if divergence is k3 else divergence
-
-    @needing(**asdict(needs_of(divergence)))
-    def within(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-        apart = (logprobs - ref_logprobs).clamp(-difference, difference)
-        return estimate(apart, apart.new_zeros(())).clamp(-value, value)
-
-    return within
+def free(divergence: Divergence) -> Divergence:
+    """The estimator without outdo's limit on k3: it overflows where πθ is far below π_ref, as the peer's does."""
+    return _free_k3 if divergence is k3 else divergence
 
 
 def _free_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """k3 without outdo's limit."""
     d = logprobs - ref_logprobs
     return (-d).expm1() + d
 
 
-def _of_verl(divergence: Divergence) -> Divergence:
-    return limited(divergence, difference=20.0, value=10.0) if divergence is k3 else divergence
+def within_10(divergence: Divergence) -> Divergence:
+    """The estimator, what it gives kept within ±10: beyond, it pulls no more."""
+
+    @needing(**asdict(needs_of(divergence)))
+    def limited(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        return divergence(logprobs, ref_logprobs).clamp(-10.0, 10.0)
+
+    return limited
 
 
-def _of_openrlhf(divergence: Divergence) -> Divergence:
-    return limited(divergence, value=10.0)
+def k3_within_10(divergence: Divergence) -> Divergence:
+    """The same of k3 alone. That verl also keeps d within ±20 does not show: k3 is beyond 10 there."""
+    return within_10(divergence) if divergence is k3 else divergence
 
 
 CONVENTIONS: dict[Peer, Convention] = {
     "trl": Convention(
-        eps=1e-4, limit=math.inf, every_row=True, divergence=limited, kl_ratio=True, entropy_over_tokens=True
+        eps=1e-4, limit=math.inf, every_row=True, divergence=free, kl_ratio=True, entropy_over_tokens=True
     ),
     "verl": Convention(
-        eps=1e-6, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, dual=3.0, divergence=_of_verl, kl_ratio=False
+        eps=1e-6, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, dual=3.0, divergence=k3_within_10, kl_ratio=False
     ),
     "openrlhf": Convention(
-        eps=1e-9, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, divergence=_of_openrlhf, kl_ratio=False
+        eps=1e-9, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False
     ),
     "areal": Convention(eps=1e-5, limit=math.inf, over_tokens=by_token_or_gspo),
 }
