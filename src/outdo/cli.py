@@ -215,10 +215,17 @@ def explain(
 
 
 @app.command()
-def config(schema: Annotated[bool, typer.Option("--schema", help="the JSON schema instead")] = False) -> None:
+def config(
+    schema: Annotated[bool, typer.Option("--schema", help="the JSON schema instead")] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="every named piece and its options instead")] = False,
+) -> None:
     """Print a commented recipe with every default."""
     from outdo import recipe_file
+    from outdo.piece_conflicts import every_piece
 
+    if pieces:
+        print("\n".join(every_piece()))
+        return
     print(json.dumps(recipe_file.schema(), indent=2) if schema else recipe_file.commented())
 
 

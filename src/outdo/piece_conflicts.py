@@ -58,11 +58,26 @@ def method_in_words(recipe: Recipe) -> list[str]:
     lines = []
     for what, piece, known in pieces:
         if piece is not None:
-            options = effective_options(piece, known).items()
-            said = ", ".join(f"{name} = {value}" for name, value in options if value is not None)
+            options = effective_options(piece, known)
+            if "length" in options and options["length"] is None:  # see KNOWN_ELSEWHERE
+                options["length"] = recipe.sampling.max_tokens
+            said = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
             lines.append(f"{what}: {piece.name}" + (f" ({said})" if said else ""))
     peer = "" if train.like == "outdo" else f", in the conventions of {train.like}, its eps among them"
     return [lines[0] + peer, *lines[1:]]
+
+
+def every_piece() -> Iterator[str]:
+    """Every named piece and its options, as `outdo config --pieces` prints them; one without a default is marked."""
+    tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.penalty": DIVERGENCES}
+    tables |= {f"train.objective.{name}": known for name, known in FORMULA.items()}
+    tables |= {"train.critic": CRITICS, "train.stop": STOPS, "rewards": REWARDS}
+    for place, known in tables.items():
+        yield place
+        for name, spec in known.items():
+            signature = signature_of(spec)
+            options = [f"{each} = {signature.defaults.get(each, '?')}" for each in signature.options]
+            yield f"    {name:<22}{', '.join(options)}".rstrip()
 
 
 # ------------------------------------------------------------------------------------------------ names and options

@@ -99,7 +99,8 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
         return 0
     models = session.models
     weights = models.policy.model.state_dict()
-    copies = 3 + (models.reference is not None) + 3 * (models.critic is not None)  # weights with two moments each
+    trained = 1 + (models.critic is not None) + len(session.judges)  # weights with two moments each, about
+    copies = 3 * trained + (models.reference is not None)
     needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
     checkpoint.check_free_space(run.path, needed)
     _describe(run, session)

@@ -16,6 +16,7 @@ from outdo.objectives.presets import dr_grpo, grpo
 from outdo.objectives.ratios import sequence
 from outdo.objectives.surrogates import Clip
 from outdo.objectives.weights import token_mean
+from outdo.piece_conflicts import every_piece, method_in_words
 from outdo.pieces import advantage_of, objective_of, penalty_of
 from outdo.recipe import Recipe
 from outdo.recipe_file import dump, load
@@ -208,3 +209,14 @@ def load_text(text: str, path: Path) -> Recipe:
 def test_what_a_preset_says_against_its_options_is_a_mistake():
     with pytest.raises(Mistakes, match="must be above 1"):
         objective_of(recipe("train.objective={name='ppo', dual=1.0}"))
+
+
+def test_every_piece_is_listed_with_its_options_and_what_must_be_given():
+    listed = "\n".join(every_piece())
+    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()):
+        for name in table:
+            assert f"\n    {name}" in listed
+    assert "    dapo                  clip_low = 0.2, clip_high = 0.28\n" in listed
+    assert "    dr_grpo               length = ?" in listed
+    told = method_in_words(recipe("train.objective=dr_grpo", "sampling.max_tokens=77"))
+    assert told[0] == "objective: dr_grpo (length = 77, clip_low = 0.2, clip_high = 0.2)"
