@@ -261,6 +261,22 @@ def test_a_token_that_has_everything_is_left_alone():
         assert_close(gradient, torch.zeros(1, 2))
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared", "hinge"])
+def test_a_context_without_good_or_bad_tokens_is_trained_on_only_to_be_held(loss):
+    two = batch_of(answers((5,), (6,)), answers((5,), (6,)))
+    signs = doubles([1.0, -1.0, 0.0, 0.0])  # the second question's answers were all alike
+    old = torch.zeros(two.token_ids.shape, dtype=torch.float64)
+    old[two.loss_mask] = doubles([0.4, 0.3, 0.4, 0.3]).log()
+    two = two.with_(advantages=signs[:, None] * two.loss_mask, old_logprobs=old)
+    moved = old + 0.1 * two.loss_mask  # by the step before
+    left, held = (target(loss=loss, hold=hold) for hold in (False, True))
+    free = evaluate(left, moved, left.prepare(two))[1][two.loss_mask]  # of the four tokens
+    assert free[2:].eq(0).all()
+    assert free[:2].ne(0).any()
+    pulled = evaluate(held, moved, held.prepare(two))[1][two.loss_mask]
+    assert (pulled[2:] > 0).all() or loss == "hinge"  # which never pulls back
+
+
 def test_float64_stays_float64():
     batch = one_context(UNSAMPLED[1])
     batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(UNSAMPLED[0])))
