@@ -79,9 +79,8 @@ GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reward", "gae", "reinforce_pp", "rema
 """Advantages that compare the answers of one group with each other: a group of one tells them nothing."""
 
 WITH_CRITIC = frozenset({"gae"})
-WITH_GREEDY_BASELINE = frozenset({"remax"})
 WITH_REFERENCE = frozenset({"distillation"})
-"""Advantages that need a model, or an answer, besides the policy's sampled ones."""
+"""Advantages that need a model besides the policy; what marks them is `outdo.needs`, which a check does not load."""
 
 WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejection"})
 """Objectives in which nothing makes up for the policy having moved since it sampled."""

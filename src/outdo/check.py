@@ -224,7 +224,8 @@ def _repeated(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
 
 
 def _memory(recipe: Recipe, facts: ModelFacts) -> Mapping[str, int]:
-    return estimate.memory(facts, recipe, reference=_has_reference(recipe), critic=recipe.critic is not None)
+    own_critic = recipe.critic is not None and recipe.critic.name == "model"
+    return estimate.memory(facts, recipe, reference=_has_reference(recipe), critic=own_critic)
 
 
 def _has_reference(recipe: Recipe) -> bool:

@@ -63,8 +63,8 @@ class AdaptiveBonus:
     """η rises by `step` while the entropy is at or below `target`, else falls; Skywork-OR1 (arXiv 2505.22312).
 
     It counts only while the entropy is at or below the target, and is 0 otherwise. The entropy is the metric `entropy`:
-    nats per trained token. It stays within [low, high]. TRL moves it after every optimiser step; here it is after every
-    training step.
+    nats per trained token. It stays within [low, high]. TRL moves it after every optimiser step, and adds no bonus
+    before it has measured an entropy; here it is after every training step, and counts from the start.
     """
 
     def __init__(

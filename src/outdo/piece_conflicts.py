@@ -271,6 +271,9 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
 # ------------------------------------------------------------------------------------------------------------ notes
 
 
+CLIP_OPTIONS = ("clip_low", "clip_high", "dual", "ratio_max")
+
+
 def _once(recipe: Recipe) -> bool:
     """One update per batch, so that π_old is the policy itself."""
     return recipe.train.updates == 1 and recipe.train.minibatches == 1
@@ -278,13 +281,19 @@ def _once(recipe: Recipe) -> bool:
 
 def _one_update(recipe: Recipe) -> Iterator[str]:
     options = effective_options(recipe.train.objective, OBJECTIVES)
-    bounds = [name for name in ("clip_low", "clip_high", "dual", "ratio_max") if options.get(name) is not None]
+    bounds = [name for name in CLIP_OPTIONS if options.get(name) is not None and "surrogate" not in options]
     if bounds and _once(recipe) and recipe.train.objective.name not in WHOLE:
         yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot bind"
     if recipe.train.updates == 1 and recipe.train.stop is not None:
         yield "train.stop has no effect: with train.updates = 1 there is no second pass that could be left out"
     if recipe.train.updates == 1 and recipe.train.objective.name == "target":
         yield "train.updates = 1: a single step brings few tokens to their targets; target is made for several"
+
+
+def _idle_clip(recipe: Recipe) -> Iterator[str]:
+    own = recipe.train.objective.options
+    for name in (name for name in CLIP_OPTIONS if name in own and "surrogate" in own):
+        yield f"train.objective.{name} has no effect: the surrogate it belongs to is exchanged"
 
 
 def _uncorrected(recipe: Recipe) -> Iterator[str]:
@@ -341,6 +350,7 @@ def _critic_for_nothing(recipe: Recipe) -> Iterator[str]:
 
 NOTES: Sequence[Rule] = (
     _one_update,
+    _idle_clip,
     _uncorrected,
     _no_reference,
     _kl_twice_or_never,

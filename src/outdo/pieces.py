@@ -63,6 +63,10 @@ def composed(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Object
             return objective
         if not isinstance(objective, Formula):
             raise ValueError(f"it has no {', no '.join(exchanged)} to exchange")
+        if (
+            "beta" in exchanged
+        ):  # a preset without a KL of its own: where ρ makes the gradient that of reverse KL, use it
+            exchanged = {"kl_ratio": exchanged.get("divergence", "k3") in ("k1", "k3"), **exchanged}
         return replace(objective, **{name: _exchanged(name, value, filled) for name, value in exchanged.items()})
     except (TypeError, ValueError) as error:
         raise Mistakes([f"train.objective: {piece.name}: {error}"]) from error

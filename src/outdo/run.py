@@ -99,7 +99,8 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
         return 0
     models = session.models
     weights = models.policy.model.state_dict()
-    trained = 1 + (models.critic is not None) + len(session.judges)  # weights with two moments each, about
+    critic = models.critic is not None and models.critic.trains_model
+    trained = 1 + critic + len(session.judges)  # weights with two moments each, about
     copies = 3 * trained + (models.reference is not None)
     needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
     checkpoint.check_free_space(run.path, needed)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outdo.advantages import Advantage
-from outdo.catalogue import REWARD_MODEL, REWARDS, WITH_GREEDY_BASELINE
+from outdo.catalogue import REWARD_MODEL, REWARDS
 from outdo.coefficients import Adaptive
 from outdo.data import Question as Row
 from outdo.data import Questions, questions_of
@@ -21,7 +21,7 @@ from outdo.environments.refill import Refill
 from outdo.errors import Mistakes
 from outdo.loading import choose_device
 from outdo.models import Models, like_policy
-from outdo.needs import needs_of
+from outdo.needs import Needs, needs_of
 from outdo.objectives.objective import Objective
 from outdo.optimiser import OptimiserSettings
 from outdo.pieces import adaptive_of, advantage_of, built, critic_of, objective_of, penalty_of, stop_of
@@ -97,7 +97,7 @@ def open_session(
         held_out=held_out,
         engine=engine,
         environment=environment,
-        rollout=_rollout(recipe, engine, environment, prompts),
+        rollout=_rollout(recipe, engine, environment, prompts, needs_of(objective, advantage)),
         advantage=advantage,
         objective=objective,
         stop=stop,
@@ -140,14 +140,15 @@ def _rewards(recipe: Recipe) -> tuple[Combined, list[Refreshed]]:
     return Combined([*rewards, *models]), [model for model, _ in models if isinstance(model, Refreshed)]
 
 
-def _rollout(recipe: Recipe, engine: BuiltinEngine, environment: Question, prompts: Prompts) -> Rollouts | Refill:
-    greedy = recipe.advantage.name in WITH_GREEDY_BASELINE
+def _rollout(
+    recipe: Recipe, engine: BuiltinEngine, environment: Question, prompts: Prompts, needs: Needs
+) -> Rollouts | Refill:
     rollouts = Rollouts(
         engine,
         environment,
         group_size=recipe.train.group,
         sampling=sampling_params(recipe),
-        greedy_baseline=greedy,
+        greedy_baseline=needs.baselines,
     )
     return Refill(rollouts, prompts, rounds=recipe.train.refill) if recipe.train.refill else rollouts
 

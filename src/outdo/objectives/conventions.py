@@ -28,24 +28,15 @@ from outdo.needs import needing, needs_of
 from outdo.objectives.divergences import Divergence, k3
 from outdo.objectives.objective import Formula
 from outdo.objectives.ratios import LOG_RATIO_LIMIT, sequence, sequence_token, token
-from outdo.objectives.surrogates import Clip
+from outdo.objectives.surrogates import Clip, Surrogate
 from outdo.objectives.weights import every_row, sequence_mean, token_mean
 
 Peer = Literal["trl", "verl", "openrlhf", "areal"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convention:
-    """What a peer does where the papers are silent."""
-
-    eps: float  # of the group's standard deviation
-    limit: float  # log-ratios are kept within ±limit
-    over_tokens: Callable[[Formula], bool] | None = None  # whose mean over answers of means becomes one over tokens
-    every_row: bool = False  # answers without a trained token count in denominators
-    dual: float | None = None
-    divergence: Callable[[Divergence], Divergence] | None = None  # its own limits on an estimator
-    kl_ratio: bool | None = None  # None: it has no divergence in the loss
-    entropy_over_tokens: bool = False
+def nothing(objective: Formula) -> bool:
+    """None."""
+    return False
 
 
 def clips_tokens(objective: Formula) -> bool:
@@ -56,6 +47,11 @@ def clips_tokens(objective: Formula) -> bool:
 def by_token_or_gspo(objective: Formula) -> bool:
     """Whatever is done with the ratio of the token, or with GSPO's."""
     return objective.level in (token, sequence, sequence_token)
+
+
+def as_it_is(divergence: Divergence) -> Divergence:
+    """The estimator."""
+    return divergence
 
 
 def free(divergence: Divergence) -> Divergence:
@@ -83,6 +79,20 @@ def k3_within_10(divergence: Divergence) -> Divergence:
     return within_10(divergence) if divergence is k3 else divergence
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """What a peer does where the papers are silent."""
+
+    eps: float  # of the group's standard deviation
+    limit: float  # log-ratios are kept within ±limit
+    over_tokens: Callable[[Formula], bool] = nothing  # whose mean over answers of means becomes one over tokens
+    every_row: bool = False  # answers without a trained token count in denominators
+    dual: float | None = None
+    divergence: Callable[[Divergence], Divergence] = as_it_is  # its own limits on an estimator
+    kl_ratio: bool | None = None  # None: it has no divergence in the loss
+    entropy_over_tokens: bool = False
+
+
 CONVENTIONS: dict[Peer, Convention] = {
     "trl": Convention(
         eps=1e-4, limit=math.inf, every_row=True, divergence=free, kl_ratio=True, entropy_over_tokens=True
@@ -100,19 +110,25 @@ CONVENTIONS: dict[Peer, Convention] = {
 def like(peer: Peer, objective: Formula) -> Formula:
     """The objective as `peer` would compute it: see the table above. What the peer has no rule for stays."""
     convention = CONVENTIONS[peer]
-    weight, surrogate, divergence = objective.weight, objective.surrogate, objective.divergence
-    if convention.over_tokens and convention.over_tokens(objective) and weight is sequence_mean:
+    weight = objective.weight
+    if weight is sequence_mean and convention.over_tokens(objective):
         weight = token_mean
     if convention.every_row and weight is not token_mean:
         weight = every_row(weight)
-    if convention.dual and clips_tokens(objective) and isinstance(surrogate, Clip) and surrogate.dual is None:
-        surrogate = replace(surrogate, dual=convention.dual)
     return replace(
         objective,
         weight=weight,
-        surrogate=surrogate,
+        surrogate=_with_dual(objective, convention.dual),
         limit=convention.limit,
-        divergence=convention.divergence(divergence) if convention.divergence else divergence,
+        divergence=convention.divergence(objective.divergence),
         kl_ratio=objective.kl_ratio if convention.kl_ratio is None else convention.kl_ratio,
         entropy_weight=token_mean if convention.entropy_over_tokens else objective.entropy_weight,
     )
+
+
+def _with_dual(objective: Formula, dual: float | None) -> Surrogate:
+    """The surrogate; a clip by token that has no dual clip gets this one."""
+    surrogate = objective.surrogate
+    if objective.level is token and isinstance(surrogate, Clip) and surrogate.dual is None:
+        return replace(surrogate, dual=dual)
+    return surrogate

@@ -136,11 +136,13 @@ def product(*corrections: Correction) -> Correction:
 
 
 def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:
-    """w = π_old / π_rollout at a level, [B, T]; 1 outside of the mask."""
+    """w = π_old / π_rollout: by token [B, T], 1 outside of the mask, or by answer [B, 1]."""
     gather = _choice("level", level, LEVELS)
 
     def weight(logprobs: Tensor, batch: Batch) -> Tensor:
         log_w = gather(old_logprobs(logprobs, batch) - batch.rollout_logprobs, batch.loss_mask)
+        if level != "token":  # one number, which stands at each of the answer's tokens
+            log_w = log_w.sum(1, keepdim=True) / batch.loss_mask.sum(1, keepdim=True).clamp(min=1)
         return log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
     return weight

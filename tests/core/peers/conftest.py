@@ -1,0 +1,51 @@
+"""TRL's trainers, one of each for all tests of a file."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+from trl_cases import precision, trainer_of
+
+# TRL says "gradient checkpointing" where transformers has come to say "activation checkpointing".
+DEPRECATED = r"ignore:`(is_)?gradient_checkpointing` is deprecated:FutureWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "peers":
+            item.add_marker(pytest.mark.filterwarnings(DEPRECATED))
+
+
+@pytest.fixture(scope="session")
+def grpo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """TRL's GRPOTrainer."""
+    return trainer_of(GRPOTrainer, GRPOConfig, tmp_path_factory.mktemp("grpo"))
+
+
+@pytest.fixture(scope="session")
+def gmpo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """TRL's experimental GMPOTrainer."""
+    return trainer_of(GMPOTrainer, GMPOConfig, tmp_path_factory.mktemp("gmpo"))
+
+
+@pytest.fixture(scope="session")
+def rloo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """TRL's RLOOTrainer."""
+    return trainer_of(RLOOTrainer, RLOOConfig, tmp_path_factory.mktemp("rloo"))
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """In float64 throughout."""
+    with precision(torch.float64):
+        yield
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def in_both_precisions(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Once in float32, once in float64."""
+    with precision(request.param):
+        yield request.param

@@ -1,0 +1,44 @@
+"""Loss and gradient of TRL 1.16, in every combination of what its GRPOTrainer multiplies: the kind of loss, the level
+of its ratio, the divergence from the reference, the weight for an engine that is not the policy.
+"""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from trl_cases import KINDS, Kind, assert_same, engine_options, engine_weight, made_up, outdo, trl
+
+KL = {"no KL": (0.0, True), "KL": (0.04, False), "KL × ρ": (0.04, True)}
+BOUNDS = {"to 3": (None, 3.0), "from .5 to 3": (0.5, 3.0), "from .5": (0.5, None)}
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+ENGINES = [None, *product(MODES, BOUNDS)]
+
+GRID = [
+    pytest.param(kind, level, kl, engine, id="-".join([kind.loss_type, level, kl, *(engine or ("no engine",))]))
+    for kind, level, kl, engine in product(KINDS, ("token", "sequence"), KL, ENGINES)
+    # TRL refuses them together: its W takes weights of tokens
+    if not (kind.loss_type == "vespo" and engine and engine[0].startswith("sequence"))
+]
+
+
+@pytest.mark.parametrize(("kind", "level", "kl", "engine"), GRID)
+def test_loss_and_gradient_are_those_of_trl(
+    grpo_trainer: Any,
+    in_both_precisions: torch.dtype,
+    kind: Kind,
+    level: str,
+    kl: str,
+    engine: tuple[str, str] | None,
+) -> None:
+    beta, kl_ratio = KL[kl]
+    asked = kind.options(importance_sampling_level=level, beta=beta, use_bias_correction_kl=kl_ratio)
+    changes: dict[str, Any] = {"level": level, "beta": beta, "kl_ratio": kl_ratio}
+    if engine:
+        mode, bounds = engine
+        asked |= engine_options(mode, *BOUNDS[bounds])
+        changes |= {"engine": engine_weight(mode, *BOUNDS[bounds])}
+    objective = kind.like_trl(**changes)
+    for extreme in (0.0, 15.0):
+        case = made_up(extreme=extreme)
+        assert_same(outdo(objective, case), trl(grpo_trainer, case, **asked))
