@@ -34,9 +34,11 @@ def train(
     """Improve `models.policy`; each item of `prompts` is one step's batch of questions. Stop by leaving the loop.
 
     Algorithm 3 of CS336 and, with `models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1). `updates`
-    is μ. A step without a token to train on is yielded like any other, and updates nothing.
+    is μ. A step without a token to train on is yielded like any other, and updates nothing. Raises `ValueError` at
+    once where advantage or objective need a model that there is not.
     """
     needs = needs_of(advantage, objective)
+    models.check(needs)
     for index, questions in enumerate(prompts, start):  # a batch of questions from D
         groups = rollout(models.policy, questions, step=index)  # π_old ← πθ: G outputs each, and their rewards
         batch = score(Batch.from_groups(groups), models, needs, passes=updates)  # log π_old, log π_ref, values
@@ -51,7 +53,7 @@ def train(
 
 
 def score(batch: Batch, models: Models, needs: Needs, *, passes: int) -> Batch:
-    """Fill in what the models say of a batch before it changes them, as far as it is needed.
+    """Fill in what the models say of a batch before it changes them, as far as it is needed and they are there.
 
     In a single pass of a single optimiser step π_old is the policy itself: the forward pass that trains gives
     `old_logprobs` too, and none is made for them unless something needs them earlier.
@@ -61,14 +63,8 @@ def score(batch: Batch, models: Models, needs: Needs, *, passes: int) -> Batch:
     if needs.old_logprobs or needs.old_entropy or passes * models.policy.work.minibatches > 1:
         scores = models.policy.measure(batch, entropy="value" if needs.old_entropy else "none")
         batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
-    if needs.reference:
-        if models.reference is None:
-            raise ValueError("the objective needs a reference: build models with `Models.of(policy, objective)`")
+    if needs.reference and models.reference is not None:
         batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
-    if needs.values:
-        if models.critic is None:
-            raise ValueError(
-                "the advantage needs a critic: build models with `Models.of(policy, objective, advantage=...)`"
-            )
+    if needs.values and models.critic is not None:
         batch = batch.with_(values=models.critic.values(batch))
     return batch

@@ -12,7 +12,7 @@ from outdo.attention.forward import Forward
 from outdo.critic import Critic, own_model
 from outdo.errors import ModelError
 from outdo.loading import load_model, load_tokenizer
-from outdo.needs import needs_of
+from outdo.needs import Needs, needs_of
 from outdo.objectives.objective import Objective
 from outdo.policy import Policy, Scorer
 from outdo.types import Batch, Update
@@ -77,6 +77,20 @@ class Models:
     def version(self) -> int:
         """Optimiser steps taken, by policy and critic together: as long as it stays, nothing has moved."""
         return self.policy.version + (0 if self.critic is None else self.critic.optimiser.steps)
+
+    def check(self, needs: Needs) -> None:
+        """Raise `ValueError` if something is needed that is not here."""
+        missing = [
+            name
+            for name, needed, model in (
+                ("reference", needs.reference, self.reference),
+                ("critic", needs.values, self.critic),
+            )
+            if needed and model is None
+        ]
+        if missing:
+            built = "`Models.of(policy, objective, advantage=advantage)` makes what is needed"
+            raise ValueError(f"the objective or the advantage needs a {' and a '.join(missing)}: {built}")
 
     def update(self, batch: Batch, objective: Objective) -> Update:
         """One inner pass over a batch: the critic's, then the policy's.

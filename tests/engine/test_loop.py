@@ -8,7 +8,7 @@ import torch
 from engine_cases import fresh, tokens
 from torch import Tensor
 
-from outdo.advantages import group_standardised, per_token
+from outdo.advantages import gae, group_standardised, per_token
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
 from outdo.environments.base import Rollouts
@@ -163,9 +163,12 @@ def test_without_an_iterations_length_the_reference_stays_what_it_was():
     assert all(not weight.requires_grad for weight in models.reference.forward.model.parameters())
 
 
-def test_an_objective_that_needs_a_reference_and_gets_none_says_so():
-    steps = train(Models(small()), data(), rollouts(), ADVANTAGE, grpo(beta=0.1))
-    with pytest.raises(ValueError, match=r"needs a reference: build models with `Models.of\(policy, objective\)`"):
+def test_models_that_are_needed_and_missing_are_told_before_anything_is_sampled():
+    def no_rollout(policy, questions, *, step):
+        raise AssertionError("sampled")
+
+    steps = train(Models(small()), data(), no_rollout, gae, grpo(beta=0.1))
+    with pytest.raises(ValueError, match=r"needs a reference and a critic: `Models.of\(policy, objective, "):
         next(steps)
 
 

@@ -69,6 +69,10 @@ def test_what_cannot_work_is_refused(overrides, said):
         ([], "the ratio is 1, so clip_low and clip_high cannot bind"),
         (["train.objective.beta=0", "reference.mix=0.5"], "reference.mix = 0.5 has no effect: nothing asks"),
         (["train.objective.beta=0.1", "reference.mix=0.5"], "reference.every is unset, so it is never renewed"),
+        (
+            ["train.objective={name='grpo', clip_low=0.1, surrogate='unclipped'}"],
+            "train.objective.clip_low has no effect: the surrogate it belongs to is exchanged",
+        ),
         (["train.stop.kl=0.1"], "train.stop has no effect"),
         (["train.objective=target"], "a single step brings few tokens to their targets"),
         (["train.objective=rloo", "train.updates=2"], "rloo has no ratio"),

@@ -100,6 +100,13 @@ def test_pieces_of_a_preset_can_be_exchanged():
     assert made.correction(torch.zeros(2, 3), batch(1.0, 0.0).with_(old_logprobs=torch.full((2, 3), 9.0))).max() == 3.0
 
 
+def test_a_kl_put_into_a_preset_without_one_is_multiplied_with_the_ratio_where_that_is_right():
+    assert objective_of(recipe("train.objective={name='dapo', beta=0.1}")).kl_ratio
+    assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, divergence='k2'}")).kl_ratio
+    assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, kl_ratio=false}")).kl_ratio
+    assert not objective_of(recipe("train.objective={name='grpo', beta=0.1}")).kl_ratio
+
+
 def test_a_table_makes_a_coefficient_that_follows_a_target():
     made = objective_of(recipe("train.objective={name='grpo', beta={start=0.1, target=0.2}}"))
     assert isinstance(made.beta, AdaptiveCoefficient)
