@@ -7,6 +7,7 @@ tables in `docs/methods/target.md` are printed by `--show`.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -62,9 +63,15 @@ def run(task: str, method: str, seed: int, models: Path) -> dict[str, Any]:
         **{name: made["summary"][name] for name in KEPT},
         "sampled_tokens": sum(step["num_tokens"] for step in steps),
         "updates": fmean(step["updates/done"] for step in steps),
-        "attained": fmean([step["target/attained"] for step in steps if "target/attained" in step] or [float("nan")]),
+        "attained": _mean([step["target/attained"] for step in steps if "target/attained" in step]),
+        "entropy": steps[-1]["entropy"],
+        "stopped": Counter(name.rpartition("/")[2] for step in steps for name in step if "/stopped/" in name),
         "reward": [round(step["reward"], 4) for step in steps],
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def show(runs: Sequence[dict[str, Any]]) -> None:
