@@ -88,6 +88,28 @@ WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejectio
 KNOWN_ELSEWHERE = ("length", "max_tokens", "weights")
 """Options that a piece may ask for and a recipe need not repeat: the longest answer, the weights of the rewards."""
 
+PEERS_EPS = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}
+"""What `train.like` puts in the place of an advantage's `eps` that the recipe leaves out."""
+
+BLIND_TO_PENALTY = {
+    "gdpo": "looks at the parts of the reward, where a penalty on the whole is not seen",
+    "pass_at_k": "asks whether a reward is 1, which no reward is once KL was taken off it",
+    "rejection": "asks whether a reward reaches its threshold, which few do once KL was taken off them",
+    "distillation": "uses no reward",
+}
+"""Advantages that a KL taken off the reward would silently break, and why."""
+
+TAKES = {  # what a piece of one's own is called with, in order
+    "level": "log_ratio, loss_mask",
+    "surrogate": "log_ratio, logprobs, advantages, batch",
+    "divergence": "logprobs, ref_logprobs",
+    "correction": "logprobs, batch",
+    "weight": "batch",
+    "entropy_weight": "batch",
+    "preparation": "batch",
+    "penalty": "logprobs, ref_logprobs",
+}
+
 LEVELS = {
     name: f"outdo.objectives.ratios:{name}" for name in ("token", "sequence", "sequence_token", "sequence_product")
 }

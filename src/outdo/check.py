@@ -17,7 +17,7 @@ from outdo.data import Question, questions_of
 from outdo.errors import Mistakes, ModelError
 from outdo.model_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.model_folder import REWARD_MODEL as CLASSIFIER
-from outdo.piece_conflicts import method_in_words, needs_reference
+from outdo.piece_options import method_in_words, needs_reference
 from outdo.recipe import Recipe
 from outdo.rewards import load_reward
 from outdo.rewards.base import Answered, Reward, Scored, Verdict
@@ -25,6 +25,9 @@ from outdo.rewards.budget import inert
 
 Render = Callable[[Question], str]
 """A question as the text that the model reads."""
+
+Probe = Callable[[Recipe], list[str]]
+"""What is wrong with a recipe's pieces that only shows when they are made."""
 
 PROMPTS_SHOWN = 2
 LONGEST_SHOWN = 600
@@ -53,14 +56,16 @@ class Report:
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by what they are for
 
 
-def check(recipe: Recipe, *, render: Render | None = None) -> Report:
+def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None = None) -> Report:
     """Look the data, the reward and the model's folder over, and work out what the run will cost.
 
     `render` shows a question as the model will read it; it needs the tokenizer, so it is the caller's. Without it
-    prompts are shown as they stand in the data. Nothing is raised for mistakes: the report holds them all.
+    prompts are shown as they stand in the data. `probe` makes the pieces, which needs torch. Nothing is raised for
+    mistakes: the report holds them all.
     """
     mistakes, notes = conflicts(recipe)
     method = [] if mistakes else method_in_words(recipe)
+    mistakes += probe(recipe) if probe and not mistakes else []
     questions = facts = None
     try:
         questions = questions_of(recipe)

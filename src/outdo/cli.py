@@ -50,7 +50,7 @@ def check(settings: Settings = None) -> None:
     from outdo.check import check, show
 
     recipe = _recipe(settings)
-    report = check(recipe, render=_renderer(recipe))
+    report = check(recipe, render=_renderer(recipe), probe=_probe)
     show(report, Console())
     raise typer.Exit(Mistakes.exit_status if report.mistakes else 0)
 
@@ -63,7 +63,7 @@ def train(settings: Settings = None) -> None:
 
     recipe = _recipe(settings)
     folder = run_folder(recipe.run or _free_name(Path(recipe.model).name))
-    report = check(recipe)
+    report = check(recipe, probe=_probe)
     if report.mistakes:
         raise Mistakes(report.mistakes)
     display = Display()
@@ -221,7 +221,7 @@ def config(
 ) -> None:
     """Print a commented recipe with every default."""
     from outdo import recipe_file
-    from outdo.piece_conflicts import every_piece
+    from outdo.piece_options import every_piece
 
     if pieces:
         print("\n".join(every_piece()))
@@ -269,6 +269,13 @@ def _free_name(model: str) -> str:
 
     numbers = (f"{model}-{number}" for number in itertools.count(1))
     return next(name for name in numbers if not run_folder(name).exists())
+
+
+def _probe(recipe: "Recipe") -> list[str]:
+    """What the pieces say against their options when they are made."""
+    from outdo.pieces import piece_mistakes
+
+    return piece_mistakes(recipe)
 
 
 def _renderer(recipe: "Recipe") -> "Render":

@@ -10,6 +10,7 @@ from typing import Any
 
 from outdo.catalogue import (
     ADVANTAGES,
+    BLIND_TO_PENALTY,
     COEFFICIENTS,
     CRITICS,
     DIVERGENCES,
@@ -21,63 +22,18 @@ from outdo.catalogue import (
     PUBLISHED_WITH,
     REWARDS,
     STOPS,
+    TAKES,
     WHOLE,
     WITH_CRITIC,
     WITH_REFERENCE,
     WITHOUT_RATIO,
 )
 from outdo.errors import Mistakes
+from outdo.piece_options import effective_options, needs_reference
 from outdo.recipe import Piece, Recipe
 from outdo.signatures import Signature, did_you_mean, signature_of
 
 Rule = Callable[[Recipe], Iterator[str]]
-
-
-def effective_options(piece: Piece, known: Mapping[str, str]) -> dict[str, Any]:
-    """The options a piece runs with: the defaults its source writes as literals, then the recipe's."""
-    signature = signature_of(known.get(piece.name, piece.name))
-    return {name: signature.defaults.get(name) for name in signature.options} | dict(piece.options)
-
-
-def needs_reference(recipe: Recipe) -> bool:
-    """Whether the recipe's pieces ask for a reference policy, as far as their source tells."""
-    beta = effective_options(recipe.train.objective, OBJECTIVES).get("beta", 0.0)
-    return beta != 0 or recipe.train.penalty is not None or recipe.advantage.name in WITH_REFERENCE
-
-
-def method_in_words(recipe: Recipe) -> list[str]:
-    """What a run will do with its answers: each piece with every option it runs with, a line each."""
-    train = recipe.train
-    pieces: list[tuple[str, Piece | None, Mapping[str, str]]] = [
-        ("objective", train.objective, OBJECTIVES),
-        ("advantage", recipe.advantage, ADVANTAGES),
-        ("penalty", train.penalty, DIVERGENCES),
-        ("critic", recipe.critic, CRITICS),
-        ("stop", train.stop, STOPS),
-    ]
-    lines = []
-    for what, piece, known in pieces:
-        if piece is not None:
-            options = effective_options(piece, known)
-            if "length" in options and options["length"] is None:  # see KNOWN_ELSEWHERE
-                options["length"] = recipe.sampling.max_tokens
-            said = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
-            lines.append(f"{what}: {piece.name}" + (f" ({said})" if said else ""))
-    peer = "" if train.like == "outdo" else f", in the conventions of {train.like}, its eps among them"
-    return [lines[0] + peer, *lines[1:]]
-
-
-def every_piece() -> Iterator[str]:
-    """Every named piece and its options, as `outdo config --pieces` prints them; one without a default is marked."""
-    tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.penalty": DIVERGENCES}
-    tables |= {f"train.objective.{name}": known for name, known in FORMULA.items()}
-    tables |= {"train.critic": CRITICS, "train.stop": STOPS, "rewards": REWARDS}
-    for place, known in tables.items():
-        yield place
-        for name, spec in known.items():
-            signature = signature_of(spec)
-            options = [f"{each} = {signature.defaults.get(each, '?')}" for each in signature.options]
-            yield f"    {name:<22}{', '.join(options)}".rstrip()
 
 
 # ------------------------------------------------------------------------------------------------ names and options
@@ -98,6 +54,8 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
     exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
     options = {name: value for name, value in piece.options.items() if name not in exchangeable}
     yield from _piece(key, Piece(name=piece.name, options=options), OBJECTIVES)
+    if "preparation" in exchanged and piece.name in ("clip_cov", "kl_cov"):
+        yield f"{key}.preparation: {piece.name} is its own preparation; without it nothing of the method is left"
     if exchanged and piece.name in WHOLE:
         yield f"{key}.{next(iter(exchanged))}: {piece.name} is not made of pieces that could be exchanged"
         return
@@ -117,7 +75,7 @@ def _exchanged(key: str, name: str, value: Any) -> Iterator[str]:
         except ValueError:
             yield f"{key}: expected a name, or a table with a name and options, found {each!r}"
             continue
-        yield from _piece(key, piece, FORMULA[name])
+        yield from _piece(key, piece, FORMULA[name], takes=TAKES[name])
 
 
 def _pieces(recipe: Recipe) -> Iterator[str]:
@@ -153,13 +111,16 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
             yield from _piece(f"rewards.{reward.name}", Piece(name=reward.name, options=reward.options), REWARDS)
 
 
-def _piece(key: str, piece: Piece, known: Mapping[str, str]) -> Iterator[str]:
-    """A piece's name and options."""
+def _piece(key: str, piece: Piece, known: Mapping[str, str], *, takes: str = "") -> Iterator[str]:
+    """A piece's name and options; `takes` is what one of the user's own will be called with."""
     missing = list(_missing(key, piece.name, known))
     if missing:
         yield from missing
         return
     signature = signature_of(known.get(piece.name, piece.name))
+    positional = [name for name in signature.required if name not in signature.options]
+    if takes and positional and piece.name not in known and len(positional) != takes.count(",") + 1:
+        yield f"{key}: {piece.name} takes {', '.join(positional)}; it will be called with {takes}"
     for name, value in piece.options.items():
         yield from _option(f"{key}.{name}", value, name, signature)
     for name in signature.required:
@@ -232,8 +193,24 @@ def _estimator(recipe: Recipe) -> Iterator[str]:
         k = effective_options(recipe.advantage, ADVANTAGES)["k"]
         if k > recipe.train.group:
             yield f"train.advantage.k = {k}: a group has only {recipe.train.group} answers (train.group)"
-    if recipe.advantage.name == "gdpo" and recipe.train.penalty is not None:
-        yield "train.penalty: gdpo looks at the parts of the reward, where a penalty on the whole is not seen"
+    name, reference = recipe.advantage.name, recipe.reference
+    if name in BLIND_TO_PENALTY and recipe.train.penalty is not None:
+        yield f"train.penalty: {name} {BLIND_TO_PENALTY[name]}"
+    if name in WITH_REFERENCE and reference.model is None:
+        yield f"reference.model: {name} learns from a teacher; without one it is the policy itself, and teaches nothing"
+    if name in WITH_REFERENCE and reference.every is not None:
+        yield f"reference.every = {reference.every}: the reference of {name} is its teacher, and not to be overwritten"
+
+
+def _no_difference(recipe: Recipe) -> Iterator[str]:
+    name = recipe.advantage.name
+    relative = name in GROUP_RELATIVE - {"gdpo"} or name == "remax" or ":" in name
+    if recipe.train.refill and not relative:
+        yield f"train.refill = {recipe.train.refill}: {name} also learns from answers that are all rewarded alike"
+
+
+RATIO_CAPS = {"truncate": ("high",), "mask": ("high",), "sequence_mask": ("high",)}
+OWN_CAPS = ("ratio_max", "dual")
 
 
 def _caps_below_one(recipe: Recipe) -> Iterator[str]:
@@ -241,11 +218,16 @@ def _caps_below_one(recipe: Recipe) -> Iterator[str]:
     options = recipe.train.objective.options
     corrections = options.get("correction", ())
     several = corrections if isinstance(corrections, list | tuple) else [corrections]
-    capped = [("train.objective", options)] + [
-        ("train.objective.correction", each) for each in several if isinstance(each, Mapping)
+    named = [
+        ("train.objective.correction", each, RATIO_CAPS.get(str(each.get("name")), ()))
+        for each in several
+        if isinstance(each, Mapping)
     ]
-    for key, table in capped:
-        for name in ("ratio_max", "dual", "high"):
+    surrogate = options.get("surrogate")
+    inner = surrogate if isinstance(surrogate, Mapping) else {}
+    capped = [("train.objective", options, OWN_CAPS), ("train.objective.surrogate", inner, OWN_CAPS), *named]
+    for key, table, caps in capped:
+        for name in caps:
             value = table.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value < 1:
                 yield f"{key}.{name} = {value}: a cap below 1 cuts every token, although its ratio is 1 at the start"
@@ -262,8 +244,9 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _penalty: ("train.penalty",),
     _rewards: ("rewards",),
     _nothing_to_compare: ("train.group", "train.advantage", "train.objective"),
-    _estimator: ("train.advantage", "train.objective", "train.group", "train.penalty"),
+    _estimator: ("train.advantage", "train.objective", "train.group", "train.penalty", "reference.model"),
     _caps_below_one: ("train.objective",),
+    _no_difference: ("train.refill", "train.advantage", "train.objective"),
     _no_like: ("train.like", "train.objective"),
 }
 
@@ -290,9 +273,10 @@ def _one_update(recipe: Recipe) -> Iterator[str]:
         yield "train.updates = 1: a single step brings few tokens to their targets; target is made for several"
 
 
-def _idle_clip(recipe: Recipe) -> Iterator[str]:
-    own = recipe.train.objective.options
-    for name in (name for name in CLIP_OPTIONS if name in own and "surrogate" in own):
+def _idle_options(recipe: Recipe) -> Iterator[str]:
+    options = recipe.train.objective.options
+    mine = [name for name in options if name not in FORMULA and name not in (*FORMULA_NUMBERS, "length")]
+    for name in mine if "surrogate" in options else ():
         yield f"train.objective.{name} has no effect: the surrogate it belongs to is exchanged"
 
 
@@ -305,8 +289,9 @@ def _uncorrected(recipe: Recipe) -> Iterator[str]:
 def _no_reference(recipe: Recipe) -> Iterator[str]:
     reference = recipe.reference
     given = {"model": reference.model, "every": reference.every, "mix": None if reference.mix == 1 else reference.mix}
+    own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # what it needs, its file knows
     for name, value in given.items():
-        if value is not None and not needs_reference(recipe):
+        if value is not None and not own and not needs_reference(recipe):
             yield f"reference.{name} = {value} has no effect: nothing asks for a reference (beta is 0)"
     if reference.mix != 1 and reference.every is None:
         yield f"reference.mix = {reference.mix} has no effect: reference.every is unset, so it is never renewed"
@@ -322,6 +307,18 @@ def _kl_twice_or_never(recipe: Recipe) -> Iterator[str]:
             yield f"train.objective.{name} has no effect: beta is 0"
     if "entropy_weight" in options and not options.get("entropy_bonus"):
         yield "train.objective.entropy_weight has no effect: there is no entropy_bonus"
+
+
+def _placement_of_kl(recipe: Recipe) -> Iterator[str]:
+    """Estimators whose gradient in the loss is not what one puts them there for."""
+    options = effective_options(recipe.train.objective, OBJECTIVES)
+    divergence = options.get("divergence", "k3")
+    name = divergence.get("name") if isinstance(divergence, Mapping) else divergence
+    times_ratio = options.get("kl_ratio", recipe.train.objective.name != "grpo" and name != "k2")
+    if options.get("beta", 0.0) != 0 and name == "k1" and not times_ratio:
+        yield "train.objective.divergence: k1 in the loss without its ratio has no gradient in expectation"
+    if options.get("beta", 0.0) != 0 and name == "k2" and times_ratio:
+        yield "train.objective.divergence: k2 times the ratio has the gradient of no divergence; take k3"
 
 
 def _not_as_published(recipe: Recipe) -> Iterator[str]:
@@ -350,10 +347,11 @@ def _critic_for_nothing(recipe: Recipe) -> Iterator[str]:
 
 NOTES: Sequence[Rule] = (
     _one_update,
-    _idle_clip,
+    _idle_options,
     _uncorrected,
     _no_reference,
     _kl_twice_or_never,
+    _placement_of_kl,
     _not_as_published,
     _engine_is_the_policy,
     _critic_for_nothing,

@@ -7,7 +7,7 @@ A function with positional parameters is the piece itself, and the recipe's opti
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, SupportsFloat
 
 import torch
@@ -22,12 +22,13 @@ from outdo.catalogue import (
     FORMULA,
     FORMULA_NUMBERS,
     OBJECTIVES,
+    PEERS_EPS,
     STOPS,
 )
 from outdo.coefficients import Adaptive
 from outdo.critic import Critic
 from outdo.errors import Mistakes
-from outdo.objectives.conventions import CONVENTIONS, like
+from outdo.objectives.conventions import like
 from outdo.objectives.corrections import product
 from outdo.objectives.objective import Formula, Objective, PlainObjective
 from outdo.policy import Policy
@@ -37,14 +38,29 @@ from outdo.stopping import Stop, never
 
 
 def objective_of(recipe: Recipe) -> Objective:
-    """The recipe's objective: a preset, pieces of it exchanged, in the conventions asked for."""
+    """The recipe's objective: a preset, pieces of it exchanged, in the conventions asked for.
+
+    What the recipe writes itself wins over a convention.
+    """
     piece, train = recipe.train.objective, recipe.train
     objective = composed(piece, filled=known_values(recipe))
     if train.like == "outdo":
         return objective
     if not isinstance(objective, Formula):
         raise Mistakes([f'train.like = "{train.like}": {piece.name} is not one of the objectives that the peers have'])
-    return like(train.like, objective)
+    written = {field.name: getattr(objective, field.name) for field in fields(objective) if field.name in piece.options}
+    return replace(like(train.like, objective), **written)
+
+
+def piece_mistakes(recipe: Recipe) -> list[str]:
+    """What the pieces of a recipe say against their options when they are made: all of it."""
+    mistakes: list[str] = []
+    for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of):
+        try:
+            make(recipe)
+        except Mistakes as error:
+            mistakes += error.mistakes
+    return mistakes
 
 
 def composed(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
@@ -55,18 +71,17 @@ def composed(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Object
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
     exchangeable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
     exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
-    options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
     try:
+        options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
         made = built(Piece(name=piece.name, options=options), OBJECTIVES, filled)
         objective = made if hasattr(made, "prepare") else PlainObjective(made)
         if not exchanged:
             return objective
         if not isinstance(objective, Formula):
             raise ValueError(f"it has no {', no '.join(exchanged)} to exchange")
-        if (
-            "beta" in exchanged
-        ):  # a preset without a KL of its own: where ρ makes the gradient that of reverse KL, use it
-            exchanged = {"kl_ratio": exchanged.get("divergence", "k3") in ("k1", "k3"), **exchanged}
+        if "beta" in exchanged:  # where ρ makes the gradient that of reverse KL, it is put there
+            divergence = Piece.model_validate(exchanged.get("divergence", "k3")).name
+            exchanged = {"kl_ratio": divergence in ("k1", "k3"), **exchanged}
         return replace(objective, **{name: _exchanged(name, value, filled) for name, value in exchanged.items()})
     except (TypeError, ValueError) as error:
         raise Mistakes([f"train.objective: {piece.name}: {error}"]) from error
@@ -83,7 +98,7 @@ def advantage_of(
     train = recipe.train
     filled = {**known_values(recipe), "weights": weights}
     if train.like != "outdo":
-        filled["eps"] = CONVENTIONS[train.like].eps
+        filled["eps"] = PEERS_EPS[train.like]
     piece = recipe.advantage
     estimator = built(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
@@ -101,7 +116,9 @@ def advantage_of(
 def penalty_of(recipe: Recipe) -> SupportsFloat | None:
     """The coefficient of the KL in the reward: a number, or one that follows a target; None where there is none."""
     penalty = recipe.train.penalty
-    return None if penalty is None else _number("beta", penalty.options["beta"])
+    if penalty is None:
+        return None
+    return _within_range("train.penalty.beta", _number, "beta", penalty.options["beta"])
 
 
 def built(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:

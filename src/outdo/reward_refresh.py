@@ -27,6 +27,8 @@ from outdo.types import Group, Prompt, Rollout
 MOST_UNLABELLED = 0.5
 """Of a step's answers: if the labels of more fail, the run stops, as it does for rewards."""
 
+COUNT = "a whole number, 1 or more"
+
 
 class Refreshed:
     """A reward model, trained on between the steps of a run (DeepSeekMath, the last line of Algorithm 1).
@@ -163,6 +165,10 @@ def _given(rollout: Rollout, name: str) -> float:
     return rollout.reward if part is None else part
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
 def reward_model(
     *,
     path: str,
@@ -184,11 +190,12 @@ def reward_model(
     """
     rules = (
         ("labels and every", "given together, or neither", (labels is None) == (every is None)),
-        ("every", "1 or more", every is None or every >= 1),
+        ("labels", "the name of a reward", labels is None or isinstance(labels, str)),
+        ("every", COUNT, every is None or _is_count(every)),
         ("replay", "at least 0 and below 1", 0 <= replay < 1),
-        ("steps", "1 or more", steps >= 1),
-        ("batch", "1 or more", batch >= 1),
-        ("history", "1 or more", history >= 1),
+        ("steps", COUNT, _is_count(steps)),
+        ("batch", COUNT, _is_count(batch)),
+        ("history", COUNT, _is_count(history)),
         ("lr", "0 or more", 0 <= lr < float("inf")),
         ("loss", f"one of {', '.join(get_args(Loss))}", loss in get_args(Loss)),
     )

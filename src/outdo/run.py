@@ -168,7 +168,12 @@ def _due(step: int, every: int) -> bool:
 
 def _metrics(session: Session, step: Step, seconds: float) -> dict[str, float]:
     metrics = step_metrics(step) | getattr(session.rollout, "metrics", {})
-    return metrics | {"seconds": seconds, "tokens_per_second": metrics["num_tokens"] / seconds}
+    return metrics | {"seconds": seconds, "tokens_per_second": _sampled(metrics) / seconds}
+
+
+def _sampled(metrics: Mapping[str, float]) -> float:
+    """The tokens of a step, those of answers that a refill left out among them."""
+    return metrics["num_tokens"] + metrics.get("refill/dropped_tokens", 0.0)
 
 
 def _follow(session: Session, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -186,7 +191,7 @@ def _move_on(progress: Progress, session: Session, step: int, metrics: Mapping[s
     progress.step, progress.version = step, session.models.version
     progress.prompts = session.prompts.state()
     progress.seconds += metrics["seconds"]
-    progress.tokens += int(metrics["num_tokens"])
+    progress.tokens += int(_sampled(metrics))
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
@@ -219,7 +224,7 @@ def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]
         asked["sampled"] = (1.0, settings.samples)
     for name, (temperature, k) in asked.items():
         sampling = sampling_params(session.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        found: Evaluation = evaluate(session.engine, session.environment, session.held_out, sampling, k=k, step=step)
+        found: Evaluation = evaluate(session.engine, session.examiner, session.held_out, sampling, k=k, step=step)
         low, high = found.ci95
         numbers |= {name: found.accuracy, f"{name}_low": low, f"{name}_high": high}
     display.evaluated(step, numbers)

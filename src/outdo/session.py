@@ -11,6 +11,7 @@ import torch
 from outdo.advantages import Advantage
 from outdo.catalogue import REWARD_MODEL, REWARDS
 from outdo.coefficients import Adaptive
+from outdo.conflicts import optimiser_steps
 from outdo.data import Question as Row
 from outdo.data import Questions, questions_of
 from outdo.engines.base import SamplingParams
@@ -45,7 +46,7 @@ class Session:
     prompts: Prompts
     held_out: list[Prompt]
     engine: BuiltinEngine
-    environment: Question
+    examiner: Question  # says which held-out answers are right
     rollout: Rollouts | Refill
     advantage: Advantage
     objective: Objective
@@ -87,6 +88,8 @@ def open_session(
         attention=recipe.attention,
     )
     prompts, held_out, dropped = _prompts(recipe, questions, policy)
+    if not (recipe.rules or judges) and held_out:  # a score says better and worse, and not what is right
+        held_out, dropped = [], [*dropped, "held-out questions are not asked: only a reward model would judge them"]
     engine = BuiltinEngine(policy, seed=recipe.seed)
     environment = Question(reward, max_failed=recipe.reward.max_failed)
     way = f"attention: {policy.forward.way}" + (f" ({policy.forward.why})" if policy.forward.why else "")
@@ -96,7 +99,7 @@ def open_session(
         prompts=prompts,
         held_out=held_out,
         engine=engine,
-        environment=environment,
+        examiner=_examiner(recipe, environment, judges),
         rollout=_rollout(recipe, engine, environment, prompts, needs_of(objective, advantage)),
         advantage=advantage,
         objective=objective,
@@ -140,6 +143,11 @@ def _rewards(recipe: Recipe) -> tuple[Combined, list[Refreshed]]:
     return Combined([*rewards, *models]), [model for model, _ in models if isinstance(model, Refreshed)]
 
 
+def _examiner(recipe: Recipe, environment: Question, judges: Sequence[Refreshed]) -> Question:
+    """What is right is said by the rewards; where all of them are learnt, by the labels that they learn from."""
+    return environment if recipe.rules or not judges else Question(judges[0].labels)
+
+
 def _rollout(
     recipe: Recipe, engine: BuiltinEngine, environment: Question, prompts: Prompts, needs: Needs
 ) -> Rollouts | Refill:
@@ -160,8 +168,7 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
 
 def optimiser_settings(recipe: Recipe) -> OptimiserSettings:
     """AdamW as the recipe has it; the schedule ends with the run's last optimiser step."""
-    total = recipe.steps * recipe.train.updates * recipe.train.minibatches
-    return OptimiserSettings(total=total, **recipe.optim.model_dump())
+    return OptimiserSettings(total=optimiser_steps(recipe), **recipe.optim.model_dump())
 
 
 def held_out_questions(recipe: Recipe) -> Sequence[Row]:

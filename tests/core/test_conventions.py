@@ -15,7 +15,7 @@ from toys import assert_close, batch_of, evaluate, rollout, with_noise
 
 from outdo.needs import needing
 from outdo.objectives import corrections, presets
-from outdo.objectives.conventions import CONVENTIONS, Peer, like
+from outdo.objectives.conventions import Peer, like
 from outdo.objectives.divergences import Divergence, absolute, k1, k2
 from outdo.objectives.objective import Formula
 from outdo.objectives.preparations import high_entropy
@@ -245,12 +245,3 @@ def test_asking_twice_is_asking_once(peer: Peer) -> None:
     batch, logprobs = far_apart()
     once = like(peer, presets.grpo())
     assert_close(evaluate(like(peer, once), logprobs, batch), evaluate(once, logprobs, batch))
-
-
-def test_the_small_number_beside_the_deviation() -> None:
-    assert {peer: CONVENTIONS[peer].eps for peer in PEERS} == {
-        "trl": 1e-4,
-        "verl": 1e-6,
-        "openrlhf": 1e-9,
-        "areal": 1e-5,
-    }

@@ -23,8 +23,9 @@ from toys import batch_of, rollout
 from trl import RLOOTrainer
 
 from outdo.advantages import Advantage, group_standardised, per_token
+from outdo.catalogue import PEERS_EPS
 from outdo.objectives import presets, surrogates
-from outdo.objectives.conventions import CONVENTIONS, like
+from outdo.objectives.conventions import like
 from outdo.objectives.corrections import Correction, mask, none, truncate
 from outdo.objectives.objective import Formula
 from outdo.objectives.ratios import sequence, token
@@ -39,7 +40,7 @@ GROUPS: Groups = [
 ]
 SIZE = len(GROUPS[0])
 LONGEST = 6
-EPS = CONVENTIONS["trl"].eps
+EPS = PEERS_EPS["trl"]
 STANDARDISED = per_token(lambda rewards, group: group_standardised(rewards, group, eps=EPS))
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-7}, torch.float64: {"rtol": 1e-9, "atol": 1e-12}}

@@ -196,6 +196,9 @@ def test_a_critic_is_counted_where_the_method_has_one(model, data):
 
 def test_the_method_is_told_with_every_option_it_runs_with(model, data):
     notes = check(recipe(model, data, "train.objective=ppo", "train.advantage.lam=0.9", "train.like=verl")).notes
-    assert "objective: ppo (clip_low = 0.2, clip_high = 0.2), in the conventions of verl, its eps among them" in notes
+    peer = "in the conventions of verl (docs/methods: means, clamps, clips)"
+    assert f"objective: ppo (clip_low = 0.2, clip_high = 0.2), {peer}" in notes
+    standardised = check(recipe(model, data, "train.like=trl")).notes
+    assert "advantage: group_standardised (eps = 0.0001)" in standardised
     assert "advantage: gae (gamma = 1.0, lam = 0.9, whiten = True, bootstrap = False)" in notes
     assert "critic: model (lr = 1e-05, clip = 0.2, warmup = 0)" in notes

@@ -5,7 +5,7 @@ import pytest
 from outdo.catalogue import OBJECTIVES
 from outdo.conflicts import conflicts
 from outdo.errors import Mistakes
-from outdo.piece_conflicts import effective_options
+from outdo.piece_options import effective_options
 from outdo.recipe import Piece
 from outdo.recipe_file import load
 
@@ -50,6 +50,12 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["rewards=overlong"], "rewards.overlong.cache: required"),
         (["rewards={name='overlong', cache=3, wait=1}"], "rewards.overlong.wait: unknown option"),
         (["train.advantage=pass_at_k", "train.advantage.k=9"], "k = 9: a group has only 8 answers"),
+        (["train.advantage=pass_at_k", "train.penalty={name='k1', beta=0.1}"], "pass_at_k asks whether a reward is 1"),
+        (["train.objective=distillation"], "without one it is the policy itself"),
+        (["train.objective=distillation", "reference.model=t", "reference.every=2"], "is its teacher"),
+        (["train.objective=ppo", "train.refill=1"], "gae also learns from answers that are all rewarded alike"),
+        (["train.objective={name='grpo', surrogate={name='cispo', ratio_max=0.5}}"], "a cap below 1 cuts every token"),
+        (["train.objective={name='kl_cov', preparation='high_entropy'}"], "kl_cov is its own preparation"),
         (["train.advantage=gdpo", "train.penalty={name='k1', beta=0.1}"], "gdpo looks at the parts of the reward"),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
         (["rewards=[]"], "rewards: expected at least one"),
@@ -72,6 +78,11 @@ def test_what_cannot_work_is_refused(overrides, said):
         (
             ["train.objective={name='grpo', clip_low=0.1, surrogate='unclipped'}"],
             "train.objective.clip_low has no effect: the surrogate it belongs to is exchanged",
+        ),
+        (["train.objective={name='grpo', divergence='k1'}"], "k1 in the loss without its ratio has no gradient"),
+        (
+            ["train.objective={name='grpo', divergence='k2', kl_ratio=true}"],
+            "k2 times the ratio has the gradient of no",
         ),
         (["train.stop.kl=0.1"], "train.stop has no effect"),
         (["train.objective=target"], "a single step brings few tokens to their targets"),
@@ -102,7 +113,14 @@ def test_what_has_no_effect_is_said(overrides, said):
     assert any(said in note for note in notes), notes
 
 
-@pytest.mark.parametrize("overrides", [["train.updates=2"], ["train.minibatches=2"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.updates=2"],
+        ["train.minibatches=2"],
+        ["train.updates=2", "train.objective.correction={name='off_policy_rows', limit=0.1}"],
+    ],
+)
 def test_nothing_is_said_of_options_that_work(overrides):
     assert conflicts(load(None, [*NEEDED, *overrides])) == ([], [])
 

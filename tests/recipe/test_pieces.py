@@ -16,8 +16,8 @@ from outdo.objectives.presets import dr_grpo, grpo
 from outdo.objectives.ratios import sequence
 from outdo.objectives.surrogates import Clip
 from outdo.objectives.weights import token_mean
-from outdo.piece_conflicts import every_piece, method_in_words
-from outdo.pieces import advantage_of, objective_of, penalty_of
+from outdo.piece_options import every_piece, method_in_words
+from outdo.pieces import advantage_of, objective_of, penalty_of, piece_mistakes
 from outdo.recipe import Recipe
 from outdo.recipe_file import dump, load
 from outdo.signatures import resolve, signature_of
@@ -49,9 +49,9 @@ def batch(*rewards: float) -> Batch:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_named_objective_is_made_from_a_recipe(name):
-    objective = objective_of(recipe(f"train.objective={name}"))
-    assert objective.needs is not None
-    assert needs_of(advantage_of(recipe(f"train.objective={name}"))) is not None
+    asked = recipe(f"train.objective={name}", "reference.model=teacher")
+    assert objective_of(asked).needs is not None
+    assert needs_of(advantage_of(asked)) is not None
 
 
 @pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()])
@@ -105,6 +105,40 @@ def test_a_kl_put_into_a_preset_without_one_is_multiplied_with_the_ratio_where_t
     assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, divergence='k2'}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, kl_ratio=false}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='grpo', beta=0.1}")).kl_ratio
+
+
+def test_what_a_recipe_writes_wins_over_a_convention():
+    written = objective_of(recipe("train.like=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
+    assert (written.kl_ratio, written.limit) == (False, 5.0)
+    left = objective_of(recipe("train.like=trl"))
+    assert (left.kl_ratio, left.limit) == (True, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.objective={name='target', rule='powr'}"], 'rule "powr" is not one of'),
+        (["train.objective={name='tpo', eta=0.0}"], "eta must be above 0"),
+        (["train.objective={name='grpo', beta={start=0.0, target=0.1}}"], "start must be above 0"),
+        (["train.objective={name='dr_grpo', length=0}"], "length must be 1 or more"),
+        (["train.objective={name='sapo', tau_positive=0.0}"], "tau_positive and tau_negative must be above 0"),
+        (["train.objective={name='grpo', correction={name='truncate', low=5.0, high=1.0}}"], "low <= high"),
+        (["train.objective={name='clip_cov', share=5.0}"], "share must be above 0 and at most 1"),
+        (["train.stop={name='first_of'}"], "give at least one of"),
+        (["train.advantage={name='pass_at_k', k=1}"], "k must be at least 2"),
+        (["train.penalty={name='k1', beta={start=0.0, target=0.1}}"], "start must be above 0"),
+    ],
+)
+def test_what_pieces_say_against_their_options_is_told_before_anything_is_loaded(overrides, said):
+    (mistake,) = piece_mistakes(recipe(*overrides))
+    assert said in mistake
+
+
+def test_a_piece_of_ones_own_that_takes_something_else_is_refused(tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text("def three(log_ratio, logprobs, advantages):\n    return advantages\n")
+    with pytest.raises(Mistakes, match="it will be called with log_ratio, logprobs, advantages, batch"):
+        recipe(f"train.objective={{name='grpo', surrogate='{path}:three'}}")
 
 
 def test_a_table_makes_a_coefficient_that_follows_a_target():

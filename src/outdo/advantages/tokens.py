@@ -34,7 +34,10 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
         rewards = rewards_of(batch)
         rows = torch.zeros_like(rewards)  # [B]
         if batch.scored.any():
-            rows[batch.scored] = advantage(rewards[batch.scored], batch.group[batch.scored])
+            found = advantage(rewards[batch.scored], batch.group[batch.scored])
+            if found.shape != (len(batch.group[batch.scored]),):
+                raise ValueError(f"an advantage of {list(found.shape)} numbers for {int(batch.scored.sum())} answers")
+            rows[batch.scored] = found.to(rows)
         return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
 
     return fill
@@ -107,6 +110,8 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = T
     the last token is worth 0, as in verl and OpenRLHF; with `bootstrap`, an answer that was cut off goes on to be worth
     what the critic said before its last token, as in AReaL.
     """
+    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+        raise ValueError(f"gae: gamma and lam must be from 0 to 1, not {gamma} and {lam}")
     rewards, values, mask = token_rewards_of(batch), _given(batch, "values"), batch.loss_mask
     last = values.gather(1, _last(mask)[:, None]).squeeze(1)  # [B]
     end = last.where(batch.truncated & mask.any(1), 0.0) if bootstrap else torch.zeros_like(last)

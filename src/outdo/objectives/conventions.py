@@ -12,9 +12,9 @@
 | entropy bonus | mean over tokens | as the policy term | as the policy term | not there | as the policy term |
 | eps in Â = (r - μ) / (σ + eps) | 1e-4 | 1e-6 | 1e-9 | 1e-5 | 1e-6 |
 
-d = log πθ - log π_ref. TRL was compared live, the others were read, in 2026. What no row says: verl leaves the dual
-clip out of Clip-Cov, and the limit on log ρ out of Clip-Cov, KL-Cov and GMPO; GSPO's log s it keeps below 10, OpenRLHF
-within ±20. TRL's experimental GMPO has k3 without ρ.
+d = log πθ - log π_ref. TRL was compared live, the others were read, in 2026. What no row says: verl leaves the limit on
+log ρ out of Clip-Cov, KL-Cov and GMPO; GSPO's log s it keeps below 10, OpenRLHF within ±20. TRL's experimental GMPO has
+k3 without ρ.
 """
 
 import math
@@ -25,6 +25,7 @@ from typing import Literal
 from torch import Tensor
 
 from outdo.needs import needing, needs_of
+from outdo.objectives import objective as objectives
 from outdo.objectives.divergences import Divergence, k3
 from outdo.objectives.objective import Formula
 from outdo.objectives.ratios import LOG_RATIO_LIMIT, sequence, sequence_token, token
@@ -40,8 +41,9 @@ def nothing(objective: Formula) -> bool:
 
 
 def clips_tokens(objective: Formula) -> bool:
-    """PPO's clip on the ratio of the token, the loss that all of them have."""
-    return objective.level is token and isinstance(objective.surrogate, Clip)
+    """PPO's clip on the ratio of the token, the loss that all of them have; Clip-Cov, which prepares, is another."""
+    prepares = objective.preparation is not objectives.as_it_is
+    return objective.level is token and isinstance(objective.surrogate, Clip) and not prepares
 
 
 def by_token_or_gspo(objective: Formula) -> bool:
@@ -83,7 +85,6 @@ def k3_within_10(divergence: Divergence) -> Divergence:
 class Convention:
     """What a peer does where the papers are silent."""
 
-    eps: float  # of the group's standard deviation
     limit: float  # log-ratios are kept within ±limit
     over_tokens: Callable[[Formula], bool] = nothing  # whose mean over answers of means becomes one over tokens
     every_row: bool = False  # answers without a trained token count in denominators
@@ -94,16 +95,12 @@ class Convention:
 
 
 CONVENTIONS: dict[Peer, Convention] = {
-    "trl": Convention(
-        eps=1e-4, limit=math.inf, every_row=True, divergence=free, kl_ratio=True, entropy_over_tokens=True
-    ),
+    "trl": Convention(limit=math.inf, every_row=True, divergence=free, kl_ratio=True, entropy_over_tokens=True),
     "verl": Convention(
-        eps=1e-6, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, dual=3.0, divergence=k3_within_10, kl_ratio=False
+        limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, dual=3.0, divergence=k3_within_10, kl_ratio=False
     ),
-    "openrlhf": Convention(
-        eps=1e-9, limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False
-    ),
-    "areal": Convention(eps=1e-5, limit=math.inf, over_tokens=by_token_or_gspo),
+    "openrlhf": Convention(limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False),
+    "areal": Convention(limit=math.inf, over_tokens=by_token_or_gspo),
 }
 
 

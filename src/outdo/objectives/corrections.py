@@ -44,6 +44,7 @@ def truncate(*, level: At = "token", low: float = 0.0, high: float = 2.0) -> Cor
 
     verl's default cap is 2, TRL's 3 (`token_truncate`, `sequence_truncate`).
     """
+    _in_order(low, high)
     weight = _weight(level)
 
     def correction(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -58,6 +59,7 @@ def mask(*, level: At = "token", low: float = 0.5, high: float = 2.0) -> Correct
     What lies outside is dropped, not trimmed. TRL's `token_mask`, and its default `sequence_mask`, have low = 0 unless
     set, and high = 3.
     """
+    _in_order(low, high)
     weight = _weight(level)
 
     def correction(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -72,6 +74,7 @@ def sequence_mask(*, low: float = 0.5, high: float = 2.0) -> Correction:
 
     OpenRLHF's `seq-mask-tis`.
     """
+    _in_order(low, high)
     weight, mean = _weight("token"), _weight("geometric")
 
     def correction(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -133,6 +136,11 @@ def product(*corrections: Correction) -> Correction:
         return together
 
     return correction
+
+
+def _in_order(low: float, high: float) -> None:
+    if not 0 <= low <= high:
+        raise ValueError(f"expected 0 <= low <= high, not {low} and {high}")
 
 
 def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:

@@ -75,8 +75,8 @@ class Formula:
         return own | needs_of(*pieces, self.entropy_weight)
 
     def prepare(self, batch: Batch) -> Batch:
-        """What the preparation fixes for all passes over the batch."""
-        return self.preparation(batch)
+        """What the preparation fixes for all passes over the batch; nothing where there is no token to train on."""
+        return self.preparation(batch) if batch.totals.tokens else batch
 
     def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
         """The formula. The pieces see 0 outside of `loss_mask`, and π_old always: in a first and only pass it is πθ."""

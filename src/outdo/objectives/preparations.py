@@ -25,9 +25,9 @@ def high_entropy(*, share: float = 0.2) -> Preparation:
 
     @needing(old_entropy=True)
     def preparation(batch: Batch) -> Batch:
-        entropy, advantages = given(batch.old_entropy, "old_entropy"), given(batch.advantages, "advantages")
         if batch.totals.tokens == 0:
             return batch
+        entropy, advantages = given(batch.old_entropy, "old_entropy"), given(batch.advantages, "advantages")
         least = entropy[batch.loss_mask].quantile(1 - share)
         return batch.with_(advantages=advantages.where(entropy >= least, 0.0))
 
@@ -42,6 +42,9 @@ def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 
     drawn; here l = log π_old, once per batch, before there is such a token. The lot depends on `seed` and on the
     tokens of the batch alone: not on the order of its rows, and it is the same in a resumed run.
     """
+
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, not {share}")
 
     @needing(old_logprobs=True)
     def preparation(batch: Batch) -> Batch:
@@ -63,6 +66,9 @@ def covariant(*, percent: float = 0.2) -> Preparation:
     costs no entropy, is never marked. The authors take l = log πθ of each pass, see `without_covariant`; verl's
     `kl_cov_ratio` is a share, not a percentage.
     """
+
+    if not 0 < percent <= 100:
+        raise ValueError(f"percent must be above 0 and at most 100, not {percent}")
 
     @needing(old_logprobs=True)
     def preparation(batch: Batch) -> Batch:

@@ -75,6 +75,8 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
     1 - ε_low, which it switches off, and 1 + ε_high. 5 is ScaleRL's cap (arXiv 2510.13786). TRL's `epsilon_high` is
     the cap too, so that its default 0.2 shrinks every token to a fifth; verl adds 1.
     """
+    if not 0 <= ratio_min <= ratio_max:
+        raise ValueError(f"expected 0 <= ratio_min <= ratio_max, not {ratio_min} and {ratio_max}")
 
     def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
         return log_ratio.exp().clamp(ratio_min, ratio_max).detach() * advantages * logprobs
@@ -88,6 +90,8 @@ def soft_gate(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surro
     At ρ = 1 its gradient is that of ρ Â; away from it, on either side, it fades as the logistic curve does instead of
     ending at an edge. Â = 0 goes with the negative ones, to no effect.
     """
+    if not (tau_positive > 0 and tau_negative > 0):
+        raise ValueError(f"tau_positive and tau_negative must be above 0, not {tau_positive} and {tau_negative}")
 
     def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
         tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
@@ -213,8 +217,9 @@ def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
     """
 
     def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
-        if "covariant" not in batch.prepared:
+        if "covariant" not in batch.prepared and batch.totals.tokens:
             raise ValueError("the surrogate kl_cov needs the preparation `covariant`, which marks its tokens")
-        return log_ratio.exp() * advantages - coefficient * log_ratio.abs() * batch.prepared["covariant"]
+        marked = batch.prepared.get("covariant", torch.zeros_like(batch.loss_mask))
+        return log_ratio.exp() * advantages - coefficient * log_ratio.abs() * marked
 
     return surrogate

@@ -30,6 +30,8 @@ def token_mean(batch: Batch) -> float:
 
 def constant(*, length: int) -> Weight:
     """1 / (B · length): every token counts the same in every step (Dr. GRPO, arXiv 2503.20783)."""
+    if length < 1:
+        raise ValueError(f"length must be 1 or more, not {length}")
 
     def weight(batch: Batch) -> float:
         return 1.0 / (max(1, batch.totals.sequences) * length)
