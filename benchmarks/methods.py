@@ -46,6 +46,19 @@ all shows that each method learns, not which is best: nothing was tuned for any 
 |---|---|---|---|---|---|
 """
 
+TAIL = """
+What it says:
+
+- Every method learns. Most differences are within the spread of three seeds: this is no ranking.
+- `grpo` without its KL is `grpo_clip`, and `gspo_token` with one advantage per answer is `gspo`; their rows are equal
+  because their runs are, bit for bit.
+- `target` learns least, and its sampled answers gain less than its likeliest ones: signs push a group's majority as
+  hard as its minority, and squares spread probability over what nobody sampled. [Its page](target.md) looks into that.
+- `ppo` trains its critic from nothing (learning rate 1e-3) and leaves the policy alone for the first 4 of the 40
+  steps. `dapo` draws one further round of questions for groups without any difference. `distillation` has a teacher
+  that forgets no carry, and looks at no reward.
+"""
+
 
 def main() -> None:
     """Make the runs that are missing, then write the table."""
@@ -77,7 +90,9 @@ def write_table() -> None:
     runs = tasks.done(RESULTS)
     methods = sorted({each["method"] for each in runs}, key=lambda name: -mean(runs, name, "sampled_after"))
     lines = [line(runs, name) for name in methods]
-    TABLE.write_text(HEAD.format(steps=STEPS, seeds=len({each["seed"] for each in runs})) + "\n".join(lines) + "\n")
+    TABLE.write_text(
+        HEAD.format(steps=STEPS, seeds=len({each["seed"] for each in runs})) + "\n".join(lines) + "\n" + TAIL
+    )
 
 
 def line(runs: Sequence[dict[str, Any]], method: str) -> str:
