@@ -51,7 +51,7 @@ What it says:
 
 - Every method learns. Most differences are within the spread of three seeds: this is no ranking.
 - `grpo` without its KL is `grpo_clip`, and `gspo_token` with one advantage per answer is `gspo`; their rows are equal
-  because their runs are, bit for bit.
+  because their runs are, in every reward of every step.
 - `target` learns least, and its sampled answers gain less than its likeliest ones: signs push a group's majority as
   hard as its minority, and squares spread probability over what nobody sampled. [Its page](target.md) looks into that.
 - `ppo` trains its critic from nothing (learning rate 1e-3) and leaves the policy alone for the first 4 of the 40
