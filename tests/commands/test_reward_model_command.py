@@ -8,10 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from outdo.commands.reward_modelling import comparisons_from, hold_out, run_reward_model
-from outdo.display import Display
+from outdo.commands.reward_modelling import comparisons_from, hold_out
 from outdo.errors import Mistakes
-from outdo.optimiser import OptimiserSettings
 from outdo.reward_model import Comparison
 
 
@@ -45,25 +43,45 @@ def scored(tmp_path_factory):
 
 
 @pytest.fixture
-def reward_model(model, tmp_path, capsys):
-    """The command, with what the tests leave as it is; what it printed."""
+def reward_model(outdo, model, tmp_path):
+    """The command, with what the tests leave as it is."""
 
-    def run(data, *, out=tmp_path / "reward", lr=3e-3, **how):
-        settings = {"steps": 60, "batch": 16, "seed": 0, "device": "cpu"} | how
+    def run(data, **how):
+        settings = {"out": tmp_path / "reward", "lr": 3e-3, "steps": 60, "batch": 16, "device": "cpu", **how}
         start = settings.pop("model", model)
-        run_reward_model(
-            str(start), str(data), out, Display(live=False), optimiser=OptimiserSettings(lr=lr), **settings
-        )
-        printed = capsys.readouterr()
-        assert printed.err == ""
-        return printed.out
+        return outdo("reward-model", start, "--data", data, *(f"--{name}={value}" for name, value in settings.items()))
 
     return run
 
 
-def mistakes(run, *arguments, **how):
+@pytest.fixture
+def trained(reward_model):
+    """What it printed, having done all it was asked to."""
+
+    def run(data, **how):
+        done = reward_model(data, **how)
+        assert (done.status, done.error) == (0, "")
+        return done.out
+
+    return run
+
+
+@pytest.fixture
+def refused(reward_model):
+    """The lines in which it said what was wrong."""
+
+    def run(data, **how):
+        done = reward_model(data, **how)
+        assert (done.status, done.out) == (2, "")
+        return done.error.removeprefix("outdo: ").splitlines()
+
+    return run
+
+
+def mistakes(*arguments):
+    """What the reading of a file raises."""
     with pytest.raises(Mistakes) as told:
-        run(*arguments, **how)
+        comparisons_from(*arguments)
     return told.value.mistakes
 
 
@@ -71,8 +89,8 @@ def held_out_share(printed):
     return float(re.search(r"held-out: ranks ([\d.]+)% of", printed)[1]) / 100
 
 
-def test_preferences_make_a_folder_that_transformers_ranks_with(reward_model, pairs, tmp_path):
-    printed = reward_model(pairs)
+def test_preferences_make_a_folder_that_transformers_ranks_with(trained, pairs, tmp_path):
+    printed = trained(pairs)
     assert held_out_share(printed) > 0.85
     told = [line for line in printed.splitlines() if line.startswith("step ")]
     assert len(told) == 20
@@ -86,26 +104,25 @@ def test_preferences_make_a_folder_that_transformers_ranks_with(reward_model, pa
 
 
 @pytest.mark.parametrize("kind", ["scored", "regression"])
-def test_rated_answers_teach_the_same(kind, reward_model, scored):
-    printed = reward_model(scored, kind=kind)
-    assert held_out_share(printed) > 0.85
+def test_rated_answers_teach_the_same(kind, trained, scored):
+    assert held_out_share(trained(scored, kind=kind)) > 0.85
 
 
-def test_a_reward_model_is_trained_on(reward_model, pairs, tmp_path):
-    learnt = held_out_share(reward_model(pairs))
-    again = reward_model(pairs, model=tmp_path / "reward", out=tmp_path / "more", steps=1, lr=0.0)
+def test_a_reward_model_is_trained_on(trained, pairs, tmp_path):
+    learnt = held_out_share(trained(pairs))
+    again = trained(pairs, model=tmp_path / "reward", out=tmp_path / "more", steps=1, lr=0.0)
     assert held_out_share(again) == learnt
     assert f"(before training {learnt:.1%})" in again
 
 
-def test_the_same_seed_writes_the_same_bits(reward_model, pairs, tmp_path):
-    printed = [reward_model(pairs, out=tmp_path / name, steps=4) for name in ("one", "two")]
+def test_the_same_seed_writes_the_same_bits(trained, pairs, tmp_path):
+    printed = [trained(pairs, out=tmp_path / name, steps=4) for name in ("one", "two")]
     assert printed[0].replace("one", "two") == printed[1]
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     assert first == second
 
 
-def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(reward_model, tmp_path, monkeypatch):
+def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(refused, tmp_path, monkeypatch):
     monkeypatch.setattr("outdo.commands.reward_modelling.RewardModel", None)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").write_text("")
@@ -116,7 +133,7 @@ def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(reward_model,
         {"prompt": "1?", "chosen": "2"},
     ]
     data = write(tmp_path / "pairs.jsonl", rows)
-    told = mistakes(reward_model, data, out=tmp_path / "mine", model=tmp_path / "modle")
+    told = refused(data, out=tmp_path / "mine", model=tmp_path / "modle")
     assert [line.removeprefix(f"{data}, ") for line in told] == [
         f"{tmp_path / 'mine'}: there is something there already; choose a new folder",
         told[1],
@@ -129,9 +146,9 @@ def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(reward_model,
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious"]
 
 
-def test_a_rating_that_is_no_number_is_told_by_its_row(reward_model, tmp_path):
+def test_a_rating_that_is_no_number_is_told_by_its_row(refused, tmp_path):
     rows = [{"prompt": "1?", "completion": "2", "reward": value} for value in (1, "0.5", "good", True)]
-    told = mistakes(reward_model, write(tmp_path / "scored.jsonl", rows), kind="scored")
+    told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
     assert [line.partition(", ")[2] for line in told] == ["row 3: column \"reward\" holds 'good', which is no number"]
 
 
@@ -141,13 +158,13 @@ def test_columns_are_found_or_named(tmp_path):
     assert comparisons_from(str(data), "pairs", named) == [
         Comparison(prompt="1?", completions=("2", "3"), values=(1.0, 0.0))
     ]
-    told = mistakes(comparisons_from, str(data), "pairs", {"chosen": "goood"})
+    told = mistakes(str(data), "pairs", {"chosen": "goood"})
     assert "did you mean good?" in told[0]
     assert "no column looks like the rejected; name it: --rejected NAME" in told[1]
 
 
 def test_the_other_kind_is_offered(scored):
-    assert mistakes(comparisons_from, str(scored), "pairs", {})[-1].endswith("it has the columns of --kind scored")
+    assert mistakes(str(scored), "pairs", {})[-1].endswith("it has the columns of --kind scored")
 
 
 def test_answers_may_be_chat_messages(tmp_path):
@@ -161,7 +178,7 @@ def test_answers_may_be_chat_messages(tmp_path):
     assert [each.completions for each in found] == [("2", "3")] * 2
     assert [each.prompt for each in found] == ["1?", (asked,)]
     other = write(tmp_path / "other.jsonl", [{"prompt": "2?", "chosen": [asked, good], "rejected": "3"}])
-    assert "row 1" in mistakes(comparisons_from, str(other), "pairs", {})[0]
+    assert "row 1" in mistakes(str(other), "pairs", {})[0]
 
 
 def test_a_held_out_prompt_is_not_trained_on():
@@ -173,13 +190,13 @@ def test_a_held_out_prompt_is_not_trained_on():
     assert hold_out(asked, 0.0, seed=0) == (asked, [])
 
 
-def test_what_is_too_long_is_left_out_and_said(reward_model, tmp_path):
+def test_what_is_too_long_is_left_out_and_said(trained, tmp_path):
     rows = [{"prompt": f"{n}?", "chosen": "2", "rejected": "3" * (900 if n == 3 else 1)} for n in range(6)]
-    printed = reward_model(write(tmp_path / "pairs.jsonl", rows), steps=1, holdout=0.0)
+    printed = trained(write(tmp_path / "pairs.jsonl", rows), steps=1, holdout=0.0)
     assert "left out: 1 of 6 comparisons, longer than the model's context of 512 tokens" in printed
 
 
-def test_ratings_without_any_difference_are_refused(reward_model, tmp_path):
+def test_ratings_without_any_difference_are_refused(refused, tmp_path):
     rows = [{"prompt": f"{n}?", "completion": "2", "reward": n} for n in range(6)]
-    told = mistakes(reward_model, write(tmp_path / "scored.jsonl", rows), kind="scored")
+    told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
     assert "two answers of different reward to one prompt" in told[0]

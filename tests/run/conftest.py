@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from family_cases import Trained, write_family
 from run_cases import cold, outdo_, write_home
 
 
@@ -33,3 +34,15 @@ def six_steps(home: Path) -> Path:
     """Six steps of the thirty. Not to be changed."""
     outdo_(home, "train", "recipe.toml", "run=./six", "steps=6")
     return home / "six"
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with what the whole family needs besides: a teacher, a reward model, pieces of one's own."""
+    return write_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture(scope="session")
+def trained(family: Path) -> Trained:
+    """Train there, in a folder that is returned."""
+    return Trained(family)

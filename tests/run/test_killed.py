@@ -1,12 +1,8 @@
 """A run that is killed at any moment and resumed is the run that was not."""
 
-import signal
-import time
-from pathlib import Path
-from random import Random
-
 import pytest
-from run_cases import Command, outdo_, saved, steps_done, timeless, wait_until, weights
+from kill_cases import assert_same, killed_and_resumed
+from run_cases import outdo_, timeless
 
 PLAIN = ("checkpoint.every=1",)
 FULL = (
@@ -18,47 +14,6 @@ FULL = (
     "optim.schedule=cosine",
     "optim.warmup=10",
 )
-
-
-def killed_and_resumed(home: Path, run: Path, kills: int, *settings: str) -> list[str]:
-    """Train in `run`, killed again and again; the moments, of which some are in the middle of a save."""
-    random, moments = Random(run.name), []
-    command = Command(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    while len(moments) < kills:
-        moment = random.choice(["in a step", "in a step", "while saving", "while starting"])
-        wait_for(moment, run, command, random)
-        command.process.kill()
-        assert command.wait() == -signal.SIGKILL, f"it ended before it was killed {kills} times: {command.said}"
-        moments.append(moment)
-        started = (run / "recipe.toml").exists()  # killed before that, there is nothing to go on with
-        command = Command(home, *(["resume", run.name] if started else command.arguments))
-    assert command.wait() == 0, command.said
-    return moments
-
-
-def wait_for(moment: str, run: Path, command: Command, random: Random) -> None:
-    mine = str(command.pid)
-    wait_until(lambda: mine in text(run / "lock"), command)
-    match moment:
-        case "while starting":
-            time.sleep(random.uniform(0, 0.3))
-        case "while saving":
-            wait_until(lambda: any((run / "checkpoints").glob(f".tmp-*-{mine}*")), command)
-        case _:
-            target = max(saved(run), default=0) + random.randint(1, 2)
-            wait_until(lambda: steps_done(run) >= target, command)
-            time.sleep(random.uniform(0, 0.05))
-
-
-def text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def assert_same(run: Path, straight: Path) -> None:
-    assert timeless(run) == timeless(straight)
-    assert saved(run)[-1] == saved(straight)[-1]
-    assert weights(run) == weights(straight)
-    assert not list((run / "checkpoints").glob(".tmp-*"))
 
 
 def test_a_run_that_is_killed_again_and_again_is_the_run_that_was_not(home, straight):

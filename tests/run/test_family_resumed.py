@@ -1,0 +1,49 @@
+"""What else changes in a run (critics, coefficients, reward models, the place in the data) survives a kill as well."""
+
+import pytest
+from kill_cases import assert_same, killed_and_resumed
+from run_cases import outdo_, timeless
+
+USUAL = ("steps=20", "eval.every=0", "data.eval_path=", "checkpoint.every=1")
+JUDGE = '{name = "reward_model", path = "judge", labels = "score.py:score", every = 2, history = 7, lr = 1e-3}'
+FAMILY = {
+    "ppo": (
+        "train.objective=ppo",
+        'train.critic={name = "model", lr = 1e-3, warmup = 2}',
+        'train.penalty={name = "k1", beta = {start = 0.05, target = 0.01}}',
+        "train.updates=2",
+    ),
+    "judged": (
+        f"rewards={JUDGE}",
+        'train.objective={name = "grpo", beta = {start = 0.04, target = 0.01}, entropy_bonus = '
+        "{start = 0.01, target = 4.9}}",
+        *("reference.every=5", "reference.mix=0.6", "train.advantage=gae", "train.critic=head"),
+    ),
+    "dapo": (
+        "train.objective=dapo",
+        "rewards=rewards.py:rare",
+        *("train.refill=2", "train.group=2", "train.updates=2"),
+    ),
+    "target": (
+        "train.objective=target",
+        *("train.updates=4", "optim.lr=3e-3"),
+        'train.stop={name = "first_of", attained = 0.35}',
+    ),
+}
+CHANGES = {
+    "ppo": ("coefficient/penalty", "value/loss"),
+    "judged": ("coefficient/beta", "coefficient/entropy_bonus", "reward_model/replayed", "value/loss"),
+    "dapo": ("refill/rounds",),
+    "target": ("updates/stopped/attained", "updates/done"),
+}
+"""Metrics that must have taken more than one value, or the run was none to prove anything by."""
+
+
+@pytest.mark.parametrize("method", FAMILY)
+def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(family, method):
+    straight, killed = family / f"straight-{method}", family / f"killed-{method}"
+    outdo_(family, "train", "recipe.toml", f"run=./{straight.name}", *USUAL, *FAMILY[method])
+    for name in CHANGES[method]:
+        assert len({line.get(name) for line in timeless(straight)}) > 1, name
+    killed_and_resumed(family, killed, 3, *USUAL, *FAMILY[method], apart=4)
+    assert_same(killed, straight)
