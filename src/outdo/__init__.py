@@ -1,6 +1,8 @@
 """outdo improves a language model against its own past self: GRPO and its whole family.
 
-Names are loaded when they are first used, so that `import outdo` needs neither torch nor transformers.
+Names are loaded when they are first used, so that `import outdo` needs neither torch nor transformers. Where an
+objective and an advantage share a name (distillation, gpg, reinforce_pp, remax), they are in `outdo.objectives.presets`
+and `outdo.advantages`, which hold all the others too.
 """
 
 from importlib import import_module
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from outdo.loop import train as train
     from outdo.metrics import step_metrics as step_metrics
     from outdo.models import Models as Models
-    from outdo.models import like_policy as like_policy
+    from outdo.models import load_reference as load_reference
     from outdo.needs import Needs as Needs
     from outdo.needs import needing as needing
     from outdo.objectives.conventions import like as like
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from outdo.objectives.presets import kl_cov as kl_cov
     from outdo.objectives.presets import likelihood as likelihood
     from outdo.objectives.presets import luspo as luspo
+    from outdo.objectives.presets import opo as opo
     from outdo.objectives.presets import ppo as ppo
     from outdo.objectives.presets import reinforce as reinforce
     from outdo.objectives.presets import rloo as rloo
@@ -162,10 +165,11 @@ HOME = {  # public name: the room it lives in
     "leave_one_out": "outdo.advantages",
     "length_weighted": "outdo.advantages",
     "like": "outdo.objectives.conventions",
-    "like_policy": "outdo.models",
+    "load_reference": "outdo.models",
     "likelihood": "outdo.objectives.presets",
     "load_reward": "outdo.rewards",
     "luspo": "outdo.objectives.presets",
+    "opo": "outdo.objectives.presets",
     "max_rl": "outdo.advantages",
     "needing": "outdo.needs",
     "own_head": "outdo.critic",

@@ -99,6 +99,13 @@ def _never_at_full_rate(recipe: Recipe) -> Iterator[str]:
         yield f"optim.warmup = {recipe.optim.warmup}: the run has {total} optimiser steps, so optim.lr is never reached"
 
 
+def _never_down_to_zero(recipe: Recipe) -> Iterator[str]:
+    fewer = {"train.stop": recipe.train.stop is not None, "train.refill": recipe.train.refill > 0}
+    why = " and ".join(key for key, given in fewer.items() if given)
+    if recipe.optim.schedule != "constant" and why:
+        yield f'optim.schedule = "{recipe.optim.schedule}": {why} may leave steps out; only those taken count'
+
+
 def _later_than_the_end(recipe: Recipe) -> Iterator[str]:
     for key, every, only in (
         ("eval.every", recipe.eval.every, "evaluated only before and after the run"),
@@ -120,6 +127,7 @@ def _weights_without_effect(recipe: Recipe) -> Iterator[str]:
 NOTES: tuple[Rule, ...] = (
     *piece_conflicts.NOTES,
     _never_at_full_rate,
+    _never_down_to_zero,
     _later_than_the_end,
     _weights_without_effect,
 )

@@ -151,7 +151,7 @@ def _shapes(scorer: Scorer) -> list[tuple[int, ...]]:
     return [tuple(weight.shape) for weight in scorer.forward.model.parameters()]
 
 
-def like_policy(policy: Policy, path: str | Path) -> Scorer:
+def load_reference(policy: Policy, path: str | Path) -> Scorer:
     """Another model folder, to be a reference or a teacher: any size, but the policy's vocabulary.
 
     Raises `ModelError` if there is no such model, or if the same tokens mean something else to it.

@@ -21,7 +21,7 @@ from outdo.environments.question import Question
 from outdo.environments.refill import Refill
 from outdo.errors import Mistakes
 from outdo.loading import choose_device
-from outdo.models import Models, like_policy
+from outdo.models import Models, load_reference
 from outdo.needs import Needs, needs_of
 from outdo.objectives.objective import Objective
 from outdo.optimiser import OptimiserSettings
@@ -116,7 +116,7 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Adv
     """The policy with a reference and a critic, where something needs them."""
     needs = needs_of(objective, advantage)
     reference = recipe.reference
-    scorer = like_policy(policy, reference.model) if needs.reference and reference.model else None
+    scorer = load_reference(policy, reference.model) if needs.reference and reference.model else None
     critic = critic_of(recipe, policy) if needs.values else None
     try:
         return Models.of(

@@ -2,7 +2,8 @@
 
 **What is measured when.** A pass measures its tokens as it goes along, before its own optimiser step. A rule asked
 after pass k therefore speaks of the policy as pass k found it, after k - 1 updates: the update that followed is made
-and not yet seen, and after the first pass no token has moved.
+and not yet seen, and after the first pass no token has moved. With minibatches each was measured as the pass came to
+it, after the optimiser steps on those before it.
 """
 
 import math

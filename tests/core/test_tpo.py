@@ -74,6 +74,17 @@ def test_masked_values_and_microbatches_do_not_matter(batch):
     assert_close(torch.cat([each[part.loss_mask] for part, _, each in found]), gradient[batch.loss_mask])
 
 
+def test_the_order_of_groups_and_answers_does_not_matter():
+    batch, now = two_groups()
+    objective = tpo()
+    prepared = objective.prepare(batch)
+    order = torch.tensor([5, 4, 2, 0, 3, 1])
+    loss, gradient = evaluate(objective, now, prepared)
+    turned_loss, turned = evaluate(objective, now[order], prepared.rows(order))
+    assert_close(turned_loss, loss)
+    assert_close(turned, gradient[order])
+
+
 def test_a_temperature_that_is_not_above_zero_is_refused():
     with pytest.raises(ValueError, match="eta must be above 0"):
         tpo(eta=0.0)

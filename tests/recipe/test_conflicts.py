@@ -101,6 +101,7 @@ def test_what_cannot_work_is_refused(overrides, said):
         (["train.objective.correction=truncate"], "the built-in engine samples from the trainer's own weights"),
         (["train.critic=head"], "group_standardised asks for no values"),
         (["train.objective.beta=0", "reference.every=5"], "reference.every = 5 has no effect"),
+        (["optim.schedule=linear", "train.updates=4", "train.stop.kl=0.1"], "train.stop may leave steps out"),
         (["optim.warmup=100"], "optim.lr is never reached"),
         (["checkpoint.every=101"], "saved only at the end"),
         (["eval.every=101", "data.eval_rows=5"], "evaluated only before and after the run"),

@@ -116,8 +116,12 @@ class PlainObjective:
         return batch
 
     def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
-        """What the function says."""
-        return self.function(scores, batch)
+        """What the function says. Raises TypeError if that is no `Terms`."""
+        terms: object = self.function(scores, batch)
+        if not isinstance(terms, Terms):
+            name = getattr(self.function, "__name__", "the objective")
+            raise TypeError(f"{name} returned {type(terms).__name__}; an objective returns outdo.Terms")
+        return terms
 
 
 def given(value: Tensor | None, name: str) -> Tensor:
