@@ -71,7 +71,7 @@ class AdaptiveBonus:
         self, *, start: float, target: float, step: float = 0.005, low: float = 0.0, high: float = 1.0
     ) -> None:
         _positive(target=target, step=step)
-        if not 0 <= low <= start <= high:
+        if not isinstance(start, int | float) or not 0 <= low <= start <= high:
             raise ValueError(f"entropy_bonus: expected 0 <= low <= start <= high, not {low}, {start}, {high}")
         self.value = start
         self.target = target
@@ -100,5 +100,5 @@ class AdaptiveBonus:
 
 def _positive(**numbers: float) -> None:
     for name, number in numbers.items():
-        if not 0 < number < float("inf"):
-            raise ValueError(f"{name} must be above 0, not {number}")
+        if not isinstance(number, int | float) or not 0 < number < float("inf"):
+            raise ValueError(f"{name} must be a number above 0, not {number!r}")

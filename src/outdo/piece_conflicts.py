@@ -170,6 +170,8 @@ def _unlike_default(key: str, value: Any, default: Any) -> Iterator[str]:
             yield f"{key}: expected text such as {default!r}, found {value!r}"
         case (int() | float(), bool()):
             yield f"{key}: expected a number such as {default}, found {value!r}"
+        case (int(), float()):
+            yield f"{key}: expected a whole number such as {default}, found {value}"
         case (int() | float(), int() | float()):
             if not (math.isfinite(value) and value >= min(default, 0)):
                 yield f"{key}: expected a finite number that is not negative, found {value}"

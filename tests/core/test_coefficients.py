@@ -57,7 +57,7 @@ def test_what_was_saved_goes_on_where_it_was():
 
 @pytest.mark.parametrize("wrong", [{"target": 0}, {"start": -1}, {"rate": float("nan")}])
 def test_a_coefficient_that_could_not_work_is_refused(wrong):
-    with pytest.raises(ValueError, match="must be above 0"):
+    with pytest.raises(ValueError, match="must be a number above 0"):
         AdaptiveCoefficient(**{"start": 0.1, "target": 0.5, **wrong})
 
 

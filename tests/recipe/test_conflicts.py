@@ -43,6 +43,7 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["train.objective.weight=tokn_mean"], 'nothing is called "tokn_mean"; did you mean token_mean?'),
         (["train.objective.beta={start=0.1}"], "train.objective.beta.target: required"),
         (["train.objective.beta={start=0.1, target=1.0, horizon=3}"], "train.objective.beta.horizon: unknown option"),
+        (["train.critic={name='head', seed=1.5}"], "train.critic.seed: expected a whole number such as 0, found 1.5"),
         (["train.penalty=k1"], "train.penalty.beta: required"),
         (["train.penalty={name='k4', beta=0.1}"], 'nothing is called "k4"'),
         (["train.critic=heads"], 'nothing is called "heads"; did you mean head?'),

@@ -119,14 +119,15 @@ def test_what_a_recipe_writes_wins_over_a_convention():
     [
         (["train.objective={name='target', rule='powr'}"], 'rule "powr" is not one of'),
         (["train.objective={name='tpo', eta=0.0}"], "eta must be above 0"),
-        (["train.objective={name='grpo', beta={start=0.0, target=0.1}}"], "start must be above 0"),
+        (["train.objective={name='grpo', beta={start=0.0, target=0.1}}"], "start must be a number above 0"),
         (["train.objective={name='dr_grpo', length=0}"], "length must be 1 or more"),
         (["train.objective={name='sapo', tau_positive=0.0}"], "tau_positive and tau_negative must be above 0"),
         (["train.objective={name='grpo', correction={name='truncate', low=5.0, high=1.0}}"], "low <= high"),
         (["train.objective={name='clip_cov', share=5.0}"], "share must be above 0 and at most 1"),
+        (["train.objective={name='grpo', surrogate={name='clip', low='x', high=0.2}}"], "low must be a number from 0"),
         (["train.stop={name='first_of'}"], "give at least one of"),
         (["train.advantage={name='pass_at_k', k=1}"], "k must be at least 2"),
-        (["train.penalty={name='k1', beta={start=0.0, target=0.1}}"], "start must be above 0"),
+        (["train.penalty={name='k1', beta={start=0.0, target=0.1}}"], "start must be a number above 0"),
     ],
 )
 def test_what_pieces_say_against_their_options_is_told_before_anything_is_loaded(overrides, said):

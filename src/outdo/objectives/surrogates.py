@@ -35,6 +35,10 @@ class Clip:
     dual: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value: object = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"{name} must be a number from 0, not {value!r}")
         if self.dual is not None and self.dual <= 1:
             raise ValueError(f"dual must be above 1, not {self.dual}: it caps the ratio where Â < 0")
 

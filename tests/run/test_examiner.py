@@ -1,0 +1,28 @@
+"""Who says which held-out answers are right, where the rewards of a run are learnt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from run_cases import outdo_
+
+JUDGED = ("steps=1", "eval.rows=4", "eval.samples=1")
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_held_out_answers_are_judged_by_the_labels_where_every_reward_is_learnt(family):
+    labelled = 'rewards={name = "reward_model", path = "judge", labels = "sure.py:always", every = 1}'
+    (family / "sure.py").write_text("def always(completion):\n    return 1.0\n")
+    outdo_(family, "train", "recipe.toml", "run=./labelled", *JUDGED, labelled)
+    assert summary_of(family / "labelled")["accuracy_after"] == 1.0
+
+
+def test_a_score_alone_judges_no_held_out_answer(family):
+    said = outdo_(
+        family, "train", "recipe.toml", "run=./scored", *JUDGED, 'rewards={name = "reward_model", path = "judge"}'
+    )
+    assert "only a reward model would judge them" in said
+    assert summary_of(family / "scored")["accuracy_after"] is None
