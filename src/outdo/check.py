@@ -65,7 +65,6 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     """
     mistakes, notes = conflicts(recipe)
     method = [] if mistakes else method_in_words(recipe)
-    mistakes += probe(recipe) if probe and not mistakes else []
     questions = facts = None
     try:
         questions = questions_of(recipe)
@@ -81,6 +80,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     train = questions.train if questions else ()
     prompts = _rendered(train, None if mistakes else render, mistakes)
     trials = _tried(recipe, train, mistakes)
+    mistakes += probe(recipe) if probe and not mistakes else []  # last, for it alone has to load torch
     return Report(
         recipe=recipe,
         mistakes=mistakes,
