@@ -274,7 +274,7 @@ def test_the_examples_run(family, name):
         (["train.objective={name = 'tpo', eta = 0}"], "train.objective: tpo: eta must be above 0"),
         (
             ["train.penalty={name = 'k1', beta = {start = 0.1, target = -1}}"],
-            "train.penalty.beta: target must be above",
+            "train.penalty.beta: target must be a number above",
         ),
         (["train.stop={name = 'first_of', attained = 1.5}"], "train.stop: first_of: attained must be a number above 0"),
         (["train.stop=first_of"], "train.stop: first_of: give at least one of reached, attained, plateau, kl"),
