@@ -204,6 +204,15 @@ def _estimator(recipe: Recipe) -> Iterator[str]:
         yield f"reference.every = {reference.every}: the reference of {name} is its teacher, and not to be overwritten"
 
 
+def _discounts(recipe: Recipe) -> Iterator[str]:
+    """γ and λ of a built-in advantage: above 1 the far future would weigh more than the next token."""
+    options = recipe.advantage.options if recipe.advantage.name in ADVANTAGES else {}
+    for name in ("gamma", "lam"):
+        value = options.get(name, 1.0)
+        if isinstance(value, int | float) and value > 1:
+            yield f"train.advantage.{name} = {value}: expected a number from 0 to 1"
+
+
 def _no_difference(recipe: Recipe) -> Iterator[str]:
     name = recipe.advantage.name
     relative = name in GROUP_RELATIVE - {"gdpo"} or name == "remax" or ":" in name
@@ -247,6 +256,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _rewards: ("rewards",),
     _nothing_to_compare: ("train.group", "train.advantage", "train.objective"),
     _estimator: ("train.advantage", "train.objective", "train.group", "train.penalty", "reference.model"),
+    _discounts: ("train.advantage", "train.objective"),
     _caps_below_one: ("train.objective",),
     _no_difference: ("train.refill", "train.advantage", "train.objective"),
     _no_like: ("train.like", "train.objective"),

@@ -52,6 +52,10 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["rewards={name='overlong', cache=3, wait=1}"], "rewards.overlong.wait: unknown option"),
         (["train.advantage=pass_at_k", "train.advantage.k=9"], "k = 9: a group has only 8 answers"),
         (["train.advantage=pass_at_k", "train.penalty={name='k1', beta=0.1}"], "pass_at_k asks whether a reward is 1"),
+        (
+            ["train.objective=ppo", "train.advantage.lam=1.5"],
+            "train.advantage.lam = 1.5: expected a number from 0 to 1",
+        ),
         (["train.objective=distillation"], "without one it is the policy itself"),
         (["train.objective=distillation", "reference.model=t", "reference.every=2"], "is its teacher"),
         (["train.objective=ppo", "train.refill=1"], "gae also learns from answers that are all rewarded alike"),
