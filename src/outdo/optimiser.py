@@ -22,8 +22,7 @@ class OptimiserSettings:
     schedule: Schedule = "constant"  # after that: stays, or falls to 0 at step `total`
     total: int | None = None  # needed by a schedule that falls
     weight_decay: float = 0.0  # of matrices only; norms and biases are left alone
-    beta1: float = 0.9
-    beta2: float = 0.999
+    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip_norm: float = 1.0  # of the gradient of all weights together
     patience: int = 3  # steps in a row that may be refused before the run stops
@@ -54,7 +53,7 @@ class Optimiser:
         self.adam = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
+            betas=settings.betas,
             eps=settings.eps,
             fused=next(iter(self.weights.values())).device.type in ("cpu", "cuda"),
         )

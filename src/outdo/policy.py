@@ -132,7 +132,8 @@ class Policy(Scorer):
 
         The tokens of the result, each [B, T], were measured as the pass went along, before the step that used them:
         `logprobs` (log πθ), `log_ratio`, `entropy`, `push` (minus the loss's derivative by the log-probability: the
-        way, and how hard, the token was pushed), `clipped` (Â is not 0, yet the policy term pushes nothing).
+        way, and how hard, the token was pushed), `policy_push` (the policy term's part of it; what is left is the
+        pull of the reference), `clipped` (Â is not 0, yet the policy term pushes nothing).
         """
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
@@ -154,7 +155,7 @@ class Policy(Scorer):
         """Add a micro-batch's gradient; its terms, and its tokens [b, t]."""
         scores = self.scores(micro, entropy="gradient" if objective.needs.entropy else "value")
         terms = objective(scores, micro)
-        (pull,) = torch.autograd.grad(terms.policy, scores.logprobs, retain_graph=True)
+        (policy_push,) = torch.autograd.grad(terms.policy, scores.logprobs, retain_graph=True)
         scores.logprobs.retain_grad()
         terms.loss.backward()
         assert scores.logprobs.grad is not None
@@ -167,7 +168,8 @@ class Policy(Scorer):
             "log_ratio": (logprobs - old).where(micro.loss_mask, 0.0),
             "entropy": scores.entropy.detach(),
             "push": -scores.logprobs.grad,
-            "clipped": (pull == 0) & (advantages != 0.0) & micro.loss_mask,
+            "policy_push": policy_push,
+            "clipped": (policy_push == 0) & (advantages != 0.0) & micro.loss_mask,
         }
         return _values(terms), part
 

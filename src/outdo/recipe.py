@@ -180,11 +180,20 @@ class Sampling(Section):
     )
     top_k: CountOrZero = Field(default=0, description="only the k likeliest tokens; 0 is all")
     min_p: BelowOne = Field(default=0.0, description="only tokens at least this share as likely as the likeliest")
-    stop: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="texts that end an answer")
-    stop_token_ids: Annotated[tuple[CountOrZero, ...], Field(strict=False)] = Field(
-        default=(), description="tokens that end an answer, besides the tokenizer's own"
+    stop: Annotated[tuple[str | CountOrZero, ...], Field(strict=False)] = Field(
+        default=(), description="texts, and numbers of tokens, that end an answer besides the tokenizer's own token"
     )
     max_tokens: Count = Field(default=256, description="longest answer in tokens")
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Those of `stop` that are texts."""
+        return tuple(each for each in self.stop if isinstance(each, str))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Those of `stop` that are tokens."""
+        return tuple(each for each in self.stop if isinstance(each, int))
 
 
 class Train(Section):
@@ -246,8 +255,9 @@ class Optim(Section):
         default="constant", description="constant, or linear or cosine down to 0"
     )
     weight_decay: NotNegative = Field(default=0.0, description="decoupled weight decay")
-    beta1: BelowOne = Field(default=0.9, description="decay of the mean of gradients")
-    beta2: BelowOne = Field(default=0.999, description="decay of the mean of squared gradients")
+    betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)] = Field(
+        default=(0.9, 0.999), description="decay of the means of gradients and of squared gradients"
+    )
     eps: Positive = Field(default=1e-8, description="added to the root of the squared gradients' mean")
     clip_norm: Positive = Field(
         default=1.0, description="largest norm of the gradient; longer ones are scaled down to it"
@@ -273,6 +283,15 @@ class Checkpoint(Section):
 
     every: Count = Field(default=20, description="save every so many steps, and at the end")
     keep: Count = Field(default=2, description="newest checkpoints kept; the best one is kept besides")
+
+
+class Record(Section):
+    """What is written down of every token: `tokens/step_000040.parquet` in the run folder."""
+
+    every: CountOrZero = Field(default=1, description="record every so many steps; 0: none")
+    after: Share | Literal["all"] = Field(
+        default=0.0625, description="share of the groups, or all, asked once more after the update: what truly moved"
+    )
 
 
 class Recipe(Section):
@@ -303,6 +322,7 @@ class Recipe(Section):
     )
     eval: Eval = Field(default=Eval(), description="evaluation on held-out questions during the run")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="what is kept on disk")
+    record: Record = Field(default=Record(), description="what is written down of every token")
 
     @property
     def advantage(self) -> Piece:

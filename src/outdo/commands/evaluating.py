@@ -112,7 +112,7 @@ def _of_run(recipe: Recipe) -> dict[str, Any]:
         "rewards": [{**spec, "weight": weight} for spec, weight in recipe.rules],
         "timeout": recipe.reward.timeout,
         "max_tokens": recipe.sampling.max_tokens,
-        "stop": recipe.sampling.stop,
+        "stop": recipe.sampling.stop_texts,
         "stop_token_ids": recipe.sampling.stop_token_ids,
         "template": recipe.data.template,
         "system": recipe.data.system,

@@ -17,7 +17,7 @@ CARELESS = 0.7  # chance that the teacher forgets a carry
 
 WARM_START_STEPS = 400
 WARM_START_PAIRS = 64  # per step
-WARM_START = OptimiserSettings(lr=2e-3, warmup=10, schedule="linear", total=WARM_START_STEPS, beta2=0.99)
+WARM_START = OptimiserSettings(lr=2e-3, warmup=10, schedule="linear", total=WARM_START_STEPS, betas=(0.9, 0.99))
 
 RECIPE = """\
 # What `outdo quickstart` trains by. Change a line, and: outdo train THIS_FILE
