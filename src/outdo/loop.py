@@ -49,7 +49,8 @@ def train(
             passes.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
             reason = stop(batch, passes) if passes[-1].tokens else ""  # none: a critic warms up alone
         models.refresh(index)  # π_ref ← πθ when an iteration ends
-        yield Step(index=index, groups=groups, batch=batch, updates=passes, stopped=reason or "maximum")  # your body
+        how = {"stopped": reason or "maximum", "tokenizer": models.policy.tokenizer}
+        yield Step(index=index, groups=groups, batch=batch, updates=passes, **how)  # your body
 
 
 def score(batch: Batch, models: Models, needs: Needs, *, passes: int) -> Batch:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from outdo.notebook import Html, group_html, step_html
+
 RIGHT = 1.0 - 1e-6
 """An answer counts as right when it is rewarded with 1 or more."""
 
@@ -117,6 +119,10 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     baseline: float | None = None  # reward of the likeliest answer, where an advantage is relative to it
+
+    def _repr_html_(self) -> str:
+        """The answers in a notebook, the best first."""
+        return group_html(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,8 +375,13 @@ class Step:
     batch: Batch
     updates: Sequence[Update]  # one per inner pass; none where there was no token to train on
     stopped: str = "maximum"  # why the inner passes ended: they were all done, or a stopping rule's name
+    tokenizer: Any = None  # the policy's, for whoever wants to read the tokens
 
     @property
     def update(self) -> Update | None:
         """The last inner pass."""
         return self.updates[-1] if self.updates else None
+
+    def show(self, group: int = 0) -> Html:
+        """One group in a notebook, its tokens coloured by how they were pushed."""
+        return Html(step_html(self, group=group))

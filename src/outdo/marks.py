@@ -1,0 +1,23 @@
+"""Text made safe to look at: what hides, moves or reorders other characters becomes a mark."""
+
+import unicodedata
+from collections.abc import Mapping
+
+
+def visible(text: str, *, spaces: bool = True) -> str:
+    """`text` with a mark for every character that hides, moves or reorders others; a line break stays behind its mark.
+
+    With `spaces` False, spaces, line breaks and tabs are left as they are: text to be read.
+    """
+    marked = "".join(c if not spaces and c in " \n\t" else _mark(c) for c in text)
+    return f"◌{marked}" if marked and unicodedata.combining(marked[0]) else marked
+
+
+def _mark(character: str) -> str:
+    code = ord(character)
+    named: Mapping[str, str] = {" ": "·", "\n": "⏎\n", "\t": "→", "\x7f": "␡"}
+    if character in named:
+        return named[character]
+    if character.isprintable():
+        return character
+    return chr(0x2400 + code) if code < 0x20 else f"⟨{code:04X}⟩"
