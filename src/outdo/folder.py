@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "reward.*",
     "eval.*",
     "checkpoint.*",
+    "record.*",
 )
 """Keys of the recipe that may differ when a run is resumed: they say where, how long and how closely watched it runs.
 Any other key would make it another run. With a new `device`, `threads` or `train.micro_tokens` the run continues, but
@@ -255,7 +256,7 @@ def describe_environment(*, seed: int, threads: int, device: str, world_size: in
     packages = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
     return {
         "python": platform.python_version(),
-        **{name: _version(name) for name in packages},
+        **{name: version_of(name) for name in packages},
         "platform": platform.platform(),
         "machine": platform.machine(),
         "device": device,
@@ -313,7 +314,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version that is installed; None where the package is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,0 +1,71 @@
+"""What the record costs: the same quickstart step with and without it, side by side.
+
+    python benchmarks/record.py [--rounds 30]
+
+Three runs with one seed do the same work, step by step in turn: without a record, with the default one, and with every
+token measured after the update. A cost is the median, over the rounds, of a recorded step's time against that of the
+same step without a record. Prints a table and one JSON object.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import tasks
+
+from outdo.loop import train
+from outdo.recipe import Recipe
+from outdo.recipe_file import load
+from outdo.session import open_session
+
+WAYS = {"none": ["record.every=0"], "default": [], "all": ["record.after=all"]}
+SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000", "seed=0"]
+
+
+def steps(recipe: Recipe, folder: Path) -> Iterator[float]:
+    """The seconds of each step, its record included."""
+    session = open_session(recipe)
+    loop = train(session.models, session.prompts, session.rollout, session.advantage, session.objective)
+    while True:
+        began = time.perf_counter()
+        session.recorder(next(loop), folder)
+        yield time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, and print."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rounds", type=int, default=30)
+    arguments.add_argument("--models", type=Path, default=Path("benchmarks/models"), help="where the warm model is")
+    asked = arguments.parse_args()
+    files = tasks.prepared(tasks.QUICKSTART, 0, asked.models)
+    given = [f"model={files['model']}", f"data.path={files['questions']}", f"data.eval_path={files['held_out']}"]
+    with tempfile.TemporaryDirectory() as place:
+        folders = {way: Path(place) / way for way in WAYS}
+        runs = {way: steps(load(None, [*given, *SETTINGS, *extra]), folders[way]) for way, extra in WAYS.items()}
+        taken: dict[str, list[float]] = {way: [] for way in WAYS}
+        for number in range(asked.rounds + 2):
+            for way in sorted(WAYS, key=lambda way: (list(WAYS).index(way) + number) % len(WAYS)):  # in turn
+                seconds = next(runs[way])
+                if number >= 2:  # the first steps warm up
+                    taken[way].append(seconds)
+        size = {way: sum(path.stat().st_size for path in folder.rglob("*.parquet")) for way, folder in folders.items()}
+    found = {
+        way: {
+            "seconds": statistics.median(taken[way]),
+            "cost": statistics.median(a / b for a, b in zip(taken[way], taken["none"], strict=True)) - 1,
+            "bytes_per_step": size[way] / (asked.rounds + 2),
+        }
+        for way in WAYS
+    }
+    for way, numbers in found.items():
+        print(f"{way:8} {numbers['seconds']:.3f} s  {numbers['cost']:+.1%}  {numbers['bytes_per_step']:,.0f} bytes")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

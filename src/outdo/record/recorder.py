@@ -1,0 +1,80 @@
+"""What a step did, measured and written down; the caller's body runs it after every step."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from outdo.engines.base import stream_key, uniforms
+from outdo.objectives.objective import Objective
+from outdo.policy import Policy
+from outdo.record import files
+from outdo.record.moved import moved_metrics
+from outdo.record.table import table
+from outdo.record.tokens import token_record
+from outdo.record.transfer import Transfer
+from outdo.spelling import Spelling
+from outdo.types import Group, Step, Stream
+
+
+class Recorder:
+    """Writes `tokens/step_000040.parquet` every `every` steps (0: never), and says what moved.
+
+    What the last update did can only be seen by asking the policy once more, without gradients. That is done for the
+    share `after` of the groups that were trained on, rounded up, or for "all" of them. Which ones is decided by the
+    counter-based generator: whole groups, the same ones in a run that was killed and resumed. The metrics speak of
+    these groups, and `moved/tokens` says how many tokens that is.
+    """
+
+    def __init__(
+        self, policy: Policy, objective: Objective, *, every: int = 1, after: float | str = "all", seed: int = 0
+    ) -> None:
+        self.policy = policy
+        self.objective = objective
+        self.every = every
+        self.share = 1.0 if after == "all" else float(after)
+        self.seed = seed
+        self.transfer = Transfer()
+        self.spelling = Spelling(policy.tokenizer)
+
+    def __call__(self, step: Step, folder: Path) -> dict[str, float]:
+        """Record a step in the run folder `folder`, if it is due; its metrics."""
+        if not self.every:
+            return {}
+        found = self.transfer.observe(step.index, step.groups)
+        if step.index % self.every or not len(step.batch):
+            return found
+        began = time.monotonic()
+        record = token_record(step, self.objective, self.measured(step))
+        files.write(folder, step.index, table(step, record, self.spelling, about={}))
+        return found | moved_metrics(record, step.batch) | {"record/seconds": time.monotonic() - began}
+
+    def measured(self, step: Step) -> Tensor | None:
+        """log πθ [B, T] as the step left it, NaN in groups that were not asked; None where nothing was trained."""
+        batch = step.batch
+        trained = batch.group[batch.loss_mask.any(1)].unique().tolist()
+        asked = sorted(trained, key=lambda number: self._lot(step.index, number, step.groups[number]))
+        asked = asked[: math.ceil(self.share * len(trained))]
+        if not asked or not step.updates:
+            return None
+        rows = torch.isin(batch.group, torch.tensor(asked)).nonzero().squeeze(1)
+        found = self.policy.logprobs(batch.rows(rows))  # [b, t]
+        everything = torch.full(batch.token_ids.shape, torch.nan)
+        everything[rows, : found.shape[1]] = found
+        return everything
+
+    def _lot(self, step: int, number: int, group: Group) -> float:
+        key = stream_key(self.seed, Stream("record", step, group.prompt.id, number))
+        return float(uniforms(numpy.array([key], numpy.uint64), numpy.zeros(1, numpy.uint64))[0])
+
+    def state(self) -> dict[str, Any]:
+        """What is remembered of earlier steps."""
+        return self.transfer.state()
+
+    def load_state(self, state: Any) -> None:
+        """Take up where `state` was written."""
+        self.transfer.load_state(state)
