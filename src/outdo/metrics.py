@@ -1,6 +1,7 @@
 """A training step in numbers. Names follow TRL where TRL has one."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -24,8 +25,9 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {
         "reward": _mean(rewards),
         "right": _mean(rewards >= RIGHT),
-        "reward_std": sum(float(s.std()) if len(s) > 1 else 0.0 for s in spreads) / max(1, len(spreads)),
+        "reward_std": sum(map(_deviation, spreads)) / max(1, len(spreads)),
         "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / max(1, len(spreads)),
+        **_mixture([_mean(spread >= RIGHT) or 0.0 for spread in spreads]),
     }
     if batch.baselines is not None:
         metrics["baseline"] = _mean(batch.baselines[batch.scored])
@@ -33,6 +35,20 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
         metrics[f"rewards/{name}/mean"] = _mean(part[~part.isnan()])
     verdicts = Counter(rollout.verdict for group in step.groups for rollout in group.rollouts)
     return metrics | {f"verdicts/{verdict}": float(count) for verdict, count in verdicts.items() if verdict != "ok"}
+
+
+def _deviation(rewards: Tensor) -> float:
+    return float(rewards.std()) if len(rewards) > 1 else 0.0
+
+
+def _mixture(rates: Sequence[float]) -> dict[str, float]:
+    """What kinds of groups there are, from each one's share of right answers."""
+    shares = {
+        "frac_all_right": sum(rate == 1.0 for rate in rates),
+        "frac_all_wrong": sum(rate == 0.0 for rate in rates),
+        "frac_mixed": sum(0.0 < rate < 1.0 for rate in rates),
+    }
+    return {name: count / max(1, len(rates)) for name, count in shares.items()}
 
 
 def _completion_metrics(step: Step) -> dict[str, float | None]:
