@@ -1,0 +1,132 @@
+// The whole page, in reading order.
+'use strict';
+
+/** The step to open with: the one in the address, else the one compared, else the last. */
+function firstStep(run, place) {
+  const here = run.chosen.map((entry) => entry.step);
+  return [place.step, run.compared?.step].find((step) => here.includes(step)) ?? here.at(-1) ?? null;
+}
+
+/** Decodes the chosen step when it is first looked at; decoded steps are kept. */
+function useStep(run, number) {
+  const [loaded, setLoaded] = useState({ step: null, error: null });
+  const kept = useRef(new Map());
+  const entry = run.chosen.find((each) => each.step === number);
+  useEffect(() => {
+    if (!entry) {
+      setLoaded({ step: null, error: null });
+      return undefined;
+    }
+    let over = false;
+    if (!kept.current.has(entry)) kept.current.set(entry, decodeStep(entry));
+    kept.current.get(entry).then(
+      (step) => !over && setLoaded({ step, error: null }),
+      (error) => !over && setLoaded({ step: null, error: error.message }),
+    );
+    return () => {
+      over = true;
+    };
+  }, [entry]);
+  return loaded;
+}
+
+const nearest = (steps, wanted) =>
+  steps.reduce((best, step) => {
+    return best === null || Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best;
+  }, null);
+
+/** Which run and step are open, and the ways to open others. */
+function useOpening(data, place) {
+  const [runs, setRuns] = useState(data.runs);
+  const [which, setWhich] = useState(Math.min(place.current.run ?? 0, data.runs.length - 1));
+  const [number, setNumber] = useState(() => firstStep(runs[which], place.current));
+  const [message, setMessage] = useState('');
+  const here = (i) => runs[i].chosen.map((entry) => entry.step);
+  const changeRun = (i) => {
+    activeToken.set(null);
+    place.current = {};
+    setWhich(i);
+    setNumber(firstStep(runs[i], {}));
+  };
+  const fetchStep = async (wanted) => {
+    const entry = await ask(data.live, `step/${wanted}`, { run: which });
+    const grow = (run) => ({ ...run, chosen: [...run.chosen, entry].sort((x, y) => x.step - y.step) });
+    setRuns((before) => before.map((run, i) => (i === which ? grow(run) : run)));
+  };
+  const open = async (wanted, about = '') => {
+    try {
+      if (!here(which).includes(wanted)) await fetchStep(wanted);
+    } catch (problem) {
+      setMessage(`Step ${wanted} could not be read: ${problem.message}.`);
+      return;
+    }
+    place.current = { step: wanted, by: place.current.by };
+    activeToken.set(null);
+    setMessage(about);
+    setNumber(wanted);
+  };
+  /** The step nearest to the one wanted, since few of a run's steps have their tokens in a file. */
+  const openNear = (wanted, i = which) => {
+    const found = nearest(data.live && i === which ? [...here(i), ...runs[i].recorded] : here(i), wanted);
+    if (i !== which) changeRun(i);
+    if (found === null) setMessage('No step of this run has its tokens here.');
+    else if (i !== which) setNumber(found);
+    else open(found, Math.abs(found - wanted) < 1 ? '' : `Step ${found} is the nearest whose tokens are here.`);
+  };
+  return { runs, setRuns, which, changeRun, number, open, openNear, message };
+}
+
+function WhichRun({ runs, which, onChange }) {
+  if (runs.length < 2) return null;
+  const choice = (run, i) => html`<button type="button" aria-pressed=${String(i === which)}
+    onClick=${() => onChange(i)}>
+    ${plainText(run.name)}</button>`;
+  return html`<div class="steps" role="group" aria-label="Run whose tokens are shown">${runs.map(choice)}</div>`;
+}
+
+function App({ data }) {
+  const place = useRef(readLink());
+  const { runs, setRuns, which, changeRun, number, open, openNear, message } = useOpening(data, place);
+  const [range, setRange] = useState(null);
+  const follow = useFollowing(data.live, runs, setRuns);
+  const run = runs[which];
+  const { step, error } = useStep(run, number);
+  const chosen = useMemo(() => run.chosen.map((entry) => entry.step), [run.chosen]);
+  const tell = (next) => {
+    const shown = { run: runs.length > 1 ? which : undefined, step: number ?? undefined };
+    place.current = { ...place.current, ...shown, ...next };
+    writeLink(place.current);
+  };
+  const showFinding = ({ first, last, run: i }) => {
+    setRange([first, last]);
+    openNear((first + last) / 2, i);
+    goTo('curves');
+  };
+  const where = number === null ? 'no tokens recorded' : `step ${number} of ${run.metrics.steps.at(-1) ?? number}`;
+  const about = data.live ? 'Served on this machine only.' : 'This file is complete in itself: it asks no network.';
+  return html`<${Bar} run=${run} place=${where} follow=${follow} sections=${sectionsOf(run, step)} />
+    <main><h1 class="hidden">${`Run ${plainText(run.name)}`}</h1>
+      <${About} runs=${runs} /><${Findings} runs=${runs} onFinding=${showFinding} />
+      <${Section} id="curves" number="1" title="Did training help?">
+        <${Curves} runs=${runs} chosen=${chosen} at=${number} range=${range} onStep=${openNear} /><//>
+      <section id="steps" aria-labelledby="steps-title">
+        <h2 id="steps-title" class="small" tabindex="-1">Steps with tokens</h2>
+        <${WhichRun} runs=${runs} which=${which} onChange=${changeRun} />
+        <${Steps} run=${run} at=${number} onOpen=${open} canFetch=${Boolean(data.live)} />
+        <p class="note" role="status">${message}</p></section>
+      ${error && html`<p class="note">Step ${number} could not be read: ${error}.</p>`}
+      ${step && html`<${StepView} key=${`${which}/${step.number}`} step=${step} run=${run} place=${place.current}
+        onPlace=${tell} />`}
+      ${number === null && html`<p class="quiet">No tokens are recorded for this run yet.</p>`}</main>
+    <footer><p class="quiet">Log-probabilities and entropies in nats, four digits of each number.
+      ${' '}${about}</p></footer>`;
+}
+
+const sectionsOf = (run, step) => [
+  'curves',
+  ...(step ? ['groups', 'rollouts', 'tree', 'movers'] : []),
+  ...(step && comparedIn(run, step) ? ['compared'] : []),
+];
+
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => redraws.set(redraws.get() + 1));
+render(html`<${App} data=${pageData()} />`, document.getElementById('outdo'));

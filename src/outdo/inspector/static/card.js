@@ -1,0 +1,148 @@
+// Every number of one token.
+'use strict';
+
+const at = (step, name, i) => {
+  const value = step.column(name)?.[i];
+  return known(value) ? value : null;
+};
+
+/** What happened to a token in one sentence: read out as the keyboard moves, and shown at the top of the card. */
+function sentence(step, i) {
+  const flags = step.state[i],
+    old = at(step, 'old', i),
+    now = at(step, 'new', i);
+  if (flags & DIM) return 'Not trained on.';
+  if (now === null || old === null) return 'Not measured after the step.';
+  const way = Math.abs(now - old) <= NOISE ? 'Did not move' : `Moved ${signed(now - old)} nats`;
+  if (flags & WRONG) return `${way}, the wrong way.`;
+  if (flags & REACHED) return `${way}, and reached its ${at(step, 'target', i) === null ? 'bound' : 'target'}.`;
+  return `${way}${step.push[i] === 0 ? '; it was not pushed' : ''}.`;
+}
+
+/** Where the log-probabilities lie beside each other: a line from before to after, and what they should be near. */
+function Track({ step, i }) {
+  const points = [
+    ['ref', 'reference'],
+    ['rollout', 'engine'],
+    ['bound', 'bound'],
+    ['target', 'target'],
+    ['a', 'a'],
+    ['b', 'b'],
+  ]
+    .map(([name, title]) => ({ name, title, value: at(step, name, i) }))
+    .filter(({ value }) => value !== null && value > -60);
+  const old = at(step, 'old', i),
+    now = at(step, 'new', i);
+  if (old === null) return null;
+  const values = [old, now ?? old, ...points.map(({ value }) => value)];
+  const low = Math.min(...values),
+    high = Math.max(...values),
+    room = Math.max(high - low, 0.02) * 0.08;
+  const x = (value) => 8 + (264 * (value - low + room)) / (high - low + 2 * room);
+  const goal = points.find(({ name }) => name === 'target') ?? points.find(({ name }) => name === 'bound');
+  const reference = points.find(({ name }) => name === 'ref');
+  return html`<svg class="track" viewBox="0 0 280 36" role="img" aria-label="Log-probabilities on a line">
+    <path class="axis" d="M4 18H276" />
+    ${goal && html`<path class="goal" d=${`M${x(goal.value)} 8v20`} />`}
+    ${reference && html`<path class="reference" d=${`M${x(reference.value)} 13l5 5-5 5-5-5z`} />`}
+    ${now !== null && html`<path class="way" d=${`M${x(old)} 18H${x(now)}`} />`}
+    <circle class="old" cx=${x(old)} cy="18" r="4.5" />${now !== null && html`<circle class="new" cx=${x(now)} cy="18"
+      r="4.5" />`}
+  </svg>`;
+}
+
+// The glyphs are those of the line above the table: the table is its key.
+const LOGPROBS = [
+  ['old', 'before the step', '○'],
+  ['new', 'after it', '●'],
+  ['rollout', 'engine'],
+  ['ref', 'reference', '◇'],
+  ['target', 'target', '┃'],
+  ['bound', 'bound', '┃'],
+  ['a', 'a'],
+  ['b', 'b'],
+];
+const OTHERS = [
+  ['ratio', 'ratio', fourDigits],
+  ['advantages', 'advantage', fourDigitsSigned],
+  ['values', 'value', fourDigitsSigned],
+  ['entropy', 'entropy', fourDigits],
+  ['policy_push', 'policy push', fourDigitsSigned],
+  ['kl_pull', 'KL pull', fourDigitsSigned],
+  ['net', 'net push', fourDigitsSigned],
+  ['share', 'share in it', fourDigits],
+  ['weight', 'weight', fourDigitsSigned],
+];
+
+function Numbers({ step, i, compared }) {
+  const title = (name, words) => (compared && compared[name] ? compared[name] : words);
+  const old = at(step, 'old', i),
+    now = at(step, 'new', i),
+    bound = at(step, 'bound', i),
+    a = at(step, 'a', i),
+    b = at(step, 'b', i);
+  const less = (x, y) => (x === null || y === null ? null : x - y);
+  const differences = [
+    ['moved', 'moved', less(now, old)],
+    ['gap', step.column('target') ? 'gap to target' : 'gap to bound', less(bound, now)],
+    ['mismatch', 'trainer − engine', less(old, at(step, 'rollout', i))],
+    ...(step.column('a') ? [['difference', 'b − a', less(b, a)]] : []),
+  ];
+  const line = (
+    name,
+    words,
+    form,
+    value,
+    { glyph = '', last = '', rule = false } = {},
+  ) => html`<tr class=${rule ? 'rule' : ''} data-name=${name}>
+    <th scope="row"><span class="glyph" aria-hidden="true">${glyph}</span>${words}</th>
+    <td>${value === null ? UNKNOWN : html`<data value=${value}>${form(value)}</data>`}</td><td>${last}</td></tr>`;
+  const likely = (value) => (value > 0 ? 'beyond 1' : probability(value));
+  return html`<table class="numbers"><thead><tr><th scope="col"><span class="glyph"></span>log-probability</th>
+    <th scope="col">nats</th><th scope="col">probability</th></tr></thead>
+    <tbody>${LOGPROBS.filter(([name]) => step.column(name)).map(([name, words, glyph]) =>
+      line(name, title(name, words), fourDigits, at(step, name, i), { glyph, last: likely(at(step, name, i)) }),
+    )}
+    ${differences.map(([name, words, value], k) => line(name, words, fourDigitsSigned, value, { rule: k === 0 }))}
+    ${OTHERS.filter(([name]) => step.column(name)).map(([name, words, form], k) =>
+      line(name, words, form, at(step, name, i), { rule: k === 0 }))}</tbody></table>`;
+}
+
+function Card({ compared, onClose }) {
+  const [token, setToken] = useState(activeToken.get());
+  useEffect(() => {
+    setToken(activeToken.get()); // it may have been set between drawing this and now: by the address, for one
+    return activeToken.watch(setToken);
+  }, []);
+  useEffect(() => {
+    const close = (event) => event.key === 'Escape' && activeToken.get() && onClose();
+    document.addEventListener('keydown', close);
+    return () => document.removeEventListener('keydown', close);
+  }, []);
+  if (!token)
+    return html`<aside class="card empty" data-test="card" aria-label="Token">
+      <p class="quiet">Point at a token, tap it, or move to it with the arrow keys: every
+        number of it is shown here. Enter
+        pins it, Esc lets go.</p></aside>`;
+  const { step, index } = token,
+    row = step.rows[token.row],
+    i = row.start + index;
+  const [id, piece, hex] = step.piece(step.token(row, index));
+  const clip = step.column('clip') && step.clipWords[step.column('clip')[i]];
+  const identity = [`id ${id}`, hex && `bytes ${spacedHex(hex)}`, piece === '' && 'part of a character'];
+  const words = sentence(step, i);
+  return html`<aside class="card" data-test="card" aria-label="Token">
+    <div class="card-head"><span class="piece"><bdi>${step.line(step.token(row, index))}</bdi></span>
+      <p>Token ${index + 1} of ${row.length.toLocaleString('en-US')}${' '}
+        ${token.pinned && html`<span class="badge">pinned</span>`}<br />
+        <span class="quiet">${identity.filter(Boolean).join(' · ')}
+        </span></p>
+      <button type="button" class="plain close" aria-label="Close the card" onClick=${onClose}>✕</button></div>
+    <p class="says">${words}</p>
+    <${Track} step=${step} i=${i} />
+    ${clip && html`<p class="clip"><b>${clip}</b> <span class="quiet">${CLIP_WORDS[clip]}</span></p>`}
+    <${Numbers} step=${step} i=${i} compared=${compared} />
+    <p class="hidden"
+      aria-live="polite">${token.byKey ? `${step.line(step.token(row, index))}. ${words} ${clip ?? ''}` : ''}</p>
+  </aside>`;
+}

@@ -1,0 +1,95 @@
+// A group's tokens for a spreadsheet.
+'use strict';
+
+const CSV_NUMBERS = [
+  'old',
+  'new',
+  'ref',
+  'rollout',
+  'values',
+  'advantages',
+  'target',
+  'bound',
+  'ratio',
+  'entropy',
+  'policy_push',
+  'kl_pull',
+  'net',
+  'share',
+  'weight',
+  'a',
+  'b',
+];
+
+/** Their names in the record: `rollout` would stand there twice, as the number of the rollout and as a log-probability. */
+const CSV_NAMES = {
+  old: 'old_logprobs',
+  new: 'new_logprobs',
+  ref: 'ref_logprobs',
+  rollout: 'rollout_logprobs',
+  a: 'a_logprobs',
+  b: 'b_logprobs',
+  net: 'net_push',
+};
+
+/** A spreadsheet runs a cell that starts with = + - @ as a formula: an apostrophe makes it text. Numbers stay. */
+function cell(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return '';
+  if (typeof value === 'number') return String(value);
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+function csvOf(step, group) {
+  const numbers = CSV_NUMBERS.filter((name) => step.column(name));
+  const lines = [
+    [
+      'step',
+      'group',
+      'rollout',
+      'reward',
+      'verdict',
+      'index',
+      'token_id',
+      'piece',
+      'bytes',
+      'trained',
+      'clip',
+      ...numbers.map((name) => CSV_NAMES[name] ?? name),
+    ],
+  ];
+  const trained = step.column('trained'),
+    clip = step.column('clip');
+  for (const row of group.rows) {
+    for (let index = 0; index < row.length; index++) {
+      const at = row.start + index,
+        [id, piece, hex] = step.piece(step.token(row, index));
+      // The file keeps four digits; what float32 adds beyond them is not information.
+      const values = numbers.map((name) => Number(step.column(name)[at].toPrecision(5)));
+      lines.push([
+        step.number,
+        group.number,
+        row.rollout,
+        row.reward,
+        row.verdict,
+        index,
+        id,
+        piece,
+        hex,
+        trained?.[at],
+        clip ? step.clipWords[clip[at]] : null,
+        ...values,
+      ]);
+    }
+  }
+  return lines.map((line) => line.map(cell).join(',')).join('\r\n');
+}
+
+function saveCsv(step, group) {
+  const address = URL.createObjectURL(new Blob([csvOf(step, group)], { type: 'text/csv' }));
+  const link = document.createElement('a');
+  link.href = address;
+  link.download = `step_${step.number}_group_${group.number}.csv`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}

@@ -1,0 +1,162 @@
+// From the bytes in the page to typed columns, one step at a time and only when it is looked at.
+'use strict';
+
+const NOISE = 1e-5; // log-probabilities this near to each other (nats) are equal, as in the metrics
+const REACHED = 1,
+  CLIPPED = 2,
+  WRONG = 4,
+  DIM = 8;
+
+const pageData = () => JSON.parse(document.getElementById('outdo-data').textContent);
+
+async function decodeStep(entry) {
+  const text = atob(entry.blob),
+    packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const buffer = await new Response(stream).arrayBuffer();
+  const length = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  return stepOf(header, new Uint8Array(buffer, 4 + length), entry);
+}
+
+/** A column of which nothing is known is null, like one that is not there.
+ *  Numbers are stored as four byte planes, all lowest bytes first: alike bytes side by side are what gzip shrinks. */
+function columnOf({ kind, offset, count: size, value }, body, tokens) {
+  if (kind === 'constant') return value === null ? null : new Float32Array(tokens).fill(value);
+  if (kind === 'u8') return body.subarray(offset, offset + size);
+  const bytes = new Uint8Array(size * 4);
+  for (let plane = 0; plane < 4; plane++) {
+    const from = offset + plane * size;
+    for (let i = 0; i < size; i++) bytes[4 * i + plane] = body[from + i];
+  }
+  return kind === 'u32' ? new Uint32Array(bytes.buffer) : new Float32Array(bytes.buffer);
+}
+
+const cached = (make) => {
+  const made = new Map();
+  return (key) => {
+    if (!made.has(key)) made.set(key, make(key));
+    return made.get(key);
+  };
+};
+
+function stepOf(header, body, entry) {
+  const tokens = header.rows.reduce((last, row) => Math.max(last, row.start + row.length), 0);
+  const column = cached((name) => {
+    if (name === 'net') return netOf(column, tokens);
+    const kept = header.columns[name], values = kept ? columnOf(kept, body, tokens) : null;
+    const base = values && kept.beside ? column(kept.beside) : null; // stored as the distance from another column
+    return base ? values.map((value, i) => value + base[i]) : values;
+  });
+  const piece = (vocab) => header.vocabulary[vocab] ?? [-1, '', null];
+  const step = {
+    number: header.step,
+    why: entry.why,
+    groupsInAll: entry.groups_in_all,
+    rows: header.rows,
+    tokens,
+    column,
+    piece,
+    clipWords: header.clip ?? Object.keys(CLIP_WORDS),
+    token: (row, index) => column('token')[row.start + index],
+    shown: cached((vocab) => tokenText(piece(vocab)[1], piece(vocab)[2])),
+    line: cached((vocab) => tokenLine(piece(vocab)[1], piece(vocab)[2])),
+    quantity: cached((name) => quantityOf(name).of(column)),
+    hasQuantity: (name) => Boolean(step.quantity(name)?.some((value) => !Number.isNaN(value))),
+  };
+  header.rows.forEach((row, number) => {
+    row.number = number;
+  });
+  step.text = cached((number) => {
+    const { start, length } = header.rows[number];
+    return Array.from(column('token').subarray(start, start + length), (vocab) => piece(vocab)[1]).join('');
+  });
+  step.push = column('net') ?? new Float32Array(tokens);
+  step.state = stateOf(step);
+  step.groups = header.groups.map((group, index) => groupOf(step, group, index));
+  return step;
+}
+
+/**
+ * What pushes each probability: all terms, and all answers of the group that took this token in this place. They push
+ * one probability, some up and some down, and it can only follow the sum.
+ */
+function netOf(column, tokens) {
+  const terms = ['policy_push', 'kl_pull', 'others'].map(column);
+  if (!terms[0]) return null;
+  return Float32Array.from({ length: tokens }, (_, i) => terms.reduce((sum, term) => sum + (term?.[i] || 0), 0));
+}
+
+/** What is underlined or dimmed: flags of every token. */
+function stateOf({ column, tokens, push, clipWords }) {
+  const flags = new Uint8Array(tokens);
+  const [old, now, bound, clip, trained] = ['old', 'new', 'bound', 'clip', 'trained'].map(column);
+  const low = clipWords.indexOf('low'),
+    high = clipWords.indexOf('high'),
+    beyond = clipWords.indexOf('unreachable');
+  for (let i = 0; i < tokens; i++) {
+    if (trained && !trained[i]) {
+      flags[i] = DIM;
+      continue;
+    }
+    if (clip && (clip[i] === low || clip[i] === high)) flags[i] |= CLIPPED;
+    if (!old || !now) continue;
+    const moved = now[i] - old[i],
+      way = bound ? bound[i] - old[i] : NaN;
+    if (moved * push[i] < 0 && Math.abs(moved) > NOISE) flags[i] |= WRONG;
+    // Within a tenth of the way counts as there, as in the metric `target_reached`.
+    else if (Math.abs(way) > NOISE && bound[i] <= 0 && clip?.[i] !== beyond && moved / way >= 0.9) flags[i] |= REACHED;
+  }
+  return flags;
+}
+
+function groupOf(step, group, index) {
+  const rows = step.rows.filter((row) => row.group === index);
+  const scored = rows.filter((row) => row.reward !== null);
+  const right = scored.filter((row) => row.right).length;
+  const outcome = !scored.length ? 'unscored' : right === scored.length ? 'right' : right === 0 ? 'wrong' : 'mixed';
+  return {
+    ...group,
+    index,
+    rows,
+    scored,
+    outcome,
+    measured: rows.some((row) => row.measured),
+    moved: movedShare(step, rows),
+    mean: mean(scored.map((row) => row.reward)),
+    promptText: group.prompt.map((vocab) => step.piece(vocab)[1]).join(''),
+  };
+}
+
+/**
+ * The metric `moved_right_way` of a few answers: of all that the pushes could move, the share that went their way. A
+ * token counts by |push| (1 - π_old), divided among the answers that took it; null where nothing was measured.
+ */
+function movedShare({ column, push, state }, rows) {
+  const old = column('old'),
+    now = column('new'),
+    share = column('share');
+  if (!old || !now) return null;
+  let pushed = 0,
+    followed = 0;
+  for (const { start, length } of rows) {
+    for (let i = start; i < start + length; i++) {
+      const moved = now[i] - old[i];
+      if (Number.isNaN(moved) || push[i] === 0 || state[i] & DIM) continue;
+      const leverage = (share?.[i] ?? 1) * Math.abs(push[i]) * -Math.expm1(old[i]);
+      pushed += leverage;
+      if (moved * push[i] > 0 && Math.abs(moved) > NOISE) followed += leverage;
+    }
+  }
+  return pushed ? followed / pushed : null;
+}
+
+/** Mean size of a rollout's moves; null where none is known. */
+function meanMove(step, { start, length }) {
+  const moved = step
+    .quantity('moved')
+    ?.subarray(start, start + length)
+    .filter((value) => !Number.isNaN(value));
+  return moved?.length ? mean(Array.from(moved, Math.abs)) : null;
+}

@@ -1,0 +1,67 @@
+// Numbers as the page writes them. Values hold four digits (13 bits of each mantissa), so none shows more.
+'use strict';
+
+const { html, render, useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback } = htmPreact;
+
+const UNKNOWN = '–';
+const MINUS = '−';
+
+const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+
+/** A number in at most `digits` significant digits, with a true minus sign. */
+function figure(value, digits = 3) {
+  if (!known(value)) return UNKNOWN;
+  if (!Number.isFinite(value)) return value > 0 ? '∞' : `${MINUS}∞`;
+  const size = Math.abs(value);
+  if (size === 0) return '0';
+  if (size >= 1e5 || size < 1e-4) {
+    const [mantissa, exponent] = value.toExponential(digits - 1).split('e');
+    return `${mantissa}e${Number(exponent)}`.replaceAll('-', MINUS);
+  }
+  const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+  return Number(value.toFixed(decimals))
+    .toLocaleString('en-US', { maximumFractionDigits: decimals })
+    .replace('-', MINUS);
+}
+
+/** A number of a token: always four digits, so that a column of them lines up. */
+function fourDigits(value) {
+  const size = Math.abs(value);
+  return known(value) && size >= 1e-3 && size < 1e4 ? value.toPrecision(4).replace('-', MINUS) : figure(value, 4);
+}
+
+const fourDigitsSigned = (value) => (known(value) && value > 0 ? '+' : '') + fourDigits(value);
+
+/** A figure with its sign always shown: for what may go either way. */
+const signed = (value, digits = 3) => (known(value) && value > 0 ? '+' : '') + figure(value, digits);
+
+/** A share of one as a percentage. */
+function percent(share) {
+  if (!known(share)) return UNKNOWN;
+  const hundredths = share * 100;
+  if (hundredths > 0 && hundredths < 0.1) return '< 0.1 %';
+  return `${figure(hundredths, hundredths >= 99 && hundredths < 100 ? 4 : hundredths < 10 ? 2 : 3)} %`;
+}
+
+/** The probability of a log-probability. */
+const probability = (logprob) => (known(logprob) ? percent(Math.exp(logprob)) : UNKNOWN);
+
+const count = (n, one, many = `${one}s`) => `${n.toLocaleString('en-US')} ${n === 1 ? one : many}`;
+
+const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+
+/** A value that others may watch: for what changes too often to draw the whole page anew. */
+function watched(value) {
+  const watchers = new Set();
+  return {
+    get: () => value,
+    set(next) {
+      value = next;
+      for (const watcher of watchers) watcher(next);
+    },
+    watch(watcher) {
+      watchers.add(watcher);
+      return () => watchers.delete(watcher);
+    },
+  };
+}

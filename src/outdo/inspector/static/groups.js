@@ -1,0 +1,76 @@
+// "Which prompts gave signal": the groups of a step in a list.
+'use strict';
+
+const byNumber =
+  (of, down = true) =>
+  (a, b) =>
+    down ? (of(b) ?? -Infinity) - (of(a) ?? -Infinity) : (of(a) ?? Infinity) - (of(b) ?? Infinity);
+const spread = ({ scored }) => {
+  const rewards = scored.map((row) => row.reward);
+  return rewards.length ? Math.max(...rewards) - Math.min(...rewards) : null;
+};
+const GROUP_ORDERS = {
+  number: ['number', byNumber((group) => group.number, false)],
+  signal: ['mixed first', (a, b) => (b.outcome === 'mixed') - (a.outcome === 'mixed') || byNumber(spread)(a, b)],
+  best: ['highest mean reward', byNumber((group) => group.mean)],
+  worst: ['lowest mean reward', byNumber((group) => group.mean, false)],
+  moved: ['most moved right', byNumber((group) => group.moved)],
+  unmoved: ['least moved right', byNumber((group) => group.moved, false)],
+  prompt: ['prompt', (a, b) => a.promptText.localeCompare(b.promptText)],
+};
+
+/** A group's rewards as a row of marks, best first: full height and filled when right, short and hollow when not. */
+function Rewards({ group }) {
+  const rows = [...group.rows].sort(byNumber((row) => row.reward));
+  const values = group.scored.map((row) => row.reward),
+    low = Math.min(0, ...values),
+    high = Math.max(1, ...values);
+  const width = rows.length > 24 ? 3 : 6,
+    height = 16;
+  const right = rows.filter((row) => row.right && row.reward !== null).length;
+  return html`<svg class="rewards" width=${rows.length * width} height=${height} role="img"
+    aria-label=${`${OUTCOME_WORDS[group.outcome]}: ${right} right of ${rows.length}`}>
+    ${rows.map((row, i) => {
+      if (row.reward === null) return html`<path class="unscored" d=${`M${i * width} ${height - 1}h${width - 1}`} />`;
+      const size = Math.max(4, ((row.reward - low) / (high - low)) * (height - 1));
+      return html`<rect class=${row.right ? 'right' : 'wrong'} x=${i * width + 0.5} y=${height - size}
+        width=${width - 2} height=${size - 0.5} />`;
+    })}</svg>`;
+}
+
+function GroupRow({ group, open, onOpen }) {
+  const glyph = { right: '●', wrong: '○', mixed: '◐', unscored: '–' }[group.outcome];
+  return html`<tr data-test="group-row" data-group=${group.number} class=${open ? 'open' : ''}
+    onClick=${() => onOpen(group.index)}>
+    <td class="number">${group.number}</td>
+    <th scope="row"><button type="button" class="plain" aria-pressed=${String(open)}>
+      <bdi>${oneLine(group.promptText, 110)}</bdi></button></th>
+    <td class="answer"><bdi>${group.answer === null ? '' : oneLine(group.answer, 40)}</bdi></td>
+    <td class="bars"><${Rewards} group=${group} /></td>
+    <td class="outcome"><span aria-hidden="true">${glyph}</span> ${OUTCOME_WORDS[group.outcome]}</td>
+    <td class="number" data-label="mean reward">${figure(group.mean)}</td>
+    <td class="number" data-label="moved right">
+      ${group.measured ? percent(group.moved) : html`<span class="quiet">not measured</span>`}</td>
+  </tr>`;
+}
+
+function GroupList({ step, shown, order, setOrder, open, onOpen }) {
+  const visible = step.groups.filter((group) => group.rows.some((row) => shown.has(row.number)));
+  const groups = [...visible].sort(GROUP_ORDERS[order][1]);
+  const of = (outcome) => step.groups.filter((group) => group.outcome === outcome).length;
+  const outcomes = ['mixed', 'right', 'wrong'].map((outcome) => `${of(outcome)} ${OUTCOME_WORDS[outcome]}`).join(', ');
+  return html`<div class="list-head"><p class="note">${outcomes}.
+      <span class="quiet"> Here are ${step.groups.length} of ${count(step.groupsInAll, 'group')}. "Moved right":
+        share of the pushed tokens that went the way they were pushed.</span></p>
+    <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
+      onChange=${(event) => setOrder(event.target.value)}>
+      ${Object.entries(GROUP_ORDERS).map(([name, [title]]) => html`<option value=${name}
+        selected=${name === order}>${title}</option>`)}</select></label></div>
+    <div class="scroller groups" tabindex="0" role="region" aria-label="Groups of this step"><table>
+      <thead><tr><th scope="col" class="number">No.</th><th scope="col">Prompt</th><th scope="col">Answer</th>
+        <th scope="col">Rewards</th><th scope="col">Outcome</th>
+        <th scope="col" class="number">Mean reward</th><th scope="col" class="number">Moved right</th></tr></thead>
+      <tbody>${groups.map((group) => html`<${GroupRow} key=${group.index} group=${group} open=${group.index === open}
+        onOpen=${onOpen} />`)}</tbody></table>
+      ${!groups.length && html`<p class="quiet empty">No group has a rollout like that.</p>`}</div>`;
+}

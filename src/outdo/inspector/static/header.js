@@ -1,0 +1,103 @@
+// The top of the page: which run, how the page looks, and what is to be known before anything else.
+'use strict';
+
+const THEMES = ['auto', 'light', 'dark'];
+const SECTIONS = [
+  ['curves', 'Curves'],
+  ['groups', 'Groups'],
+  ['rollouts', 'Tokens'],
+  ['tree', 'Forks'],
+  ['movers', 'Moves'],
+  ['compared', 'Compared'],
+];
+
+function keptTheme() {
+  try {
+    return THEMES.includes(localStorage.getItem('outdo-theme')) ? localStorage.getItem('outdo-theme') : 'auto';
+  } catch {
+    return 'auto'; // storage is forbidden to some pages opened from disk; the system's theme is then as good
+  }
+}
+
+function Theme() {
+  const [theme, setTheme] = useState(keptTheme);
+  useLayoutEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    redraws.set(redraws.get() + 1);
+    try {
+      localStorage.setItem('outdo-theme', theme);
+    } catch {
+      // as above: the choice then lasts as long as the page is open
+    }
+  }, [theme]);
+  return html`<label class="control"><span>Theme</span><select data-test="theme" value=${theme}
+    onChange=${(event) => setTheme(event.target.value)}>
+    ${THEMES.map((name) => html`<option value=${name} selected=${name === theme}>${name}</option>`)}</select></label>`;
+}
+
+const calm = () => matchMedia('(prefers-reduced-motion: reduce)').matches;
+
+function goTo(section) {
+  const target = document.getElementById(section);
+  target?.scrollIntoView({ behavior: calm() ? 'auto' : 'smooth', block: 'start' });
+  target?.querySelector('h2')?.focus({ preventScroll: true });
+}
+
+function Bar({ run, place, follow, sections }) {
+  return html`<header class="bar">
+    <p class="where"><strong data-test="run-name"><bdi>${plainText(run.name)}</bdi></strong>${' '}
+      <span class="quiet">${place}</span></p>
+    <nav aria-label="Sections">${SECTIONS.filter(([id]) => sections.includes(id)).map(
+      ([id, title]) => html`<button type="button" class="plain" onClick=${() => goTo(id)}>${title}</button>`,
+    )}</nav>
+    ${follow && html`<span class=${`live ${follow.tone}`} data-test="live-state" role="status">${follow.words}</span>`}
+    <${Theme} />
+  </header>`;
+}
+
+function About({ runs }) {
+  return html`<div class="about">${runs.map(
+    (run, i) => html`<section aria-label=${`Run ${run.name}`}>
+    <p class="run-title">${runs.length > 1 && html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i>`}
+      <bdi>${plainText(run.name)}</bdi>
+      ${run.alive && html`<span class="badge">running</span>`}</p>
+    <dl>${run.about.map(([label, value]) => html`<div><dt>${label}</dt><dd><bdi>${plainText(String(value))}</bdi></dd>
+      </div>`)}</dl></section>`,
+  )}</div>`;
+}
+
+function Findings({ runs, onFinding }) {
+  const findings = runs.flatMap((run, i) => run.findings.map((finding) => ({ ...finding, run: i })));
+  if (!findings.length) return null;
+  const steps = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first}–${last}`);
+  return html`<section class="findings" aria-labelledby="findings-title">
+    <h2 id="findings-title" tabindex="-1">What stands out</h2>
+    <ul>${findings.map(
+      (finding) => html`<li class=${finding.level} data-test="finding">
+      <span class="glyph" role="img"
+        aria-label=${LEVELS[finding.level]?.[1] ?? finding.level}>${LEVELS[finding.level]?.[0] ?? '○'}</span>
+      <span>${runs.length > 1 && html`<b>${runs[finding.run].name}: </b>`}${plainText(finding.text)}
+        <button type="button" class="plain jump" onClick=${() => onFinding(finding)}>${steps(finding)}</button></span>
+          </li>`,
+    )}</ul></section>`;
+}
+
+/** The steps whose tokens are here; while following, any recorded one can be asked for. */
+function Steps({ run, at, onOpen, canFetch }) {
+  const here = new Set(run.chosen.map((entry) => entry.step));
+  const others = canFetch ? run.recorded.filter((step) => !here.has(step)) : [];
+  return html`<div class="steps" role="group" aria-label="Steps with tokens">
+    ${run.chosen.map(
+      (entry) => html`<button type="button" key=${entry.step} data-test="step-button" data-step=${entry.step}
+      aria-pressed=${String(entry.step === at)} onClick=${() => onOpen(entry.step)}><b>${entry.step}
+        </b> <span>${plainText(entry.why)}</span></button>`,
+    )}
+    ${
+      others.length > 0 &&
+      html`<label class="control"><span>Another recorded step</span>
+        <select value="" onChange=${(event) => event.target.value && onOpen(Number(event.target.value))}>
+      <option value="">choose…</option>${others.map((step) => html`<option value=${step}>${step}</option>`)}</select>
+        </label>`
+    }
+  </div>`;
+}

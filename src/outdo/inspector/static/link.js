@@ -1,0 +1,26 @@
+// Where the reader is, in the address: a file that is mailed opens where its sender looked.
+'use strict';
+
+const LINKED = ['run', 'step', 'group', 'rollout', 'token', 'by'];
+
+function readLink() {
+  const found = new URLSearchParams(location.hash.slice(1));
+  const place = {};
+  for (const name of LINKED) {
+    const text = found.get(name);
+    if (text === null) continue;
+    if (name === 'by') place.by = text;
+    else if (/^\d+$/.test(text)) place[name] = Number(text);
+  }
+  return place;
+}
+
+function writeLink(place) {
+  const hash = new URLSearchParams(LINKED.filter((name) => known(place[name])).map((name) => [name, place[name]]));
+  if (`#${hash}` === location.hash) return;
+  try {
+    history.replaceState(null, '', `#${hash}`);
+  } catch {
+    // Within a notebook's frame the history may not be touched; the page then only has no address to share.
+  }
+}

@@ -1,0 +1,76 @@
+// The tokens of a step that moved most, and those that moved the wrong way.
+'use strict';
+
+const SHOWN_MOVERS = 10,
+  AROUND = 4;
+
+/** Whether two tokens are one: the same, after the same beginning, in answers to one question. */
+function isSame(step, one, other) {
+  const alone = at(step, 'share', one.row.start + one.index) === 1;
+  if (alone || one.row.group !== other.row.group || one.index !== other.index) return false;
+  for (let index = 0; index <= one.index; index++) {
+    if (step.token(one.row, index) !== step.token(other.row, index)) return false;
+  }
+  return true;
+}
+
+/** The tokens with the largest moves of those that `counts` lets through, largest first, each once. */
+function largestMoves(step, counts) {
+  const moved = step.quantity('moved'),
+    found = [];
+  if (!moved) return found;
+  for (const row of step.rows) {
+    for (let index = 0; index < row.length; index++) {
+      const value = moved[row.start + index],
+        mover = { row, index, value, size: Math.abs(value) };
+      if (!(mover.size > NOISE) || !counts(row.start + index)) continue;
+      if (found.length === SHOWN_MOVERS && mover.size <= found.at(-1).size) continue;
+      if (found.some((each) => isSame(step, each, mover))) continue;
+      found.push(mover);
+      found.sort((a, b) => b.size - a.size);
+      if (found.length > SHOWN_MOVERS) found.pop();
+    }
+  }
+  return found;
+}
+
+function Mover({ step, mover, most, onJump }) {
+  const { row, index, value, size } = mover,
+    i = row.start + index,
+    verdict = verdictOf(row),
+    answers = Math.round(1 / (at(step, 'share', i) ?? 1));
+  const piece = (at) => step.line(step.token(row, at));
+  const around = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, k) => piece(from + k)).join('');
+  return html`<li><button type="button" onClick=${() => onJump(row, index)}>
+    <span class="context"><bdi class="quiet">${around(Math.max(0, index - AROUND), index)}</bdi>
+      <mark class=${`token ${value < 0 ? 'n5' : 'p5'}`}>${piece(index)}</mark>
+      <bdi class="quiet">${around(index + 1, Math.min(row.length, index + 1 + AROUND))}</bdi></span>
+    <span class=${`size ${value < 0 ? 'down' : 'up'}`}><i style=${{ width: `${(100 * size) / most}%` }}></i></span>
+    <span class="number">${signed(value)}</span>
+    <span class="change">${probability(at(step, 'old', i))} → ${probability(at(step, 'new', i))}</span>
+    <span class="quiet origin">group ${step.groups[row.group].number}, rollout ${row.rollout} ${verdict.glyph}${
+      answers > 1 ? ` and ${answers - 1} more` : ''
+    }</span>
+      </button></li>`;
+}
+
+function MoverList({ title, test, step, movers, onJump, none }) {
+  const most = movers[0]?.size ?? 1;
+  return html`<section data-test=${test}><h3>${title}</h3>${
+    movers.length
+      ? html`<ol class="movers">${movers.map((mover) => html`<${Mover} key=${mover.row.start + mover.index} step=${step}
+        mover=${mover} most=${most} onJump=${onJump} />`)}</ol>`
+      : html`<p class="quiet">${none}</p>`
+  }</section>`;
+}
+
+function Movers({ step, onJump }) {
+  const most = useMemo(() => largestMoves(step, (i) => !(step.state[i] & DIM)), [step]);
+  const wrong = useMemo(() => largestMoves(step, (i) => step.state[i] & WRONG), [step]);
+  return html`<p class="note"><span class="quiet">Of all measured tokens of step ${step.number}: nats, and the
+      probability before → after.</span></p>
+    <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} onJump=${onJump}
+      none="No token was measured after this step." />
+      <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} onJump=${onJump}
+        none="No measured token moved against its push." /></div>`;
+}

@@ -1,0 +1,241 @@
+// The tokens of a group, as a grid made by hand: tens of thousands of elements are too many to compare on every change,
+// so rows are made when they come near the window and emptied when they leave it.
+'use strict';
+
+const activeToken = watched(null); // {step, row, index, pinned, byKey} of the token the card is about
+
+const MARGIN = '900px'; // how far outside the pane rows are already made
+const CHARACTERS_A_LINE = 115,
+  LINE = 23; // to guess the height of a row never made yet, in pixels
+
+const prototypes = (() => {
+  const token = document.createElement('span');
+  token.setAttribute('role', 'gridcell');
+  token.dataset.test = 'token';
+  return { token };
+})();
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** Classes that stay whatever the colour: a torn character's bytes, and a token before which a line may break. */
+const fixedClasses = (shown, piece) => (piece === '' ? ' torn' : '') + (shown.startsWith('·') ? ' gap' : '');
+
+const STATE_CLASSES = Array.from({ length: 16 }, (_, flags) =>
+  [
+    [REACHED, 'reached'],
+    [CLIPPED, 'clipped'],
+    [WRONG, 'wrong'],
+    [DIM, 'dim'],
+  ]
+    .filter(([flag]) => flags & flag)
+    .map(([, name]) => ` ${name}`)
+    .join(''),
+);
+
+/** What stands above a rollout's tokens, in one line. */
+function rowHead(step, row) {
+  const verdict = verdictOf(row),
+    move = meanMove(step, row),
+    parts = Object.entries(row.parts ?? {});
+  const shown = (name, value) => element('span', { class: 'fact' }, `${name} `, element('b', {}, value));
+  return element(
+    'div',
+    { class: `head ${verdict.tone}`, role: 'rowheader' },
+    element(
+      'span',
+      { class: 'verdict' },
+      element('span', { class: 'glyph', 'aria-hidden': 'true' }, verdict.glyph),
+      ` ${verdict.word} `,
+      element('b', {}, figure(row.reward)),
+    ),
+    shown('advantage', signed(row.advantage)),
+    shown('moved', row.measured ? (move === null ? UNKNOWN : `±${figure(move, 2)}`) : 'not measured'),
+    ...(parts.length > 1 ? parts.map(([name, value]) => shown(plainText(name), figure(value))) : []),
+    element('span', { class: 'origin' }, `rollout ${row.rollout} · ${count(row.length, 'token')} · ${row.finish}`),
+  );
+}
+
+class Pane {
+  constructor(root) {
+    this.root = root;
+    this.rows = new Map(); // row number -> {row, element, tokens, made, hits}
+    this.near = new IntersectionObserver((entries) => entries.forEach((entry) => this.toggle(entry)), {
+      root,
+      rootMargin: MARGIN,
+    });
+    for (const kind of ['pointerover', 'pointerleave', 'click', 'keydown', 'focusin'])
+      root.addEventListener(kind, this);
+  }
+
+  handleEvent(event) {
+    if (event.type === 'keydown') return this.onKey(event);
+    if (event.type === 'pointerleave') return this.leave();
+    const token = event.target.closest?.('[data-index]');
+    if (!token) return undefined;
+    const place = { row: Number(token.dataset.row), index: Number(token.dataset.index) };
+    if (event.type === 'click') return this.focus(place.row, place.index, { pinned: true });
+    if (event.type === 'pointerover' && event.pointerType !== 'touch') return this.point(place, { byKey: false });
+    if (event.type === 'focusin') this.point(place, { byKey: true });
+    return undefined;
+  }
+
+  /** The step's rows in the order given. */
+  show({ step, rows, scale, filter, onPlace }) {
+    this.near.disconnect();
+    Object.assign(this, { step, scale, onPlace, order: rows.map((row) => row.number) });
+    this.rows.clear();
+    this.root.replaceChildren(...rows.map((row, i) => this.emptyRow(row, i, filter)));
+    this.root.setAttribute('aria-rowcount', rows.length);
+    const current = activeToken.get();
+    const here = current && current.step === step && this.rows.has(current.row);
+    this.at = here
+      ? { row: current.row, index: current.index }
+      : rows.length
+        ? { row: rows[0].number, index: 0 }
+        : null;
+    for (const { element: made } of this.rows.values()) this.near.observe(made);
+  }
+
+  emptyRow(row, i, filter) {
+    const tokens = element('div', { class: 'tokens', role: 'presentation' });
+    const lines = Math.ceil(this.step.text(row.number).length / CHARACTERS_A_LINE);
+    tokens.style.minHeight = `${lines * LINE}px`;
+    const made = element(
+      'div',
+      { class: 'rollout', role: 'row', 'data-test': 'rollout', 'data-row': row.number, 'aria-rowindex': i + 1 },
+      rowHead(this.step, row),
+      tokens,
+    );
+    this.rows.set(row.number, { row, element: made, tokens, made: false, hits: hitsOf(this.step, row, filter) });
+    return made;
+  }
+
+  toggle({ target, isIntersecting }) {
+    const held = this.rows.get(Number(target.dataset.row));
+    if (!held || held.element !== target) return;
+    if (isIntersecting) this.make(held);
+    else if (held.made && this.at?.row !== held.row.number) this.unmake(held);
+  }
+
+  make(held) {
+    if (held.made) return;
+    const { row } = held,
+      cells = [];
+    for (let index = 0; index < row.length; index++) {
+      const cell = prototypes.token.cloneNode(),
+        vocab = this.step.token(row, index);
+      cell.dataset.row = row.number;
+      cell.dataset.index = index;
+      cell.className = this.classOf(held, index);
+      cell.textContent = this.step.shown(vocab);
+      cells.push(cell);
+    }
+    held.tokens.replaceChildren(...cells);
+    held.tokens.style.minHeight = '';
+    held.made = true;
+    if (this.at?.row === row.number) held.tokens.children[this.at.index]?.setAttribute('tabindex', '0');
+  }
+
+  unmake(held) {
+    held.tokens.style.minHeight = `${held.tokens.offsetHeight}px`;
+    held.tokens.replaceChildren();
+    held.made = false;
+  }
+
+  classOf({ row, hits }, index) {
+    const at = row.start + index,
+      vocab = this.step.token(row, index);
+    const level = this.scale.values ? levelOf(this.scale, this.scale.values[at]) : 'unknown';
+    const fixed = fixedClasses(this.step.shown(vocab), this.step.piece(vocab)[1]);
+    return `token ${level}${STATE_CLASSES[this.step.state[at]]}${fixed}${hits.has(index) ? ' hit' : ''}`;
+  }
+
+  recolour(scale) {
+    this.scale = scale;
+    for (const held of this.rows.values()) {
+      if (!held.made) continue;
+      let index = 0;
+      for (const cell of held.tokens.children) cell.className = this.classOf(held, index++);
+    }
+    this.mark();
+  }
+
+  cell({ row, index }) {
+    return this.rows.get(row)?.tokens.children[index];
+  }
+
+  /** Exactly one token can be reached by Tab: the last one that was looked at. */
+  focus(row, index, { pinned = activeToken.get()?.pinned ?? false, centred = false } = {}) {
+    const held = this.rows.get(row);
+    if (!held) return;
+    this.cell(this.at ?? {})?.removeAttribute('tabindex');
+    this.at = { row, index: Math.max(0, Math.min(index, held.row.length - 1)) };
+    this.make(held);
+    const cell = this.cell(this.at);
+    if (!cell) return;
+    cell.setAttribute('tabindex', '0');
+    cell.focus({ preventScroll: true });
+    cell.scrollIntoView({ block: centred ? 'center' : 'nearest' });
+    this.point(this.at, { byKey: true, pinned, force: true });
+    this.onPlace?.(held.row, this.at.index);
+  }
+
+  /** The card follows the pointer unless a token is pinned. */
+  point(place, { byKey, pinned, force }) {
+    const current = activeToken.get();
+    if (current?.pinned && !byKey && !force) return;
+    const keeps = current?.row === place.row && current?.index === place.index && current.pinned;
+    activeToken.set({ step: this.step, ...place, byKey, pinned: pinned ?? keeps ?? false });
+    this.mark();
+  }
+
+  /** The pointer has gone: back to the token that has the focus, if one has. */
+  leave() {
+    if (!activeToken.get() || activeToken.get().pinned) return;
+    const focused = document.activeElement?.closest?.('[data-index]');
+    if (focused && this.root.contains(focused)) this.point(this.at, { byKey: true });
+  }
+
+  mark() {
+    for (const old of this.root.querySelectorAll('.active')) old.classList.remove('active', 'pinned');
+    const current = activeToken.get();
+    if (current?.step !== this.step) return;
+    this.cell(current)?.classList.add('active', ...(current.pinned ? ['pinned'] : []));
+  }
+
+  onKey(event) {
+    if (!this.at || event.altKey || event.ctrlKey || event.metaKey || !event.target.closest('[data-index]')) return;
+    const { row, index } = this.at,
+      place = this.order.indexOf(row),
+      length = this.rows.get(row).row.length;
+    const to = {
+      ArrowRight: () => (index + 1 < length ? [row, index + 1] : [this.order[place + 1], 0]),
+      ArrowLeft: () => (index > 0 ? [row, index - 1] : [this.order[place - 1], Infinity]),
+      ArrowDown: () => [this.order[place + 1], index],
+      ArrowUp: () => [this.order[place - 1], index],
+      Home: () => [row, 0],
+      End: () => [row, Infinity],
+    }[event.key];
+    if (to) this.focus(...to());
+    else if (event.key === 'Enter')
+      this.point(this.at, { byKey: true, pinned: !activeToken.get()?.pinned, force: true });
+    else if (event.key === 'Escape') closeCard(this);
+    else return;
+    event.preventDefault();
+  }
+
+  close() {
+    this.near.disconnect();
+    this.root.replaceChildren();
+  }
+}
+
+function closeCard(pane) {
+  activeToken.set(null);
+  pane?.mark();
+}

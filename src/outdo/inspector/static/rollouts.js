@@ -1,0 +1,89 @@
+// A group: its prompt, and its rollouts' tokens coloured by one quantity.
+'use strict';
+
+const ROW_ORDERS = {
+  reward: ['reward', () => byNumber((row) => row.reward)],
+  worst: ['reward, worst first', () => byNumber((row) => row.reward, false)],
+  length: ['length', () => byNumber((row) => row.length)],
+  advantage: ['advantage', () => byNumber((row) => row.advantage)],
+  moved: ['how far it moved', (step) => byNumber((row) => meanMove(step, row))],
+  rollout: ['number', () => byNumber((row) => row.rollout, false)],
+};
+
+/** The quantity asked for where it is known; else the first that is. */
+function knownQuantity(step, name) {
+  return [name, 'moved', 'policy_push', 'advantage', 'surprise'].find((each) => step.hasQuantity(each)) ?? 'moved';
+}
+
+/** A prompt as it was read: long ones are folded, nothing is left out. */
+function Prompt({ group }) {
+  const [whole, setWhole] = useState(false),
+    text = group.promptText,
+    long = text.length > 600;
+  return html`<div class="prompt"><pre tabindex="0" role="region" aria-label="Prompt">
+    <bdi>${plainText(whole || !long ? text : `${text.slice(0, 600)}…`)}</bdi></pre>
+    ${long && html`<button type="button" class="plain"
+      onClick=${() => setWhole(!whole)}>${whole ? 'Fold' : `Show all ${count(text.length, 'character')}`}</button>`}
+    <dl class="inline">${group.answer !== null && html`<div><dt>Answer</dt><dd><bdi>${oneLine(group.answer, 300)}</bdi>
+      </dd></div>`}
+      <div><dt>Mean reward</dt><dd>${figure(group.mean)}</dd></div>${group.baseline !== null && html`<div>
+        <dt>Baseline</dt><dd>${figure(group.baseline)}</dd></div>`}
+      <div><dt>Moved right</dt><dd>${group.measured ? percent(group.moved) : 'not measured'}</dd></div><div>
+        <dt>Prompt</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
+}
+
+function Tools({ step, by, setBy, order, setOrder, onCsv }) {
+  return html`<div class="tools">
+    <label class="control"><span>Colour by</span><select data-test="quantity" value=${by}
+      onChange=${(event) => setBy(event.target.value)}>
+      ${QUANTITIES.filter(({ name }) => step.hasQuantity(name)).map(({ name, title }) => html`<option value=${name}
+        selected=${name === by}>${title}</option>`)}</select></label>
+    <label class="control"><span>Sort by</span><select value=${order}
+      onChange=${(event) => setOrder(event.target.value)}>
+      ${Object.entries(ROW_ORDERS).map(([name, [title]]) => html`<option value=${name}
+        selected=${name === order}>${title}</option>`)}</select></label>
+    <button type="button" data-test="csv" onClick=${onCsv}>Save as CSV</button></div>`;
+}
+
+/** The pane is drawn by hand (pane.js); this only tells it what to show. `jump` asks it to go to a token. */
+function Tokens({ step, rows, scale, filter, jump, onPlace, paneRef }) {
+  const root = useRef(null),
+    pane = paneRef;
+  const order = rows.map((row) => row.number).join();
+  useLayoutEffect(() => {
+    pane.current = new Pane(root.current);
+    return () => pane.current.close();
+  }, []);
+  useLayoutEffect(() => pane.current.show({ step, rows, scale, filter, onPlace }), [step, order, filter]);
+  useLayoutEffect(() => pane.current.recolour(scale), [scale]);
+  useLayoutEffect(() => {
+    if (jump?.step === step && jump.row !== undefined)
+      pane.current.focus(jump.row, jump.index, { pinned: true, centred: true });
+  }, [jump, step]);
+  return html`<div class="pane" role="grid" aria-label="Tokens of the rollouts"
+    tabindex=${rows.length ? undefined : '0'} ref=${root}></div>`;
+}
+
+function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compared }) {
+  const [order, setOrder] = useState('reward'),
+    pane = useRef(null);
+  const quantity = knownQuantity(step, by);
+  const scale = useMemo(() => scaleOf(step, quantity), [step, quantity]);
+  const rows = useMemo(
+    () => group.rows.filter((row) => shown.has(row.number)).sort(ROW_ORDERS[order][1](step)),
+    [group, shown, order],
+  );
+  const blank = quantity === 'moved' && !group.measured;
+  return html`<${Prompt} key=${group.index} group=${group} />
+    <${Tools} step=${step} by=${quantity} setBy=${setBy} order=${order} setOrder=${setOrder}
+      onCsv=${() => saveCsv(step, group)} />
+    <${Legend} scale=${scale} />
+    ${blank && html`<p class="note">This group was not measured after the step, so how far
+      its tokens moved is not known. <button type="button" class="plain"
+      onClick=${() => setBy('policy_push')}>Colour by policy push</button></p>`}
+    ${rows.length < group.rows.length &&
+    html`<p class="note">${rows.length} of ${count(group.rows.length, 'rollout')} match the search.</p>`}
+    <div class="bench"><${Tokens} step=${step} rows=${rows} scale=${scale} filter=${filter} jump=${jump}
+      onPlace=${onPlace} paneRef=${pane} />
+      <${Card} compared=${compared} onClose=${() => closeCard(pane.current)} /></div>`;
+}

@@ -1,0 +1,104 @@
+"""A real Chromium for the tests of the page: finding it, starting it, and writing down what it says and asks for."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Locator, Page, Playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+]
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+MISSING = (
+    "no Chromium found: the tests of the page in a browser were not run: "
+    "install Debian's chromium or `playwright install chromium`"
+)
+
+
+def chromium(playwright: Playwright) -> str | None:
+    """The browser to test in: the one named by OUTDO_CHROMIUM, one on the PATH, else Playwright's own; None without."""
+    named = os.environ.get("OUTDO_CHROMIUM")
+    found = [named] if named else [*map(shutil.which, NAMES), playwright.chromium.executable_path]
+    return next((path for path in found if path and Path(path).exists()), None)
+
+
+def launch(playwright: Playwright, executable: str) -> Browser:
+    return playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+
+
+@dataclass
+class Witness:
+    """All that a page said and asked for."""
+
+    errors: list[str] = field(default_factory=list)
+    """Console errors and warnings, a refusal of the content security policy among them, and uncaught exceptions."""
+    requests: list[str] = field(default_factory=list)
+    """Where it asked for something, its own document and what it made itself (data:, blob:) left out."""
+    dialogs: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page, *, allowed: str = "") -> None:
+        """Write down what `page` does from now on. Requests to where `allowed` begins are not written down."""
+        page.on("console", lambda message: self._hear(message.type, message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self._see(request, allowed))
+        page.on("dialog", self._dismiss)
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.errors.append(text)
+
+    def _see(self, request: Any, allowed: str) -> None:
+        own = request.is_navigation_request() and request.url.startswith(("file:", "about:"))
+        if not (own or request.url.startswith(("data:", "blob:")) or (allowed and request.url.startswith(allowed))):
+            self.requests.append(request.url)
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+
+@contextmanager
+def watched_page(browser: Browser, *, viewport: Any = DESKTOP, allowed: str = "", **settings: Any) -> Iterator[Page]:
+    """A fresh page that is quiet to its end: no console error, no exception, no dialog, no request but to `allowed`."""
+    witness = Witness()
+    context = browser.new_context(viewport=viewport, reduced_motion="reduce", **settings)
+    try:
+        page = context.new_page()
+        page.set_default_timeout(5_000)
+        witness.watch(page, allowed=allowed)
+        yield page
+        page.evaluate("() => new Promise(done => setTimeout(done, 0))")  # what is still to be said is said now
+    finally:
+        context.close()
+    assert witness == Witness(), witness
+
+
+def open_page(page: Page, path: Path) -> None:
+    """Open a page from disk, and wait until its tokens are drawn."""
+    page.goto(path.as_uri())
+    hook(page, "token").first.wait_for()
+
+
+def hook(page: Page | Locator, name: str, **data: object) -> Locator:
+    """The elements that the page marks for tests: `hook(page, "token", row=3, index=7)`."""
+    return page.locator(f'[data-test="{name}"]' + "".join(f'[data-{key}="{value}"]' for key, value in data.items()))
+
+
+# --------------------------------------------------------------------------------------------------- what a page holds
+
+
+def embedded(html: str) -> dict[str, Any]:
+    """The data of a page, as the page itself reads it."""
+    found = re.search(r'<script type="application/json" id="outdo-data">(.*?)</script', html, re.DOTALL)
+    assert found, "no data in the page"
+    return json.loads(found[1])
