@@ -243,6 +243,66 @@ def export(
     print(f"{source.name} is now in {export(source, folder)}")
 
 
+@app.command()
+def inspect(
+    runs: Annotated[list[Path], typer.Argument(help="a run folder, or two side by side", show_default=False)],
+    *,
+    out: Annotated[Path | None, typer.Option(help="the file to write; unset: report.html in the run folder")] = None,
+    step: Annotated[list[int] | None, typer.Option(help="steps whose tokens are shown; unset: chosen and said")] = None,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(help="two checkpoints that read the same answers: step_20 step_80")
+    ] = None,
+    serve: Annotated[
+        bool | None, typer.Option("--serve/--file", help="follow the run in a browser; unset: while it is alive")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the server; 0: a free one")] = 0,
+    terminal: Annotated[bool, typer.Option("--terminal", help="print one group of one step here instead")] = False,
+    group: Annotated[int | None, typer.Option(min=0, help="the group that --terminal prints")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="groups of each step on the page; unset: as fit")] = None,
+) -> None:
+    """Look at what was trained: every token, and whether it really moved."""
+    from outdo.commands.inspecting import run_inspect
+
+    run_inspect(
+        runs, display=Display(), out=out, steps=step or (), groups=groups, compare=compare, serve=serve, port=port,
+        terminal=terminal, group=group,
+    )  # fmt: skip
+
+
+@app.command()
+def doctor(
+    run: Annotated[Path, typer.Argument(help="a run folder", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object a line")] = False,
+) -> None:
+    """Say in sentences what went well in a run, what did not, and what to do."""
+    from outdo.commands.reporting import run_doctor
+
+    run_doctor(run, Console(), as_json=as_json)
+
+
+@app.command()
+def glossary(
+    metric: Annotated[str | None, typer.Argument(help="unset: all of them", show_default=False)] = None,
+) -> None:
+    """Say what a metric is, when it is healthy, and what to do when it is not."""
+    from outdo.commands.reporting import run_glossary
+
+    run_glossary(metric, Console())
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="a run folder, or two together", show_default=False)],
+    *,
+    out: Annotated[Path, typer.Option(help="a .png or .svg file")] = Path("curves.png"),
+    metric: Annotated[list[str] | None, typer.Option(help="which curves; unset: the usual ones")] = None,
+) -> None:
+    """Draw a run's curves."""
+    from outdo.commands.reporting import run_plot
+
+    run_plot(runs, out, metric, Console())
+
+
 def _recipe(settings: list[str] | None) -> "Recipe":
     """The recipe as the arguments have it; if it is wrong, what it names is looked over all the same."""
     from outdo.check import faults

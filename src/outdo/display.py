@@ -70,7 +70,10 @@ class Display:
         if "reward" in metrics:
             change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
             parts = [f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}"]
+        if "moved_right_way" in metrics:
+            parts.insert(0, f"moved as pushed {metrics['moved_right_way']:.0%}")
         if not self.live:  # a bar has to fit into 80 columns
+            parts.append(f"mixed {metrics['frac_mixed']:.0%}")
             parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:
             parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
@@ -79,7 +82,8 @@ class Display:
         failures = sum(value for name, value in metrics.items() if name.startswith("verdicts/"))
         if failures:
             parts.append(f"{failures:.0f} without a reward")
-        return "  ".join([*parts, f"{metrics['tokens_per_second']:,.0f} tokens/s"])
+        speed = [] if self.live and "moved_right_way" in metrics else [f"{metrics['tokens_per_second']:,.0f} tokens/s"]
+        return "  ".join([*parts, *speed])
 
 
 def _duration(seconds: float) -> str:

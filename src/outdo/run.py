@@ -24,10 +24,13 @@ from outdo.folder import (
     write_json_atomically,
     write_text_atomically,
 )
+from outdo.inspector.gather import gather
+from outdo.inspector.page import page
 from outdo.loop import train
 from outdo.metrics import step_metrics
 from outdo.recipe import Recipe
 from outdo.recipe_file import dump, load
+from outdo.record import files
 from outdo.session import Session, open_session, sampling_params
 from outdo.types import Batch, Step
 
@@ -53,7 +56,8 @@ def start(recipe: Recipe, folder: Path, display: Display) -> int:
     with RunFolder(folder) as run:
         if run.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
-        return _train(run, open_session(recipe), Progress(), display)
+        status = _train(run, open_session(recipe), Progress(), display)
+    return _shown(folder, status, display)
 
 
 def resume(folder: Path, overrides: list[str], display: Display) -> int:
@@ -83,7 +87,19 @@ def resume(folder: Path, overrides: list[str], display: Display) -> int:
             session.prompts.load_state(progress.prompts)
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         run.rewind(progress.step)
-        return _train(run, session, progress, display)
+        files.drop_after(run.path, progress.step)
+        files.remove_leftovers(run.path)
+        status = _train(run, session, progress, display)
+    return _shown(folder, status, display)
+
+
+def _shown(folder: Path, status: int, display: Display) -> int:
+    """Write the page of a run that is complete; the exit status. What the page needs is all on disk."""
+    if status == 0:
+        report = folder / "report.html"
+        write_text_atomically(report, page([gather(folder)]))
+        display.say(f"what was trained, token by token: {report}")
+    return status
 
 
 def _train(run: RunFolder, session: Session, progress: Progress, display: Display) -> int:
@@ -143,7 +159,8 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
     with display.steps(progress.step, recipe.steps):
         clock = time.monotonic()
         for step in steps:
-            metrics = _metrics(session, step, time.monotonic() - clock)
+            recorded = session.recorder(step, run.path)
+            metrics = _metrics(session, step, time.monotonic() - clock) | recorded
             last = step.index == recipe.steps
             if last or _due(step.index, recipe.eval.every):
                 progress.after = _evaluate(session, step.index, display)

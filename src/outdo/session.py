@@ -30,6 +30,7 @@ from outdo.placing import placed
 from outdo.policy import Policy, Work
 from outdo.prompts import Prompts, tokenise
 from outdo.recipe import Piece, Recipe
+from outdo.record.recorder import Recorder
 from outdo.reward_refresh import Refreshed
 from outdo.rewards import Combined, load_reward
 from outdo.rewards.base import Reward
@@ -54,12 +55,14 @@ class Session:
     reward: Reward
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
     judges: Sequence[Refreshed]  # reward models that go on learning
+    recorder: Recorder
     fingerprints: Mapping[str, str]  # of the data files, by the recipe's key
     notes: tuple[str, ...]
 
-    def parts(self) -> dict[str, Adaptive | Refreshed]:
+    def parts(self) -> dict[str, Adaptive | Refreshed | Recorder]:
         """What changes in a run besides the models and the place in the data, by a name for a checkpoint."""
-        return {**self.adaptive, **{f"judge {number}": judge for number, judge in enumerate(self.judges)}}
+        judges = {f"judge {number}": judge for number, judge in enumerate(self.judges)}
+        return {**self.adaptive, **judges, "recorder": self.recorder}
 
 
 def open_session(
@@ -107,6 +110,7 @@ def open_session(
         reward=reward,
         adaptive=adaptive_of(objective, penalty),
         judges=judges,
+        recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
         fingerprints=questions.fingerprints,
         notes=(f"device: {recipe.device} ({why})", way, *dropped),
     )
@@ -163,7 +167,9 @@ def _rollout(
 
 def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
     """How the recipe samples, with some of it replaced."""
-    return SamplingParams(**(recipe.sampling.model_dump() | changes))
+    sampling = recipe.sampling
+    stop = {"stop": sampling.stop_texts, "stop_token_ids": sampling.stop_token_ids}
+    return SamplingParams(**(sampling.model_dump() | stop | changes))
 
 
 def optimiser_settings(recipe: Recipe) -> OptimiserSettings:

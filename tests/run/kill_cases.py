@@ -10,6 +10,7 @@ from typing import Any
 from run_cases import Command, saved, steps_done, timeless, wait_until, weights
 
 from outdo.checkpoint import STATE, TENSORS
+from outdo.record.files import read, recorded_steps
 
 
 def killed_and_resumed(home: Path, run: Path, kills: int, *settings: str, apart: int = 2) -> list[str]:
@@ -50,8 +51,11 @@ def text(path: Path) -> str:
 
 
 def assert_same(run: Path, straight: Path) -> None:
-    """Equal metrics, and newest checkpoints equal bit for bit in all but the time that the run took."""
+    """Equal metrics and records, and newest checkpoints equal bit for bit in all but the time that the run took."""
     assert timeless(run) == timeless(straight)
+    assert recorded_steps(run) == recorded_steps(straight) == [line["step"] for line in timeless(run)]
+    assert all(read(run, step).equals(read(straight, step)) for step in recorded_steps(run))
+    assert not list((run / "tokens").glob(".*"))
     assert saved(run)[-1] == saved(straight)[-1]
     assert weights(run) == weights(straight)
     folders = [each / "checkpoints" / f"step_{saved(each)[-1]:06d}" for each in (run, straight)]

@@ -33,7 +33,7 @@ optim = {lr = 1e-3}
 eval = {every = 10, rows = 4}
 checkpoint = {every = 1}
 """
-TIMES = {"seconds", "tokens_per_second"}
+TIMES = {"seconds", "tokens_per_second", "record/seconds"}
 """What in a line of metrics depends on the clock."""
 
 # A new interpreter loads torch and transformers for seconds. This server has them loaded, and forks for each command.

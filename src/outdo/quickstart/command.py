@@ -111,7 +111,7 @@ def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
         table.add_row(str(prompt.text), *(_marked(prompt, answer) for answer in answers))
     display.console.print(table)
     display.say(f"all of it is in {run}, in {summary['seconds']:.0f} s of training. Next:")
-    for command in ("chat", "eval"):
+    for command in ("chat", "eval", "doctor"):
         display.say(f"  {_typed()} {command} {run}")
 
 
