@@ -65,3 +65,14 @@ def test_a_wrong_recipe_is_refused_before_anything_heavy_is_loaded(command, tmp_
     assert (status, heavy) == (2, [])
     assert "modle" in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("command", ["inspect", "doctor", "plot"])
+def test_looking_at_a_run_that_is_not_there_loads_nothing_heavy(command, tmp_path):
+    status, heavy, printed = loaded(CLI, command, str(tmp_path / "none"))
+    assert (status, heavy) == (2, [])
+    assert "no such folder" in printed
+
+
+def test_the_glossary_loads_nothing_heavy():
+    assert loaded(CLI, "glossary", "entropy")[:2] == (0, [])

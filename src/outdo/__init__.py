@@ -83,6 +83,9 @@ if TYPE_CHECKING:
     from outdo.policy import Work as Work
     from outdo.prompts import Prompts as Prompts
     from outdo.prompts import tokenise as tokenise
+    from outdo.record.foreign import record_step as record_step
+    from outdo.record.recorder import Recorder as Recorder
+    from outdo.record.trl import TrlRecord as TrlRecord
     from outdo.reward_model import RewardModel as RewardModel
     from outdo.reward_refresh import Refreshed as Refreshed
     from outdo.rewards import load_reward as load_reward
@@ -123,6 +126,7 @@ HOME = {  # public name: the room it lives in
     "Prompt": "outdo.types",
     "Prompts": "outdo.prompts",
     "Question": "outdo.environments.question",
+    "Recorder": "outdo.record.recorder",
     "Refill": "outdo.environments.refill",
     "Refreshed": "outdo.reward_refresh",
     "Request": "outdo.types",
@@ -135,6 +139,7 @@ HOME = {  # public name: the room it lives in
     "Terms": "outdo.types",
     "TokenScores": "outdo.types",
     "Totals": "outdo.types",
+    "TrlRecord": "outdo.record.trl",
     "Update": "outdo.types",
     "Work": "outdo.policy",
     "batch_standardised": "outdo.advantages",
@@ -177,6 +182,7 @@ HOME = {  # public name: the room it lives in
     "per_token": "outdo.advantages",
     "ppo": "outdo.objectives.presets",
     "questions_from": "outdo.data",
+    "record_step": "outdo.record.foreign",
     "reinforce": "outdo.objectives.presets",
     "reinforce_pp_baseline": "outdo.advantages",
     "rejection": "outdo.advantages",

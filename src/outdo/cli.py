@@ -248,7 +248,9 @@ def inspect(
     runs: Annotated[list[Path], typer.Argument(help="a run folder, or two side by side", show_default=False)],
     *,
     out: Annotated[Path | None, typer.Option(help="the file to write; unset: report.html in the run folder")] = None,
-    step: Annotated[list[int] | None, typer.Option(help="steps whose tokens are shown; unset: chosen and said")] = None,
+    step: Annotated[
+        list[int] | None, typer.Option(help="a step whose tokens are shown, once for each; unset: those that tell most")
+    ] = None,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="two checkpoints that read the same answers: step_20 step_80")
     ] = None,
@@ -258,14 +260,19 @@ def inspect(
     port: Annotated[int, typer.Option(min=0, max=65535, help="of the server; 0: a free one")] = 0,
     terminal: Annotated[bool, typer.Option("--terminal", help="print one group of one step here instead")] = False,
     group: Annotated[int | None, typer.Option(min=0, help="the group that --terminal prints")] = None,
-    groups: Annotated[int | None, typer.Option(min=1, help="groups of each step on the page; unset: as fit")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="what colours its tokens: moved, ratio, advantage, ...", show_default=False)
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="groups of each step on the page; unset: as many as it has room for")
+    ] = None,
 ) -> None:
     """Look at what was trained: every token, and whether it really moved."""
     from outdo.commands.inspecting import run_inspect
 
     run_inspect(
         runs, display=Display(), out=out, steps=step or (), groups=groups, compare=compare, serve=serve, port=port,
-        terminal=terminal, group=group,
+        terminal=terminal, group=group, by=by,
     )  # fmt: skip
 
 
@@ -295,7 +302,9 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(help="a run folder, or two together", show_default=False)],
     *,
     out: Annotated[Path, typer.Option(help="a .png or .svg file")] = Path("curves.png"),
-    metric: Annotated[list[str] | None, typer.Option(help="which curves; unset: the usual ones")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="a metric to draw, once for each; unset: the usual ones")
+    ] = None,
 ) -> None:
     """Draw a run's curves."""
     from outdo.commands.reporting import run_plot

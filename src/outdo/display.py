@@ -65,15 +65,8 @@ class Display:
         self.say(f"held-out questions right after step {step}: " + ", ".join(parts))
 
     def _sentence(self, metrics: Mapping[str, float]) -> str:
-        alike = metrics.get("refill/dropped", 0) > 0
-        parts = ["no question whose answers differ was found" if alike else "no answer has a reward"]
-        if "reward" in metrics:
-            change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
-            parts = [f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}"]
-        if "moved_right_way" in metrics:
-            parts.insert(0, f"moved as pushed {metrics['moved_right_way']:.0%}")
+        parts = self._outcome(metrics)
         if not self.live:  # a bar has to fit into 80 columns
-            parts.append(f"mixed {metrics['frac_mixed']:.0%}")
             parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:
             parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
@@ -84,6 +77,16 @@ class Display:
             parts.append(f"{failures:.0f} without a reward")
         speed = [] if self.live and "moved_right_way" in metrics else [f"{metrics['tokens_per_second']:,.0f} tokens/s"]
         return "  ".join([*parts, *speed])
+
+    def _outcome(self, metrics: Mapping[str, float]) -> list[str]:
+        """First whether the tokens moved as they were pushed, then the rewards; or why there are none."""
+        moved = [f"moved as pushed {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
+        if "reward" not in metrics:
+            alike = metrics.get("refill/dropped", 0) > 0
+            return [*moved, "no question whose answers differ was found" if alike else "no answer has a reward"]
+        change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
+        mixed = [] if self.live else [f"mixed {metrics['frac_mixed']:.0%}"]
+        return [*moved, f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}", *mixed]
 
 
 def _duration(seconds: float) -> str:

@@ -158,7 +158,8 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
         files.write_file(aside, content)
         files.rename(aside, path)
     except OSError as error:
-        raise RunFolderError(f"{path}: was not written, the old content stays: {error.strerror}") from error
+        stays = ", the old content stays" if path.exists() else ""
+        raise RunFolderError(f"{path}: was not written{stays}: {error.strerror}") from error
 
 
 def _complete_lines(path: Path) -> list[bytes]:

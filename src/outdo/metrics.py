@@ -22,13 +22,13 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     rewards = batch.rewards[batch.scored]
     spreads = [batch.rewards[batch.scored & (batch.group == group)] for group in batch.group.unique()]
     spreads = [spread for spread in spreads if len(spread)]
-    metrics: dict[str, float | None] = {
-        "reward": _mean(rewards),
-        "right": _mean(rewards >= RIGHT),
-        "reward_std": sum(map(_deviation, spreads)) / max(1, len(spreads)),
-        "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / max(1, len(spreads)),
-        **_mixture([_mean(spread >= RIGHT) or 0.0 for spread in spreads]),
-    }
+    metrics: dict[str, float | None] = {"reward": _mean(rewards), "right": _mean(rewards >= RIGHT)}
+    if spreads:
+        metrics |= {
+            "reward_std": sum(map(_deviation, spreads)) / len(spreads),
+            "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / len(spreads),
+            **_mixture([float((s >= RIGHT).float().mean()) for s in spreads]),
+        }
     if batch.baselines is not None:
         metrics["baseline"] = _mean(batch.baselines[batch.scored])
     for name, part in batch.reward_parts.items():
@@ -48,7 +48,7 @@ def _mixture(rates: Sequence[float]) -> dict[str, float]:
         "frac_all_wrong": sum(rate == 0.0 for rate in rates),
         "frac_mixed": sum(0.0 < rate < 1.0 for rate in rates),
     }
-    return {name: count / max(1, len(rates)) for name, count in shares.items()}
+    return {name: count / len(rates) for name, count in shares.items()}
 
 
 def _completion_metrics(step: Step) -> dict[str, float | None]:

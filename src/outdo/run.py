@@ -56,6 +56,7 @@ def start(recipe: Recipe, folder: Path, display: Display) -> int:
     with RunFolder(folder) as run:
         if run.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
+        _make_room(run, recipe)
         status = _train(run, open_session(recipe), Progress(), display)
     return _shown(folder, status, display)
 
@@ -72,25 +73,39 @@ def resume(folder: Path, overrides: list[str], display: Display) -> int:
             raise Mistakes([f"{line}; a resumed run may not change this" for line in refused])
         for line in [*([run.notice] if run.notice else []), *differences(saved.model_dump(), recipe.model_dump())]:
             display.say(line)
+        _make_room(run, recipe)
         found = checkpoint.latest(run.checkpoints)
         for fault in found.broken if found else ():
             display.say(f"not used: {fault}")
         state = checkpoint.load_state(found.path) if found else {}
         model = found.path if found else None
         session = open_session(recipe, model=model, fingerprints=state.get("fingerprints"))
-        progress = Progress()
-        if found:
-            session.models.load_state(state["models"])
-            for name, part in session.parts().items():
-                part.load_state(state["parts"][name])
-            progress = Progress(**state["progress"])
-            session.prompts.load_state(progress.prompts)
+        progress = _restored(session, found.path, state, display) if found else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         run.rewind(progress.step)
         files.drop_after(run.path, progress.step)
         files.remove_leftovers(run.path)
         status = _train(run, session, progress, display)
     return _shown(folder, status, display)
+
+
+def _restored(session: Session, saved: Path, state: Mapping[str, Any], display: Display) -> Progress:
+    """Bring the session to where it was when the checkpoint `saved` was made; what the run remembers."""
+    session.models.load_state(state["models"])
+    for name, part in session.parts().items():
+        if name in state["parts"]:
+            part.load_state(state["parts"][name])
+        else:
+            display.say(f"{saved}: says nothing of the {name}, which begins anew; an older outdo wrote it")
+    progress = Progress(**state["progress"])
+    session.prompts.load_state(progress.prompts)
+    return progress
+
+
+def _make_room(run: RunFolder, recipe: Recipe) -> None:
+    """Before any model is loaded: the place where tokens are going to be recorded."""
+    if recipe.record.every:
+        files.make_room(run.path)
 
 
 def _shown(folder: Path, status: int, display: Display) -> int:
@@ -159,18 +174,17 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
     with display.steps(progress.step, recipe.steps):
         clock = time.monotonic()
         for step in steps:
-            recorded = session.recorder(step, run.path)
+            recorded, refused = _recorded(session, step, run.path)
             metrics = _metrics(session, step, time.monotonic() - clock) | recorded
             last = step.index == recipe.steps
-            if last or _due(step.index, recipe.eval.every):
-                progress.after = _evaluate(session, step.index, display)
-                progress.best = _better(progress, step.index, recipe.eval.best)
-                metrics |= {f"eval/{name}": value for name, value in progress.after.items()}
+            metrics |= _evaluation(session, progress, step.index, display)
             metrics |= _follow(session, step, metrics)
             _keep_refused(run.path / "refused", step)
             run.append_metrics(step.index, metrics)
             _move_on(progress, session, step.index, metrics)  # now, and not before: a saved step has its line
             display.step(step.index, recipe.steps, metrics)
+            if refused:
+                raise refused
             best = progress.best.get("step") == step.index
             if last or best or asked or _due(step.index, recipe.checkpoint.every):
                 _save(run, session, progress)
@@ -181,6 +195,14 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _recorded(session: Session, step: Step, folder: Path) -> tuple[dict[str, float], RunFolderError | None]:
+    """Record a step. A disk that refuses ends the run, but only when the step, which is done, has its line as well."""
+    try:
+        return session.recorder(step, folder), None
+    except RunFolderError as error:
+        return {}, error
 
 
 def _metrics(session: Session, step: Step, seconds: float) -> dict[str, float]:
@@ -246,6 +268,16 @@ def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]
         numbers |= {name: found.accuracy, f"{name}_low": low, f"{name}_high": high}
     display.evaluated(step, numbers)
     return numbers
+
+
+def _evaluation(session: Session, progress: Progress, step: int, display: Display) -> dict[str, float]:
+    """The metrics of an evaluation after this step, if one is due; `progress` remembers it."""
+    recipe = session.recipe
+    if step != recipe.steps and not _due(step, recipe.eval.every):
+        return {}
+    progress.after = _evaluate(session, step, display)
+    progress.best = _better(progress, step, recipe.eval.best)
+    return {f"eval/{name}": value for name, value in progress.after.items()}
 
 
 def _better(progress: Progress, step: int, by: str) -> dict[str, float]:

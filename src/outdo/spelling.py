@@ -76,6 +76,7 @@ class Spelling:
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    # The last of the class: from here on, its name hides that of the type.
     def bytes(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> list[bytes]:
         """The bytes of each token; joined, they are the text of `ids` in UTF-8."""
         if self._read is None:

@@ -1,6 +1,7 @@
 """A real Chromium for the tests of the page: finding it, starting it, and writing down what it says and asks for."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -102,3 +103,18 @@ def embedded(html: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="outdo-data">(.*?)</script', html, re.DOTALL)
     assert found, "no data in the page"
     return json.loads(found[1])
+
+
+def number(text: str) -> float | None:
+    """A number as the page writes it: a true minus sign, a dash where nothing is known."""
+    return None if text == "–" else float(text.replace("−", "-").replace(",", "").removesuffix("%"))
+
+
+def nearly(shown: float | None, known: float | None, digits: int = 4, *, beside: float = 0.0) -> bool:
+    """Whether they agree in so many digits, of the number itself or of one that it is kept `beside`.
+
+    The page's file holds a little more than four digits of each number that it keeps.
+    """
+    if shown is None or known is None:
+        return shown is known
+    return math.isclose(shown, known, rel_tol=0.6 * 10 ** (1 - digits), abs_tol=1.3e-4 * abs(beside))

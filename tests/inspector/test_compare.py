@@ -21,7 +21,7 @@ from outdo import checkpoint
 from outdo.commands import inspecting
 from outdo.commands.inspecting import run_inspect
 from outdo.display import Display
-from outdo.errors import CheckpointError, Mistakes, RunFolderError
+from outdo.errors import CheckpointError, Mistakes
 from outdo.folder import RunFolder
 from outdo.inspector import gather as gathering
 from outdo.inspector import selection
@@ -205,9 +205,30 @@ def test_options_that_cannot_be_had_together_are_refused(compared: Path, asked: 
         run_inspect([compared], display=display(), **asked)
 
 
-def test_a_page_that_cannot_be_written_is_told(small_run: Path, tmp_path: Path):
-    with pytest.raises(RunFolderError, match="nowhere"):
+def test_where_a_page_cannot_be_written_is_told_before_anything_is_read(small_run: Path, tmp_path: Path):
+    with pytest.raises(Mistakes, match=r"no folder .*nowhere"):
         run_inspect([small_run], display=display(), out=tmp_path / "nowhere/page.html")
+    with pytest.raises(Mistakes, match="this is a folder"):
+        run_inspect([small_run], display=display(), out=tmp_path)
+
+
+def test_a_page_in_the_place_of_a_link_leaves_what_it_led_to(small_run: Path, tmp_path: Path):
+    kept, link = tmp_path / "kept", tmp_path / "report.html"
+    kept.write_text("mine")
+    link.symlink_to(kept)
+    run_inspect([small_run], display=display(), out=link)
+    assert kept.read_text() == "mine"
+    assert not link.is_symlink()
+
+
+def test_what_colours_the_tokens_is_said_with_the_nearest_name(small_run: Path):
+    with pytest.raises(Mistakes, match=r"--by ration: expected one of moved, .*did you mean ratio\?"):
+        run_inspect([small_run], display=display(), terminal=True, by="ration")
+    with pytest.raises(Mistakes, match="--by goes with --terminal"):
+        run_inspect([small_run], display=display(), by="ratio")
+    shown = display()
+    run_inspect([small_run], display=shown, terminal=True, by="entropy")
+    assert "entropy, to " in said(shown)
 
 
 def test_inspecting_loads_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):

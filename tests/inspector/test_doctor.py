@@ -13,7 +13,7 @@ from rich.console import Console
 from outdo.commands.reporting import run_doctor
 from outdo.doctor import RULES, Finding, diagnose, from_the_start
 from outdo.doctor.series import Run
-from outdo.errors import Mistakes, RunFolderError
+from outdo.errors import Mistakes
 from outdo.folder import read_metrics
 
 HEALTHY = read_metrics(Path(__file__).with_name("quickstart_metrics.jsonl"))
@@ -82,6 +82,10 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((9, {"moved_not": 0.95, "learning_rate": 1e-8, "grad_norm": 50.0})),
         r"95% of what was pushed did not move.*learning rate 1e-08.*50 long, is cut to 1 \(optim.clip_norm\)",
     ),
+    "hardly_moving": (
+        steps((9, {"attained": [0.0003] * 8 + [0.02], "learning_rate": 1e-6})),
+        "in 8 of the 9 steps measured, tokens went less than 0.1% of the way.*learning rate 1e-06.*Raise optim.lr",
+    ),
     "moving_away": (
         steps((9, {"attained": -0.1, "moved_wrong_way": 0.5, "learning_rate": 1e-3})),
         "more probability moved against the pushes.*50% .* wrong way.*learning rate 0.001.*Lower optim.lr",
@@ -95,7 +99,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         "with 4 updates a step not one token was clipped",
     ),
     "not_followed": (steps((9, {"transfer/followed": 0.2, "transfer/prompts": 8.0})), "of 72 questions .* only 20%"),
-    "reward_without_accuracy": (
+    "accuracy_fell": (
         steps(
             (10, {"reward": 0.4}),
             (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.55, "eval/greedy_high": 0.65}),
@@ -103,6 +107,10 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
             (1, {"reward": 0.9, "eval/greedy": 0.3, "eval/greedy_low": 0.25, "eval/greedy_high": 0.35}),
         ),
         r"fell from 60.0% \(55.0% to 65.0%\) to 30.0% .* reward rose from 0.4 to 0.9",
+    ),
+    "reward_fell": (
+        steps((20, {"reward": jumping(0.6, 0.8)}), (20, {"reward": jumping(0.1, 0.3)})),
+        r"fell from 0.7 \(the first 8 steps\) to 0.2 \(the last 8\)",
     ),
     "parts_against_each_other": (
         steps(
@@ -145,18 +153,20 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "engine_mismatch": steps((9, {"sampling/sampling_logp_difference/mean": 0.01})),
     "slower": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),
     "not_moving": steps((9, {"moved_not": 0.3})),
+    "hardly_moving": steps((20, {"attained": [0.0001, 0.03, -0.01, 0.0002] * 5})),  # few tokens in every second step
     "moving_away": steps((20, {"attained": jumping(-0.05, 0.1)})),
-    "overshooting": steps((9, {"overshoot": 0.1})),
+    "overshooting": steps((9, {"overshoot": [0.12, 0.0, 0.11, 0.13, 0.07, 0.08, 0.0, 0.02, 0.0]})),
     "spent_on_certain": steps((9, {"certain": 0.88})),
     "out_of_reach": steps((9, {"unreachable": 0.6})),
     "clipped_too_much": steps((9, {"clip_ratio/region_mean": 0.2})),
     "clip_never_acts": steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 1.0})),
     "not_followed": steps((9, {"transfer/followed": 0.2, "transfer/prompts": 1.0})),  # too few to say so
-    "reward_without_accuracy": steps(
+    "accuracy_fell": steps(
         (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.4, "eval/greedy_high": 0.8}),
         (9, {"reward": 0.9}),
         (1, {"reward": 0.9, "eval/greedy": 0.5, "eval/greedy_low": 0.3, "eval/greedy_high": 0.7}),
     ),
+    "reward_fell": steps((20, {"reward": jumping(0.15, 0.95)}), (20, {"reward": jumping(0.1, 0.9)})),  # noise
     "parts_against_each_other": steps(
         (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
         (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),
@@ -215,6 +225,34 @@ def test_a_gap_of_two_steps_does_not_end_a_range_and_one_of_three_does() -> None
 @pytest.mark.parametrize("rule", ["too_easy", "too_hard"])
 def test_what_is_too_easy_or_too_hard_is_not_also_said_to_be_without_signal(rule: str) -> None:
     assert found_by("no_signal", FIRES[rule][0]) == []
+
+
+def test_what_was_known_and_is_lost_is_not_called_too_hard() -> None:
+    lines = steps((2, {"frac_all_wrong": 0.3}), (9, {"frac_all_wrong": 1.0, "learning_rate": 3e-3}))
+    (found,) = found_by("too_hard", lines)
+    assert re.search(r"all wrong, where 30% were before.*lost what it could do.*0\.003.*Lower optim\.lr", found.text)
+    assert "Take easier questions" not in found.text
+
+
+def test_an_evaluation_that_fell_with_the_reward_is_told_too() -> None:
+    tests = [{"step": 0, "eval/greedy": 0.3}, {"step": 9, "eval/greedy": 0.0, "reward": 0.0}]
+    (found,) = found_by("accuracy_fell", tests)
+    assert "fell from 30.0% to 0.0%, and the reward did not rise" in found.text
+    assert "export" not in found.text  # step 0 is no checkpoint
+
+
+@pytest.mark.parametrize("rule", ["moving_away", "overshooting", "clipped_too_much"])
+def test_bounds_of_whole_answers_are_no_fault_of_their_tokens(rule: str) -> None:
+    lines, _ = FIRES[rule]
+    assert not found_by(rule, lines, {"train": {"objective": "gspo"}})
+
+
+def test_a_bound_so_near_that_a_few_tokens_outweigh_all_is_not_called_moving_away() -> None:
+    assert not found_by("moving_away", steps((12, {"attained": -2.9, "moved_wrong_way": 0.1})))
+
+
+def test_pushes_of_the_reference_alone_are_no_good_news() -> None:
+    assert not found_by("pushes_arrived", steps((9, {"moved_right_way": 0.9, "frac_mixed": 0.0})))
 
 
 def test_a_clip_that_never_acts_is_no_fault_of_an_objective_without_one() -> None:
@@ -292,11 +330,20 @@ def test_json_is_an_object_on_a_line(tmp_path: Path) -> None:
     assert (found["first"], found["last"], found["level"], found["metric"]) == (1, 9, "warning", "kl")
 
 
-def test_what_is_no_run_is_a_mistake_and_what_is_damaged_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match=r"no metrics\.jsonl"):
+def test_what_is_no_run_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(Mistakes, match="no run is there"):
         said_of(tmp_path)
-    with pytest.raises(RunFolderError, match=r"summary\.json: cannot be read"):
-        said_of(write_run(tmp_path / "run", steps((1, {})), summary_json="{"))
+    write_run(tmp_path / "sums", steps((1, {})))
+    with pytest.raises(Mistakes, match="no such folder; did you mean sums"):
+        said_of(tmp_path / "sum")
+    with pytest.raises(Mistakes, match="this is a file"):
+        said_of(tmp_path / "sums" / "metrics.jsonl")
+
+
+def test_what_is_damaged_is_named_and_the_rest_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", steps((9, {"kl": 2.0})), summary_json="{")
+    assert "2 nats per token" in said_of(run)
+    assert "summary.json cannot be read" in capsys.readouterr().err
 
 
 def test_text_from_a_run_is_inert(tmp_path: Path) -> None:

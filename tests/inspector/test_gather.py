@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy
 import pyarrow
 import pytest
+from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run
 
 from outdo.errors import RunFolderError
 from outdo.folder import RunFolder
+from outdo.inspector import reading
 from outdo.inspector.gather import Shown, alive, chosen_step, gather, news
 from outdo.inspector.pack import unpack
-from outdo.inspector.selection import STEPS, choose, select
+from outdo.inspector.selection import MOST_ENTRIES, STEPS, choose, select
 from outdo.record import files
 
 
@@ -308,10 +310,10 @@ def test_no_secret_is_shown(tmp_path: Path):
         folder,
         "recipe.toml",
         lambda text: (
-            text.replace('"models/small"', '"https://me:hunter2@host/m"').replace(
+            text.replace('"models/small"', '"https://me:hunter2@host/m?token=hunter2&rev=1"').replace(
                 '"questions.jsonl"', '"s3://bucket/hf_abcdefghijklmnop/questions.jsonl"'
             )
-            + '\n[hub]\ntoken = "hunter2"\n'
+            + '\n[hub]\ntoken = "hunter2"\n[[judges]]\nname = "judge.py:score"\napi_key = "hunter2"\n'
         ),
     )
     environment = json.loads((folder / "environment.json").read_text())
@@ -320,7 +322,7 @@ def test_no_secret_is_shown(tmp_path: Path):
     told = json.dumps(gather(folder))
     assert "hunter2" not in told
     assert "abcdefghijklmnop" not in told
-    assert "https://***@host/m" in told
+    assert "https://***@host/m?***" in told
 
 
 # ------------------------------------------------------------------------------------------------------------- alive
@@ -372,3 +374,86 @@ def test_a_long_run_is_gathered_with_its_last_step(tmp_path: Path):
     assert run["recorded"] == [1, 500, 1000]
     assert len(run["metrics"]["steps"]) == 1001
     assert [entry["step"] for entry in run["chosen"]][-1] == 1000
+
+
+# ------------------------------------------------------------------------------ within bounds, and within the folder
+
+
+def elsewhere(tmp_path: Path, folder: Path, name: str) -> None:
+    """Put a link in the place of a file of the run, to where it now is: outside."""
+    outside = tmp_path / "outside"
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+
+
+def test_a_record_that_leads_out_of_the_folder_is_not_read(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    elsewhere(tmp_path, folder, "tokens/step_000006.parquet")
+    run = gather(folder)
+    assert 6 not in [entry["step"] for entry in run["chosen"]]
+    assert "leads out of the run folder" in texts(run)
+    with pytest.raises(RunFolderError, match="leads out of the run folder"):
+        chosen_step(folder, 6)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tokens"])
+def test_neither_metrics_nor_all_records_are_read_elsewhere(tmp_path: Path, name: str):
+    folder = write_small_run(tmp_path / "run")
+    elsewhere(tmp_path, folder, name)
+    with pytest.raises(RunFolderError, match="leads out of the run folder"):
+        gather(folder) if name == "metrics.jsonl" else chosen_step(folder, 6)
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
+def test_a_table_elsewhere_is_left_out(tmp_path: Path, name: str):
+    folder = write_small_run(tmp_path / "run")
+    elsewhere(tmp_path, folder, name)
+    assert f"{name} cannot be read" in texts(gather(folder))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    files.path_of(folder, 6).unlink()
+    os.mkfifo(files.path_of(folder, 6))
+    assert "is no file" in texts(gather(folder))
+
+
+def test_a_line_of_any_length_is_borne(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    long = '{"step": 7, "x": "' + "a" * 3_000_000 + '"}\n{"step": 8, "reward": 0.5}\n{"step": 9, "reward": '
+    edit(folder, "metrics.jsonl", lambda text: text + long)
+    run = gather(folder)
+    assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert "line 7: not a JSON object, or too long a one" in texts(run)
+
+
+def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 2001)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    for name in ("LARGEST_METRICS", "FARTHEST_BACK"):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(reading, name, 1000)
+            run = gather(tmp_path)
+        steps = run["metrics"]["steps"]
+        assert 20 < len(steps) < 40
+        assert steps == [*range(steps[0], 2001)]
+        assert "metrics.jsonl is very large" in texts(run)
+
+
+def test_a_run_of_very_many_metrics_shows_some(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"m{n}": 1.0 for n in range(5000)}}) + "\n")
+    run = gather(tmp_path)
+    assert len(run["metrics"]["values"]) == 1000
+    assert "Of 5,000 metrics 1,000 are shown" in texts(run)
+
+
+def test_a_small_file_of_a_huge_column_is_not_read(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    table = files.read(folder, 6)
+    n = MOST_ENTRIES + 1
+    values = pyarrow.ListArray.from_arrays(pyarrow.array([0, n], pyarrow.int32()), numpy.zeros(n, numpy.int8))
+    bomb = pyarrow.table({"group": [0], "token_ids": values}).replace_schema_metadata(table.schema.metadata)
+    parquet.write_table(bomb, files.path_of(folder, 6), compression="zstd")
+    assert files.path_of(folder, 6).stat().st_size < 100_000
+    with pytest.raises(RunFolderError, match=f"has {n:,} entries .* too many to be shown"):
+        chosen_step(folder, 6)

@@ -103,8 +103,19 @@ def test_the_command_draws_runs_with_the_evaluation_before_them(run: Path, tmp_p
     assert "<!-- run -->" in drawn(tmp_path / "a.svg")
 
 
-def test_the_command_names_what_is_no_run_and_what_cannot_be_written(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match=r"(?s)nothing: no run is there.*nowhere: no run is there"):
-        run_plot([tmp_path / "nothing", tmp_path / "nowhere"], tmp_path / "a.svg", None, Console())
-    with pytest.raises(RunFolderError, match=r"a\.svg: the picture was not written: No such file"):
-        run_plot([run], tmp_path / "missing" / "a.svg", None, Console())
+def full_disk(folder: Path) -> Path:
+    path = folder / "full.svg"
+    path.symlink_to("/dev/full")
+    return path
+
+
+def test_the_command_names_all_that_is_wrong_with_runs_and_file(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(Mistakes, match=r"(?s)nothing: no such folder.*nowhere: no such folder.*no folder .*missing"):
+        run_plot([tmp_path / "nothing", tmp_path / "nowhere"], tmp_path / "missing" / "a.svg", None, Console())
+    with pytest.raises(Mistakes, match="the same run is given twice"):
+        run_plot([run, run], tmp_path / "a.svg", None, Console())
+
+
+def test_a_picture_that_the_disk_refuses_is_told(run: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"full\.svg: the picture was not written: No space left"):
+        run_plot([run], full_disk(run.parent), None, Console())

@@ -92,7 +92,11 @@ def test_a_group_that_was_not_measured_is_coloured_by_its_push_and_this_is_said(
 
 @pytest.mark.parametrize("by", QUANTITIES)
 def test_every_quantity_can_be_asked_for(by: str) -> None:
-    assert QUANTITIES[by].up in said(row(kl_pull=[0.1] * 4), by=by)
+    assert QUANTITIES[by].up in said(row(kl_pull=[0.1] * 4, ratio=[1.0, 1.2, 0.9, 1.0]), by=by)
+
+
+def test_where_nothing_is_to_be_coloured_it_is_said() -> None:
+    assert "ratio as the last pass found it: nothing stands out" in said(row(ratio=[1.0] * 4), by="ratio")
 
 
 def test_a_wrong_quantity_and_a_wrong_group_are_said_together() -> None:

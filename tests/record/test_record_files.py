@@ -197,6 +197,16 @@ def test_every_flipped_bit_of_the_numbers_is_found_or_harmless(tmp_path: Path) -
         assert found.to_pydict() == whole.to_pydict(), at
 
 
+def test_what_a_crash_left_half_written_breaks_no_reader(tmp_path: Path) -> None:
+    path = files.path_of(record(tmp_path), 3)
+    whole = [query(tmp_path) for query in (clipped_by_position, reward_by_prompt)]
+    path.with_name(".step_000004.parquet.tmp").write_bytes(path.read_bytes()[:1000])
+    assert [query(tmp_path) for query in (clipped_by_position, reward_by_prompt)] == whole
+    assert files.recorded_steps(tmp_path) == [1, 2, 3]
+    files.remove_leftovers(tmp_path)
+    assert not list((tmp_path / "tokens").glob(".*"))
+
+
 def test_a_step_without_record_and_a_column_that_is_not_there_are_named(run: Path) -> None:
     with pytest.raises(RunFolderError, match=r"step_000009\.parquet: step 9 has no record; recorded steps: 1, 2, 3"):
         files.read(run, 9)

@@ -327,3 +327,13 @@ def test_bounds_are_those_of_the_rows_that_were_measured_or_of_all():
     assert some.isfinite().sum(1).tolist() == [0, 0, 1]
     torch.testing.assert_close(some[2], token_record(step, ppo(), None).bound[2], equal_nan=True)
     assert everywhere.bound.shape == some.shape
+
+
+def test_bounds_that_are_targets_are_those_of_all_rows():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, 1.0], old=0.25)
+    objective = target(merge="none")
+    batch = objective.prepare(batch)
+    assert batch.old_logprobs is not None
+    step = step_of(groups, batch, one_pass(objective, batch, batch.old_logprobs))
+    new = torch.tensor([[0.0, -0.5], [math.nan, math.nan]])
+    assert token_record(step, objective, new).bound.isfinite().sum(1).tolist() == [1, 1]

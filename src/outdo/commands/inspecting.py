@@ -1,16 +1,18 @@
 """`outdo inspect`: a run as a page, written to a file or served while the run goes on, or one group in a terminal."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outdo.commands.run_folders import no_place, no_run
 from outdo.display import Display
 from outdo.errors import Mistakes
 from outdo.folder import write_text_atomically
 from outdo.inspector.gather import Shown, alive, gather
 from outdo.inspector.page import page
-from outdo.inspector.selection import TOKENS, Comparison
-from outdo.inspector.terminal import show_group
+from outdo.inspector.selection import TOKENS, Comparison, select
+from outdo.inspector.terminal import QUANTITIES, show_group
 from outdo.record import files
 from outdo.signatures import did_you_mean
 
@@ -27,6 +29,7 @@ class Asked:
     compare: tuple[str, str] | None
     terminal: bool
     group: int | None
+    by: str | None
 
 
 def run_inspect(
@@ -41,21 +44,22 @@ def run_inspect(
     port: int = 0,
     terminal: bool = False,
     group: int | None = None,
+    by: str | None = None,
 ) -> None:
     """Write the page of one run, or of two side by side, to RUN/report.html or `out`, and say where.
 
     While the run is alive the page is served on this machine instead, and follows it, unless `out` or `serve` says
     otherwise. `steps`: whose tokens are shown; `groups`: how many groups of each; `compare`: two checkpoints of the
-    run under which one step's completions are shown. With `terminal` group `group` of a step is printed.
+    run under which one step's completions are shown. With `terminal` group `group` of a step is printed, its tokens
+    coloured by the quantity `by`.
 
     Raises: Mistakes with everything that is wrong, before anything is read in full.
     """
-    asked = Asked(steps=steps, groups=groups, compare=compare, terminal=terminal, group=group)
-    mistakes = [*_clashes(runs, asked, out=out, serve=serve, port=port)]
-    for run in runs:
-        mistakes += [wrong] if (wrong := _no_run(run)) else _not_in(run, asked)
-    if mistakes:
+    asked = Asked(steps=steps, groups=groups, compare=compare, terminal=terminal, group=group, by=by)
+    if mistakes := [*_mistakes(runs, asked, out=out, serve=serve, port=port)]:
         raise Mistakes(mistakes)
+    for run, step in itertools.product(runs, steps):
+        files.read(run, step, ["group"])  # one that is asked for and damaged is an error, and not a gap on a page
     if terminal:
         _print(runs[0], asked, display)
         return
@@ -74,12 +78,25 @@ def run_inspect(
 # ---------------------------------------------------------------------------------------------------------- mistakes
 
 
-def _clashes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: bool | None, port: int) -> Iterator[str]:
-    """What is wrong with the options alone."""
+def _mistakes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: bool | None, port: int) -> Iterator[str]:
+    """What is wrong with the options, with the file, and with each run."""
+    clashes = _clashes(runs, asked, out=out, serve=serve, port=port)
+    clashes |= _terminal_clashes(runs, asked, elsewhere=any([out is not None, serve, asked.compare is not None]))
+    yield from (f"inspect: {sentence}" for sentence, is_so in clashes.items() if is_so)
+    if out is not None and (wrong := no_place(out)):
+        yield wrong
+    for run in runs:
+        if wrong := no_run(run):
+            yield wrong
+        else:
+            yield from _not_in(run, asked)
+
+
+def _clashes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: bool | None, port: int) -> dict[str, bool]:
+    """What may be wrong with the options of a page, and whether it is."""
     comparing, groups = asked.compare is not None, asked.groups
     same = comparing and len(set(map(_name, asked.compare or ()))) < 2
-    elsewhere = any([out is not None, serve, comparing])
-    wrong = {
+    return {
         "one run is shown, or two side by side": not 1 <= len(runs) <= 2,
         "the same run is given twice": len({run.resolve() for run in runs}) < len(runs),
         "--serve keeps the page in memory; leave out --out": all([serve, out is not None]),
@@ -87,15 +104,24 @@ def _clashes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: boo
         "--compare takes two different checkpoints": same,
         "--compare shows one step; give --step once": comparing and len(asked.steps) > 1,
         "--compare writes a file; leave out --serve": all([comparing, serve]),
-        "--terminal shows a group of one run": asked.terminal and len(runs) > 1,
-        "--terminal shows one step; give --step once": asked.terminal and len(asked.steps) > 1,
-        "--terminal writes no page; leave out --out, --serve and --compare": asked.terminal and elsewhere,
-        "--group goes with --terminal; --groups says how many a page shows": asked.group is not None
-        and not asked.terminal,
         f"--groups {groups}: a page shows at least one group": groups is not None and groups < 1,
         f"--port {port}: ports go from 0 (a free one) to 65535": not 0 <= port <= 65535,
     }
-    yield from (f"inspect: {sentence}" for sentence, is_so in wrong.items() if is_so)
+
+
+def _terminal_clashes(runs: Sequence[Path], asked: Asked, *, elsewhere: bool) -> dict[str, bool]:
+    """The same of the options that go with `--terminal`, or do not."""
+    by, known, terminal = asked.by, [*QUANTITIES], asked.terminal
+    unknown = by is not None and by not in known
+    hint = did_you_mean(by, known) if by else ""
+    return {
+        "--terminal shows a group of one run": terminal and len(runs) > 1,
+        "--terminal shows one step; give --step once": terminal and len(asked.steps) > 1,
+        "--terminal writes no page; leave out --out, --serve and --compare": terminal and elsewhere,
+        "--group goes with --terminal; --groups says how many a page shows": asked.group is not None and not terminal,
+        "--by goes with --terminal; a page has all of them to choose from": by is not None and not terminal,
+        f"--by {by}: expected one of {', '.join(known)}{hint}": unknown,
+    }
 
 
 def _not_in(run: Path, asked: Asked) -> Iterator[str]:
@@ -108,17 +134,6 @@ def _not_in(run: Path, asked: Asked) -> Iterator[str]:
         yield from _no_group(run, _last(asked.steps, known), asked.group)
     if not known and (asked.terminal or asked.compare):
         yield f"{run}: no step of it is recorded"
-
-
-def _no_run(run: Path) -> str | None:
-    """Why there is nothing to show in a folder, if there is nothing."""
-    if any((run / name).exists() for name in ("recipe.toml", "metrics.jsonl", "tokens")):
-        return None
-    if run.is_dir():
-        return f"{run}: no run is there (it has neither recipe.toml nor metrics.jsonl nor tokens)"
-    parent = run.parent
-    near = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    return f"{run}: no such folder{did_you_mean(run.name, near)}"
 
 
 def _not_recorded(run: Path, step: int, known: Sequence[int]) -> str:
@@ -151,16 +166,22 @@ def _no_checkpoint(run: Path, name: str) -> str | None:
     kept = sorted(path.name for path in (run / "checkpoints").glob("step_*") if path.is_dir())
     if _name(name) in kept:
         return None
-    near = did_you_mean(_name(name), kept)
-    return f"{run}: --compare {name}: there is no such checkpoint{near}; kept are {', '.join(kept) or 'none'}"
+    return f"{run}: --compare {name}: there is no such checkpoint; kept are {', '.join(kept) or 'none'}"
 
 
 # ------------------------------------------------------------------------------------------------------------- doing
 
 
 def _print(run: Path, asked: Asked, display: Display) -> None:
-    table = files.read(run, _last(asked.steps, files.recorded_steps(run)))
-    show_group(table, table["group"][0].as_py() if asked.group is None else asked.group, display.console)
+    """The group asked for, or else the one that a page would show first."""
+    step = _last(asked.steps, files.recorded_steps(run))
+    group = asked.group
+    if group is None:
+        shown = select(run, step, groups=1).table["group"]
+        if not len(shown):
+            raise Mistakes([f"{run}: step {step} has no groups"])
+        group = shown[0].as_py()
+    show_group(files.read(run, step), group, display.console, by=asked.by or "moved")
 
 
 def _comparison(run: Path, names: tuple[str, str], steps: Sequence[int]) -> Comparison:

@@ -2,8 +2,8 @@
 
 import json
 import os
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from outdo import glossary
+from outdo.commands.run_folders import no_place, no_run
 from outdo.doctor import Finding, diagnose, from_the_start
 from outdo.errors import Mistakes, RunFolderError
-from outdo.folder import read_metrics
+from outdo.inspector import reading
 from outdo.inspector.curves import plot
 from outdo.marks import visible
 
@@ -37,50 +38,54 @@ def run_doctor(run: Path, console: Console, *, as_json: bool = False) -> None:
 
     As JSON, an object on a line for each finding. Raises `Mistakes` or `RunFolderError` where no run can be read.
     """
-    metrics = _metrics(run)
-    lines = from_the_start(metrics, _table(run / "summary.json", json.loads))
-    findings = diagnose(lines, recipe=_table(run / "recipe.toml", tomllib.loads))
+    if wrong := no_run(run):
+        raise Mistakes([wrong])
+    left_out: list[str] = []
+    lines, steps = _metrics(run, left_out.append)
+    findings = diagnose(lines, recipe=reading.table(run, "recipe.toml", left_out.append))
+    for sentence in left_out:
+        print(f"{run}: {sentence}", file=sys.stderr)
     if as_json:
         console.file.write("".join(json.dumps(asdict(finding)) + "\n" for finding in findings))
         return
-    console.print(Text(f"{run}: {len(metrics)} steps"))
+    _say(console, Text(f"{run}: {steps} steps"))
     for level, colour in LEVELS.items():
         for finding in findings:
             if finding.level == level:
-                console.print(_told(finding, colour))
+                _say(console, _told(finding, colour))
     if all(finding.level == "good" for finding in findings):
-        console.print(Text(_nothing_found(len(metrics))))
+        _say(console, Text(_nothing_found(steps)))
 
 
 def run_glossary(metric: str | None, console: Console) -> None:
     """Say what a metric is; without one, name all of them by topic. Raises `Mistakes` where there is no such metric."""
     if metric is None:
         for topic, entries in groupby(glossary.known(), key=lambda entry: entry.topic):
-            console.print(Text(TOPICS[topic], style="bold"))
+            _say(console, Text(TOPICS[topic], style="bold"))
             for each in entries:
-                console.print(Text.assemble((f"{each.name}  ", "cyan"), each.title))
+                _say(console, Text.assemble((f"{each.name}  ", "cyan"), each.title))
         return
     found = glossary.entry(metric)
     if found is None:
         near = glossary.nearest(metric)
         hint = f"; did you mean {near}?" if near else "; `outdo glossary` names all of them"
         raise Mistakes([f"{metric}: outdo writes no such metric{hint}"])
-    console.print(Text.assemble((found.title, "bold"), f"  ({visible(found.name)})"))
+    _say(console, Text.assemble((visible(found.title, spaces=False), "bold"), f"  ({visible(found.name)})"))
     for name, text in (("what", found.what), ("healthy", found.healthy), ("otherwise", found.otherwise)):
-        console.print(Text.assemble((f"{name}: ", "cyan"), text))
+        _say(console, Text.assemble((f"{name}: ", "cyan"), text))
 
 
 def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, console: Console) -> None:
     """Draw the curves of one or two runs. Raises `Mistakes` with all that is wrong with runs, metrics and file."""
-    mistakes: list[str] = []
-    lines: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        try:
-            lines[str(run)] = from_the_start(_metrics(run), _table(run / "summary.json", json.loads))
-        except Mistakes as error:
-            mistakes += error.mistakes
+    mistakes = [wrong for wrong in (*map(no_run, runs), no_place(out)) if wrong]
+    if len({run.resolve() for run in runs}) < len(runs):
+        mistakes.append("plot: the same run is given twice")
     if mistakes:
         raise Mistakes(mistakes)
+    left_out: list[str] = []
+    lines = {str(run): _metrics(run, left_out.append)[0] for run in runs}
+    for sentence in left_out:
+        print(sentence, file=sys.stderr)
     try:
         plot(_short(lines), out, names=names or None)
     except OSError as error:
@@ -88,23 +93,15 @@ def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, conso
     console.print(Text(f"the picture is {out}"), soft_wrap=True)
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run that have a step."""
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        raise Mistakes([f"{run}: no run is there, or no step of it is done (it has no metrics.jsonl)"])
-    return [line for line in read_metrics(path) if isinstance(line.get("step"), int)]
+def _metrics(run: Path, left_out: reading.Say) -> tuple[list[Mapping[str, Any]], int]:
+    """The lines of a run, with the evaluation before its first step; and how many steps it has."""
+    lines = reading.metrics(run, left_out)
+    return from_the_start(lines, reading.table(run, "summary.json", left_out)), len(lines)
 
 
-def _table(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
-    """What a file holds that not every run has; nothing where there is none. Raises `RunFolderError` if damaged."""
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path}: cannot be read: {error}") from error
-    return found if isinstance(found, Mapping) else {}
+def _say(console: Console, text: Text) -> None:
+    """Broken between words where a person reads; whole lines where a program does."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def _told(finding: Finding, colour: str) -> Text:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from outdo.doctor.series import Finding, Run, change
+from outdo.doctor.tokens import step_size
 
 
 def too_easy(run: Run) -> Iterator[Finding]:
@@ -19,7 +20,17 @@ def too_easy(run: Run) -> Iterator[Finding]:
 def too_hard(run: Run) -> Iterator[Finding]:
     """Nothing to learn, for nothing is right."""
     for span in run.lasting("frac_all_wrong", above=0.75):
-        if run.mean("frac_reward_zero_std", span, unknown=1.0) > 0.5:
+        if run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5:
+            continue
+        before = run.of("frac_all_wrong", last=span.steps[0] - 1)
+        if before.values and before.mean < 0.5:
+            yield span.finding(
+                "warning",
+                f"{span.mean:.0%} of the groups are all wrong, where {before.mean:.0%} were before: the policy has "
+                f"lost what it could do{step_size(run, span)}. Lower optim.lr, and start again from an earlier "
+                "checkpoint.",
+            )
+        else:
             yield span.finding(
                 "warning",
                 f"{span.mean:.0%} of the groups are all wrong: the data is too hard for the model as it is now. Take "

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 from outdo.doctor.series import Finding, Metrics, Run, Span, change, is_number
 
+EVALUATIONS = (("eval/greedy", "likeliest"), ("eval/sampled", "sampled"))
+"""And what they call their answers."""
+
 
 def reward_rose(run: Run) -> Iterator[Finding]:
     """Beyond the noise of single steps."""
@@ -20,7 +23,7 @@ def reward_rose(run: Run) -> Iterator[Finding]:
 
 def held_out_rose(run: Run) -> Iterator[Finding]:
     """What training is for; certain where the intervals do not touch."""
-    for name, words in (("eval/greedy", "likeliest"), ("eval/sampled", "sampled")):
+    for name, words in EVALUATIONS:
         tests = [line for line in run.lines if is_number(line.get(name))]
         if len(tests) < 2 or tests[-1][name] <= tests[0][name]:
             continue
@@ -49,25 +52,43 @@ def not_followed(run: Run) -> Iterator[Finding]:
         )
 
 
-def reward_without_accuracy(run: Run) -> Iterator[Finding]:
-    """The reward is had, and the held-out answers get worse.
+def accuracy_fell(run: Run) -> Iterator[Finding]:
+    """The held-out answers got worse, whether the reward was had or not.
 
     Only where the intervals do not touch: the best of several evaluations is partly luck.
     """
-    for name in ("eval/greedy", "eval/sampled"):
+    for name, words in EVALUATIONS:
         tests = [line for line in run.lines if is_number(line.get(name))]
         if len(tests) < 2:
             continue
         best, last = max(tests, key=lambda line: line[name]), tests[-1]
+        if last.get(f"{name}_high", last[name] + 0.05) >= best.get(f"{name}_low", best[name] - 0.05):
+            continue
         before, after = (run.of("reward", line["step"] - 9, line["step"]) for line in (best, last))
-        apart = last.get(f"{name}_high", last[name] + 0.05) < best.get(f"{name}_low", best[name] - 0.05)
-        if apart and before.values and after.mean > before.mean:
-            yield run.of(name, best["step"]).finding(
-                "warning",
-                f"held-out accuracy fell from {_with_interval(best, name)} to {_with_interval(last, name)} while the "
-                f"reward rose from {before.mean:.3g} to {after.mean:.3g}: what is rewarded is not what is asked. Read "
-                "the best groups; an earlier checkpoint is better (outdo export --best).",
-            )
+        if before.values and after.values and after.mean > before.mean:
+            rose = f"the reward rose from {before.mean:.3g} to {after.mean:.3g}"
+            why, do = f"while {rose}: what is rewarded is not what is asked", "Read the best groups"
+        else:
+            why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
+        better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
+        yield run.of(name, best["step"]).finding(
+            "warning",
+            f"held-out accuracy of the {words} answers fell from {_with_interval(best, name)} to "
+            f"{_with_interval(last, name)}, {why}. {do}{better}.",
+        )
+
+
+def reward_fell(run: Run) -> Iterator[Finding]:
+    """Beyond the noise of single steps. What refill leaves out is not among it."""
+    name = "refill/reward" if run.of("refill/reward").values else "reward"
+    ends = run.ends(name)
+    if ends and change(*ends) < 0:
+        first, last = ends
+        yield Span(name, (*first.steps, *last.steps), (*first.values, *last.values)).finding(
+            "warning",
+            f"the mean reward fell from {first.mean:.3g} (the first {len(first.steps)} steps) to {last.mean:.3g} (the "
+            f"last {len(last.steps)}). Unless the questions have become harder, lower optim.lr.",
+        )
 
 
 def parts_against_each_other(run: Run) -> Iterator[Finding]:

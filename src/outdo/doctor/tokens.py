@@ -2,11 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
-from outdo.doctor.series import LASTING, Finding, Run, Span
+from outdo.doctor.series import LASTING, Finding, Run, Span, change
 
 CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp", "rloo_clip")
 """Objectives whose clip is on the ratio of a token or an answer: with several updates it should act now and then."""
+
+SEQUENCE = ("gspo", "gspo_token", "luspo")
+"""Objectives that clip whole answers: what a bound asks of one token is tiny there, and says little of it."""
+
+HARDLY = 0.001
+"""Of the way to the bounds. The quickstart goes a few hundredths of it in a step at a learning rate that works (1e-4),
+and a few ten-thousandths at one that is a hundred times too low."""
 
 
 def not_moving(run: Run) -> Iterator[Finding]:
@@ -19,10 +27,26 @@ def not_moving(run: Run) -> Iterator[Finding]:
         )
 
 
+def hardly_moving(run: Run) -> Iterator[Finding]:
+    """Moved as pushed, and next to nowhere. A single step may be one of few tokens, hence most of them."""
+    way, ends = run.of("attained"), run.ends("reward")
+    small = sum(abs(value) < HARDLY for value in way.values)
+    risen = ends is not None and change(*ends) > 0
+    if len(way.steps) >= LASTING and small >= 0.75 * len(way.steps) and not risen:
+        yield way.finding(
+            "warning",
+            f"in {small} of the {len(way.steps)} steps measured, tokens went less than {HARDLY:.1%} of the way to the "
+            f"bounds, and the reward has not risen: the steps are too small{step_size(run, way)}. Raise optim.lr, or "
+            "take more train.updates.",
+        )
+
+
 def moving_away(run: Run) -> Iterator[Finding]:
     """Pushed one way, gone the other, by the probability that moved."""
     for span in run.lasting("attained", below=-0.01):
         wrong = run.of("moved_wrong_way", span.steps[0], span.steps[-1])
+        if objective(run) in SEQUENCE or (wrong.values and wrong.mean < 0.5):
+            continue
         share = f"; {wrong.mean:.0%} of what was pushed went the wrong way" if wrong.values else ""
         yield span.finding(
             "warning",
@@ -34,7 +58,7 @@ def moving_away(run: Run) -> Iterator[Finding]:
 
 def overshooting(run: Run) -> Iterator[Finding]:
     """Farther than asked."""
-    for span in run.lasting("overshoot", above=0.15):
+    for span in run.lasting("overshoot", above=0.1) if objective(run) not in SEQUENCE else ():
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the tokens went beyond the bound that the objective sets them"
@@ -64,7 +88,7 @@ def out_of_reach(run: Run) -> Iterator[Finding]:
 
 def clipped_too_much(run: Run) -> Iterator[Finding]:
     """Updates with nothing left to push."""
-    for span in run.lasting("clip_ratio/region_mean", above=0.4):
+    for span in run.lasting("clip_ratio/region_mean", above=0.4) if objective(run) not in SEQUENCE else ():
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the tokens are clipped, and get no gradient in the last update. Take fewer "
@@ -75,7 +99,7 @@ def clipped_too_much(run: Run) -> Iterator[Finding]:
 def clip_never_acts(run: Run) -> Iterator[Finding]:
     """Several updates, and no token came near a bound."""
     passes = run.of("updates/done")
-    if run.setting("train.objective.name", run.setting("train.objective")) not in CLIPPED:
+    if objective(run) not in CLIPPED:
         return
     for span in run.lasting("clip_ratio/region_mean", below=1e-6, least=4 * LASTING):
         if passes.values and run.mean("updates/done", span, unknown=1.0) > 1.5:
@@ -87,12 +111,17 @@ def clip_never_acts(run: Run) -> Iterator[Finding]:
 
 
 def pushes_arrived(run: Run) -> Iterator[Finding]:
-    """Tokens did as they were told."""
+    """Tokens did as they were told. Where no group is mixed, that was the reference, and no news."""
     moved = run.of("moved_right_way")
-    if len(moved.steps) >= LASTING and moved.mean > 0.7:
+    if len(moved.steps) >= LASTING and moved.mean > 0.7 and run.mean("frac_mixed", moved, unknown=1.0) > 0.2:
         counted = sum(run.of("moved/tokens").values)
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""
         yield moved.finding("good", f"{moved.mean:.1%} of what the pushes could move went their way{among}.")
+
+
+def objective(run: Run) -> Any:
+    """The name of the run's objective, as far as its recipe is known."""
+    return run.setting("train.objective.name", run.setting("train.objective"))
 
 
 def step_size(run: Run, over: Span) -> str:

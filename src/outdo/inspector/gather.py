@@ -9,9 +9,7 @@ import json
 import os
 import re
 import socket
-import tomllib
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from pyarrow import parquet
 
 from outdo import doctor, glossary
 from outdo.errors import RunFolderError
-from outdo.folder import read_metrics
+from outdo.inspector import reading
 from outdo.inspector.pack import number_or_none, shortened
 from outdo.inspector.selection import DAMAGED, TOKENS, Comparison, choose, entry
 from outdo.record import files
@@ -28,11 +26,14 @@ from outdo.record import files
 LONGEST_CURVE = 2_000
 """Points of a curve. A longer run shows the last value of every few steps."""
 
-LARGEST_FILE = 1_000_000
-"""Bytes of a recipe or a summary; a larger file is none."""
+MOST_CURVES = 1_000
+"""Metrics of a run; a run has about a hundred."""
 
-PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}")
-"""What looks like a password within a value."""
+LONGEST_NAME = 200
+"""Characters of the name of one."""
+
+PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=\?)\S*=\S*")
+"""What may be a password within a value: before the host of an address, known by its beginning, or in a query."""
 
 Run = dict[str, Any]
 
@@ -97,7 +98,7 @@ def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, A
 def _chosen(recorded: Sequence[int], story: "_Story", shown: Shown) -> list[tuple[int, str]]:
     """The steps whose tokens are shown: those asked for, or those that tell most; and the one compared."""
     best = _table_in(story.summary, "best").get("step")
-    usual = choose(recorded, story.metrics, story.findings, best if _is_step(best) else None)
+    usual = choose(recorded, story.metrics, story.findings, best if reading.is_step(best) else None)
     chosen = dict([(step, "asked for") for step in shown.steps] if shown.steps else usual)
     if shown.comparison:
         chosen.setdefault(shown.comparison.step, "compared")
@@ -111,7 +112,7 @@ def alive(folder: Path) -> bool:
     process may live is the lock itself asked, for as long as two system calls take.
     """
     try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY)
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -153,17 +154,10 @@ class _Story:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.left_out: list[dict[str, Any]] = []
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            records = read_metrics(folder / "metrics.jsonl")
-        for warning in caught:
-            self.say(str(warning.message))
-        self.recipe = self._table("recipe.toml", tomllib.loads)
-        self.summary = self._table("summary.json", json.loads)
-        self.environment = self._table("environment.json", json.loads)
-        steps = {record["step"]: record for record in records if _is_step(record.get("step"))}
-        if without := sum(not _is_step(record.get("step")) for record in records):
-            self.say(f"metrics.jsonl: {without} lines without a step are left out")
+        steps = {record["step"]: record for record in reading.metrics(folder, self.say)}
+        self.recipe = reading.table(folder, "recipe.toml", self.say)
+        self.summary = reading.table(folder, "summary.json", self.say)
+        self.environment = reading.table(folder, "environment.json", self.say)
         lines = [{"step": step, **_numbers(steps[step])} for step in sorted(steps)]
         before = {"before": _numbers(_table_in(self.summary, "before"))}
         self.metrics = [*doctor.from_the_start(lines, before)]
@@ -176,7 +170,10 @@ class _Story:
     def told(self, *, after: int) -> Run:
         """What the page shows but for tokens; of the metrics those after a step."""
         lines = [line for line in self.metrics if line["step"] > after]
-        names = sorted({name for line in lines for name in line} - {"step"})
+        written = sorted({name for line in lines for name in line} - {"step"})
+        names = [name for name in written if len(name) <= LONGEST_NAME][:MOST_CURVES]
+        if len(names) < len(written):
+            self.say(f"Of {len(written):,} metrics {len(names):,} are shown.")
         every = -(-len(lines) // LONGEST_CURVE) or 1
         bins = [lines[max(0, end - every) : end] for end in range(len(lines), 0, -every)][::-1]
         values = {name: [_last(name, some) for some in bins] for name in names}
@@ -189,26 +186,6 @@ class _Story:
             "words": _words(names),
             "findings": [*self.findings, *self.left_out],
         }
-
-    def _table(self, name: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-        """A small file of the folder that holds one table; an empty one where it is missing or damaged."""
-        path = self.folder / name
-        try:
-            with path.open("rb") as file:
-                content = file.read(LARGEST_FILE + 1)
-            found = parse(content.decode()) if len(content) <= LARGEST_FILE else None
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            self.say(f"{name} cannot be read and is left out")
-            return {}
-        return found
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -231,7 +208,7 @@ def _words(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _about(folder: Path, story: _Story, recorded: Sequence[int]) -> list[list[str]]:
     """What the run is, in few words. Only what is named here is shown: no command, no other setting, no secret."""
     recipe, environment = story.recipe, story.environment
-    record = _told_by_record(folder, recorded)
+    record = _told_by_record(folder, recorded) if recorded else {}
     train, data = _table_in(recipe, "train"), _table_in(recipe, "data")
     objective = train.get("objective")
     method = objective.get("name") if isinstance(objective, dict) else objective
@@ -254,8 +231,8 @@ def _table_in(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _told_by_record(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]:
     """What the last recorded step says of its run: all that is known of one that outdo did not make."""
     try:
-        return files.about(parquet.read_schema(files.path_of(folder, recorded[-1]))) if recorded else {}
-    except DAMAGED:
+        return files.about(parquet.read_schema(reading.own(folder, files.path_of(folder, recorded[-1]))))
+    except (*DAMAGED, RunFolderError):
         return {}  # its tokens are left out, and a finding says so
 
 

@@ -1,7 +1,7 @@
 """Which steps, groups and tokens of a record are on a page, and reading just these.
 
-Of a step's file one column is in memory at a time, and of it only the rows that are shown are kept: a record of 10 GB
-makes no larger page, and needs no more memory, than one of 10 MB.
+Of a step's file one column is in memory at a time, and of it only the rows that are shown are kept: a long record makes
+no larger page than a short one. One whose columns are too large for that is not read (`MOST_ENTRIES`).
 """
 
 import base64
@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from outdo.errors import RunFolderError
 from outdo.inspector.pack import FLOATS, Array, Table, lengths_of, pack
+from outdo.inspector.reading import own
 from outdo.record import files
 
 TOKENS = 65_536
@@ -25,13 +26,16 @@ TOKENS = 65_536
 STEPS = 6
 """Steps whose tokens are on a page, if no others are asked for."""
 
-BY_TOKEN = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values())
+BY_TOKEN = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
 TOLD = (
     *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
     *("verdict", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
     *BY_TOKEN,
 )
 """Columns of the record that the page shows; those with an entry for each token of the completion."""
+
+MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29
+"""Entries and bytes of a column that is read: 33 million tokens in one step."""
 
 DAMAGED = (OSError, pyarrow.ArrowException, ValueError, TypeError, KeyError, IndexError, RecursionError)
 """What reading a file raises that is not what a record is."""
@@ -142,20 +146,35 @@ def select(folder: Path, step: int, *, groups: int | None = None, tokens: int = 
 
     Where the first group alone has more, its completions are cut. Raises what `DAMAGED` lists, and RunFolderError.
     """
-    present = parquet.read_schema(files.path_of(folder, step)).names
+    path = own(folder, files.path_of(folder, step))
+    _bounded(path)
+    present = parquet.read_schema(path).names
     heads = files.read(folder, step, [name for name in ("group", "reward", "measured") if name in present])
     lists = [name for name in ("token_ids", "prompt_token_ids") if name in present]
-    own = {name: lengths_of(files.read(folder, step, [name]), name) for name in lists}
+    lengths = {name: lengths_of(files.read(folder, step, [name]), name) for name in lists}
     if heads["group"].null_count:
         raise ValueError("rows without a group")
     numbers = heads["group"].to_numpy()
-    chosen, cut = _groups(heads, numbers, own, groups=groups, tokens=tokens)
+    chosen, cut = _groups(heads, numbers, lengths, groups=groups, tokens=tokens)
     shown = pyarrow.array(numpy.isin(numbers, chosen))
     columns = {}
     for name in (name for name in TOLD if name in present):
         column = files.read(folder, step, [name]).filter(shown)[name]
         columns[name] = _cut(column, cut) if cut is not None and name in BY_TOKEN else column
     return Rows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())), cut=cut)
+
+
+def _bounded(path: Path) -> None:
+    """Raise ValueError if a column would fill the memory: a small file can hold one value a billion times."""
+    about = parquet.read_metadata(path)
+    parts = [about.row_group(number) for number in range(about.num_row_groups)]
+    for number in range(about.num_columns):
+        columns = [part.column(number) for part in parts]
+        entries = sum(column.num_values for column in columns)
+        size = sum(column.total_uncompressed_size for column in columns)
+        if entries > MOST_ENTRIES or size > LARGEST_COLUMN:
+            name = columns[0].path_in_schema
+            raise ValueError(f"{name} has {entries:,} entries in {size:,} bytes: too many to be shown")
 
 
 def _groups(

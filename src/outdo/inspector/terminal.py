@@ -207,9 +207,9 @@ def _head(row: Row) -> Text:
 
 
 def _legend(quantity: Quantity, largest: float, *, coloured: bool) -> Text:
-    text = Text(f"{quantity.title}, to {largest:.3g}: ")
+    text = Text(f"{quantity.title}, to {largest:.3g}: " if largest else f"{quantity.title}: nothing stands out  ")
     for words, colours, sign in ((quantity.down, DOWN, "▾ ▾▾"), (quantity.up, UP, "▴ ▴▴")):
-        if not words:
+        if not words or not largest:
             continue
         if coloured:
             for ink, colour in zip(INK, colours, strict=True):

@@ -35,16 +35,27 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / "tokens" / f"step_{step:06d}.parquet"
 
 
+def make_room(folder: Path) -> None:
+    """Make the place for records, where it is missing.
+
+    Raises: RunFolderError when the disk refuses, and where something else has that name.
+    """
+    place = folder / "tokens"
+    try:
+        files.make_folder(place)
+    except OSError as error:
+        raise RunFolderError(f"{place}: cannot hold the record: {error.strerror}") from error
+    if not place.is_dir():
+        raise RunFolderError(f"{place}: cannot hold the record: it is not a folder")
+
+
 def write(folder: Path, step: int, table: pa.Table) -> Path:
     """Publish a step's record, in place of one that is there; on disk when this returns.
 
     Raises: RunFolderError when the disk refuses. The records published before are untouched then.
     """
+    make_room(folder)
     path = path_of(folder, step)
-    try:
-        files.make_folder(path.parent)
-    except OSError as error:
-        raise RunFolderError(f"{path.parent}: cannot hold the record: {error.strerror}") from error
     content = pa.BufferOutputStream()
     words = _columns_of_words(table.schema)  # numbers hardly repeat: a dictionary of them costs time and room
     pq.write_table(

@@ -1,13 +1,15 @@
 """The same record of a run that outdo did not make: what another loop knows of a step, written as outdo writes its own.
 
-for step, batch in enumerate(my_batches, 1):
-    prompts, completions = my_sampling(batch)                      # texts, or lists of token ids
-    rewards = my_rewards(prompts, completions)
-    before, advantages = my_logprobs(prompts, completions), my_advantages(rewards)
-    my_update(before, advantages)
-    after = my_logprobs(prompts, completions)                      # a number for each token of each completion
-    record_step("runs/mine", step=step, tokenizer=tokenizer, prompts=prompts, completions=completions,
-                rewards=rewards, advantages=advantages, old_logprobs=before, new_logprobs=after, objective=grpo())
+    for step, batch in enumerate(my_batches, 1):
+        prompts, completions = my_sampling(batch)                      # texts, or lists of token ids
+        rewards = my_rewards(prompts, completions)
+        before, advantages = my_logprobs(prompts, completions), my_advantages(rewards)
+        my_update(before, advantages)
+        after = my_logprobs(prompts, completions)                      # a number for each token of each completion
+        record_step("runs/mine", step=step, tokenizer=tokenizer, prompts=prompts, completions=completions,
+                    rewards=rewards, advantages=advantages, old_logprobs=before, new_logprobs=after, objective=grpo())
+
+Then `outdo inspect runs/mine` shows what was trained, as it does of a run of outdo's.
 """
 
 import hashlib

@@ -27,12 +27,13 @@ def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
         target_reached   share of the tokens with a bound within reach that went 90 % of the way to it, or farther
         overshoot        share of the same that went beyond it by more than 10 % of the way
         attained         the probability mass that moved as it should, of the same: `attainment.attained`
-        unreachable      share of the pushed tokens with a bound whose bound is out of reach
+        unreachable      share of the pushed tokens whose bound was asked for and is there that have it out of reach
         certain          share of all net push that goes to tokens whose probability was above 0.99 already
         cancelled        share of all push that cancels between answers
 
-    The last two are of all trained tokens, the others of the rows with `new_logprobs`. Bounds belong to a token's own
-    push, so that the three about them leave out tokens whose net push goes the other way.
+    The last two are of all trained tokens, the others of the rows with `new_logprobs`; without any, `unreachable` is of
+    all, as where bounds are targets. Bounds belong to a token's own push, so that the three about the way to them leave
+    out tokens whose net push goes the other way.
     """
     push = (record.policy_push + record.kl_pull).nan_to_num(0.0).where(batch.loss_mask, 0.0)
     net = record.net_push.nan_to_num(0.0).where(batch.loss_mask, 0.0)
@@ -41,7 +42,7 @@ def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
     measured = (net != 0) & record.new_logprobs.isfinite()
     found = _of_push(push, net, record, batch)
     if measured.any():
-        leverage = record.share * net.abs() * -old.expm1().clamp(max=0.0)
+        leverage = record.share.double() * net.abs() * -old.expm1().clamp(max=0.0)
         found |= _ways(((new - old) * net.sign())[measured], leverage[measured])
         found |= {
             "moved/tokens": float(record.share[measured].double().sum().round()),
@@ -64,9 +65,9 @@ def _of_push(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) -> di
             prepared={**batch.prepared, "unreachable": beyond},
         )
         found["unreachable"] = attainment.unreachable(asked)
-    spent = record.share * net.abs()
+    spent = record.share.double() * net.abs()
     if pushed.any():
-        found["cancelled"] = 1.0 - float(spent.sum() / push.abs().sum())
+        found["cancelled"] = max(0.0, 1.0 - float(spent.sum() / push.double().abs().sum()))
     if spent.any():
         found["certain"] = float(spent.where(old.exp() > CERTAIN, 0.0).sum() / spent.sum())
     return found
@@ -77,8 +78,8 @@ def _ways(gone: Tensor, leverage: Tensor) -> dict[str, float]:
     whole = float(leverage.sum())
     if whole == 0:  # every token is certain
         return {}
-    right, wrong = float(leverage[gone > NOISE].sum()) / whole, float(leverage[gone < -NOISE].sum()) / whole
-    return {"moved_right_way": right, "moved_wrong_way": wrong, "moved_not": max(0.0, 1.0 - right - wrong)}
+    ways = {"moved_right_way": gone > NOISE, "moved_wrong_way": gone < -NOISE, "moved_not": gone.abs() <= NOISE}
+    return {name: float(leverage[those].sum()) / whole for name, those in ways.items()}
 
 
 def _to_bounds(batch: Batch, new: Tensor) -> dict[str, float]:

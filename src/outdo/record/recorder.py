@@ -2,8 +2,9 @@
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -26,23 +27,32 @@ class Recorder:
 
     What the last update did can only be seen by asking the policy once more, without gradients. That is done for the
     share `after` of the groups that were trained on, rounded up, or for "all" of them. Which ones is decided by the
-    counter-based generator: whole groups, the same ones in a run that was killed and resumed. The metrics speak of
-    these groups, and `moved/tokens` says how many tokens that is.
+    counter-based generator among those that were pushed at all: whole groups, the same ones in a run that was killed
+    and resumed. The metrics of what moved speak of these groups, and `moved/tokens` says how many tokens that is.
     """
 
     def __init__(
-        self, policy: Policy, objective: Objective, *, every: int = 1, after: float | str = "all", seed: int = 0
+        self,
+        policy: Policy,
+        objective: Objective,
+        *,
+        every: int = 1,
+        after: float | Literal["all"] = "all",
+        seed: int = 0,
     ) -> None:
         self.policy = policy
         self.objective = objective
         self.every = every
-        self.share = 1.0 if after == "all" else float(after)
+        self.share = 1.0 if after == "all" else after
         self.seed = seed
         self.transfer = Transfer()
         self.spelling = Spelling(policy.tokenizer)
 
     def __call__(self, step: Step, folder: Path) -> dict[str, float]:
-        """Record a step in the run folder `folder`, if it is due; its metrics."""
+        """Record a step in the run folder `folder`, if it is due; its metrics.
+
+        Raises: RunFolderError when the disk refuses.
+        """
         if not self.every:
             return {}
         found = self.transfer.observe(step.index, step.groups)
@@ -54,20 +64,30 @@ class Recorder:
         return found | moved_metrics(record, step.batch) | {"record/seconds": time.monotonic() - began}
 
     def measured(self, step: Step) -> Tensor | None:
-        """log πθ [B, T] as the step left it, NaN in groups that were not asked; None where nothing was trained."""
-        batch = step.batch
-        trained = batch.group[batch.loss_mask.any(1)].unique().tolist()
-        asked = sorted(trained, key=lambda number: self._lot(step.index, number, step.groups[number]))
-        asked = asked[: math.ceil(self.share * len(trained))]
-        if not asked or not step.updates:
+        """log πθ [B, T] as the step left it, NaN in groups that were not asked; None where none was."""
+        batch, asked = step.batch, self._asked(step)
+        if not asked:
             return None
         rows = torch.isin(batch.group, torch.tensor(asked)).nonzero().squeeze(1)
         found = self.policy.logprobs(batch.rows(rows))  # [b, t]
-        everything = torch.full(batch.token_ids.shape, torch.nan)
-        everything[rows, : found.shape[1]] = found
-        return everything
+        measured = torch.full(batch.token_ids.shape, torch.nan)
+        measured[rows, : found.shape[1]] = found
+        return measured
+
+    def _asked(self, step: Step) -> list[int]:
+        """The groups that are measured: of those whose answers are all alike nothing is learnt, here as in training."""
+        pushes = [update.tokens["push"] for update in step.updates if update.tokens]
+        if not pushes:
+            return []
+        trained = step.batch.group[step.batch.loss_mask.any(1)].unique().tolist()
+        if self.share == 1:
+            return trained
+        pushed = step.batch.group[(torch.stack(pushes) != 0).any(0).any(1)].unique().tolist()
+        by_lot = sorted(pushed, key=lambda number: self._lot(step.index, number, step.groups[number]))
+        return by_lot[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, and not a bit more
 
     def _lot(self, step: int, number: int, group: Group) -> float:
+        """A number in [0, 1): groups are asked in the order of theirs."""
         key = stream_key(self.seed, Stream("record", step, group.prompt.id, number))
         return float(uniforms(numpy.array([key], numpy.uint64), numpy.zeros(1, numpy.uint64))[0])
 
@@ -75,6 +95,6 @@ class Recorder:
         """What is remembered of earlier steps."""
         return self.transfer.state()
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up where `state` was written."""
         self.transfer.load_state(state)

@@ -15,7 +15,7 @@ CLIP = (
     "free",  # the policy term pushes it
     "low",  # pushed down, it is at or beyond its bound: the policy term pushes it down no more
     "high",  # pushed up, it is at or beyond its bound: the policy term pushes it up no more
-    "unreachable",  # it is pushed towards a bound beyond probability 1, or its rule asked for more than there is
+    "unreachable",  # pushed towards a bound beyond probability 1, where bounds were asked; or its rule asked for more
     "neutral",  # Â is 0
     "spared",  # Â is not 0, or was not before the objective thinned out tokens; yet at π_old nothing pushed it
     "unscored",  # the reward of its answer failed
@@ -30,7 +30,6 @@ FREE, LOW, HIGH, UNREACHABLE, NEUTRAL, SPARED, UNSCORED, TRUNCATED, MASKED, ENVI
 
 MEASURED = ("ratio", "entropy", "policy_push", "kl_pull", "weight", "bound")
 """Fields of a record that need a pass."""
-
 
 CANCELLED = 1e-4
 """Of all that is pushed: a sum below this is the noise of adding up."""
@@ -58,14 +57,15 @@ class TokenRecord:
     net_push: Tensor  # all terms, added over the group's answers that took this token in this context: see `net`
     share: Tensor  # 1 over how many answers that are; 0 where nothing is trained
     weight: Tensor  # `policy_push` of the first pass alone: how fast the token is pushed
-    bound: Tensor  # where the objective stops to push: how far; of measured rows; see `outdo.record.bounds`
+    bound: Tensor  # where the objective stops to push: how far; see `bounds`, and `token_record` of which rows
 
 
 def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) -> TokenRecord:
     """What `step` did to its tokens under `objective`.
 
     `new_logprobs` [B, T] is log πθ after the step, NaN in rows where it was not taken; None where it was in no row.
-    Bounds are asked for the same rows, or for all where there is none: they take more time than all the rest.
+    Bounds are asked for the same rows, or for all where there is none: they take more time than all the rest. Those
+    that are targets are known anyway.
     """
     batch = step.batch
     passes = [update.tokens for update in step.updates if update.tokens]  # none: no token, or a critic alone
@@ -90,8 +90,6 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
     whole = measured["policy_push"] + measured["kl_pull"] if measured else torch.zeros(chosen.shape)
     net_push, share = net(batch, whole)
     return TokenRecord(
-        net_push=known(net_push),
-        share=share,
         old_logprobs=known(unknown if batch.old_logprobs is None else batch.old_logprobs),
         new_logprobs=known(unknown if new_logprobs is None else new_logprobs),
         ref_logprobs=optional(batch.ref_logprobs),
@@ -100,12 +98,16 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
         advantages=optional(batch.advantages),
         targets=optional(batch.targets),
         clip=state.where(batch.loss_mask, _left_out(batch, chosen)),
+        net_push=known(net_push),
+        share=share,
         **{name: known(measured.get(name, unknown)) for name in MEASURED},
     )
 
 
 def _bounds(objective: Objective, batch: Batch, start: Tensor, new_logprobs: Tensor | None) -> Tensor:
-    """Those of the measured rows, NaN in the others. [B, T]"""
+    """Those of the rows they are asked for, NaN in the others. [B, T]"""
+    if batch.targets is not None:
+        return bounds(objective, batch, start)
     asked = batch.loss_mask.any(1) if new_logprobs is None else new_logprobs.isfinite().any(1)
     rows = asked.nonzero().squeeze(1)
     found = torch.full(start.shape, torch.nan)

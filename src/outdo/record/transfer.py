@@ -15,7 +15,7 @@ class Visit:
 
     step: int
     reward: float  # mean of its scored rollouts
-    mixed: bool  # whether some of them were rewarded more than others, so that there was something to learn
+    informative: bool  # whether some of them were rewarded more than others, so that there was something to learn
 
 
 class Transfer:
@@ -25,7 +25,7 @@ class Transfer:
         self.visits: dict[str, Visit] = {}  # by prompt id
 
     def observe(self, step_index: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Take in a step's groups; what they say of earlier steps, over prompts whose last group was mixed:
+        """Take in a step's groups; what they say of earlier steps, over prompts whose last group was informative:
 
             transfer           mean reward now, less that of the last visit; the mean over prompts
             transfer/followed  share of the prompts whose mean reward rose
@@ -38,7 +38,7 @@ class Transfer:
         rises = [
             visit.reward - self.visits[prompt].reward
             for prompt, visit in now.items()
-            if prompt in self.visits and self.visits[prompt].mixed and self.visits[prompt].step < step_index
+            if prompt in self.visits and self.visits[prompt].informative and self.visits[prompt].step < step_index
         ]
         self.visits |= now
         if not rises:
@@ -61,14 +61,14 @@ class Transfer:
 def _visits(step_index: int, groups: Sequence[Group]) -> dict[str, Visit]:
     """By prompt id."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
-    mixed: set[str] = set()
+    informative: set[str] = set()
     for group in groups:
         scored = [rollout.reward for rollout in group.rollouts if rollout.scored]
         rewards[group.prompt.id] += scored
         if len(set(scored)) > 1:
-            mixed.add(group.prompt.id)
+            informative.add(group.prompt.id)
     return {
-        prompt: Visit(step_index, math.fsum(each) / len(each), prompt in mixed)
+        prompt: Visit(step_index, math.fsum(each) / len(each), prompt in informative)
         for prompt, each in rewards.items()
         if each
     }

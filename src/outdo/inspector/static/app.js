@@ -48,14 +48,18 @@ function useOpening(data, place) {
     setWhich(i);
     setNumber(firstStep(runs[i], {}));
   };
-  const fetchStep = async (wanted) => {
-    const entry = await ask(data.live, `step/${wanted}`, { run: which });
-    const grow = (run) => ({ ...run, chosen: [...run.chosen, entry].sort((x, y) => x.step - y.step) });
-    setRuns((before) => before.map((run, i) => (i === which ? grow(run) : run)));
+  const fetchStep = async (wanted, i) => {
+    if (!runs[i].recorded.includes(wanted)) throw new Error('its tokens are not recorded');
+    const entry = await ask(data.live, `step/${wanted}`, { run: i });
+    const grow = (run) => ({
+      ...run,
+      chosen: [...run.chosen.filter(({ step }) => step !== wanted), entry].sort((x, y) => x.step - y.step),
+    });
+    setRuns((before) => before.map((run, k) => (k === i ? grow(run) : run)));
   };
-  const open = async (wanted, about = '') => {
+  const open = async (wanted, about = '', i = which) => {
     try {
-      if (!here(which).includes(wanted)) await fetchStep(wanted);
+      if (!here(i).includes(wanted)) await fetchStep(wanted, i);
     } catch (problem) {
       setMessage(`Step ${wanted} could not be read: ${problem.message}.`);
       return;
@@ -67,12 +71,16 @@ function useOpening(data, place) {
   };
   /** The step nearest to the one wanted, since few of a run's steps have their tokens in a file. */
   const openNear = (wanted, i = which) => {
-    const found = nearest(data.live && i === which ? [...here(i), ...runs[i].recorded] : here(i), wanted);
+    const found = nearest(data.live ? [...here(i), ...runs[i].recorded] : here(i), wanted);
     if (i !== which) changeRun(i);
     if (found === null) setMessage('No step of this run has its tokens here.');
-    else if (i !== which) setNumber(found);
-    else open(found, Math.abs(found - wanted) < 1 ? '' : `Step ${found} is the nearest whose tokens are here.`);
+    else open(found, Math.abs(found - wanted) < 1 ? '' : `Step ${found} is the nearest whose tokens are here.`, i);
   };
+  const missing = data.live && runs[which].recorded.length > 0 && !here(which).includes(number);
+  useEffect(() => {
+    // The first step of a run that had none, or one that was made anew when the run was resumed.
+    if (missing) openNear(number ?? runs[which].recorded.at(-1));
+  }, [missing, which]);
   return { runs, setRuns, which, changeRun, number, open, openNear, message };
 }
 
@@ -106,8 +114,9 @@ function App({ data }) {
   const about = data.live ? 'Served on this machine only.' : 'This file is complete in itself: it asks no network.';
   return html`<${Bar} run=${run} place=${where} follow=${follow} sections=${sectionsOf(run, step)} />
     <main><h1 class="hidden">${`Run ${plainText(run.name)}`}</h1>
-      <${About} runs=${runs} /><${Findings} runs=${runs} onFinding=${showFinding} />
-      <${Section} id="curves" number="1" title="Did training help?">
+      <${About} runs=${runs} />
+      <${Section} id="curves" number="1" title="Did training help?"><${Answer} runs=${runs} />
+        <${Findings} runs=${runs} onFinding=${showFinding} />
         <${Curves} runs=${runs} chosen=${chosen} at=${number} range=${range} onStep=${openNear} /><//>
       <section id="steps" aria-labelledby="steps-title">
         <h2 id="steps-title" class="small" tabindex="-1">Steps with tokens</h2>

@@ -14,9 +14,22 @@ function sentence(step, i) {
   if (flags & DIM) return 'Not trained on.';
   if (now === null || old === null) return 'Not measured after the step.';
   const way = Math.abs(now - old) <= NOISE ? 'Did not move' : `Moved ${signed(now - old)} nats`;
-  if (flags & WRONG) return `${way}, the wrong way.`;
+  if (flags & WRONG) return `${way}, against its net push.`;
   if (flags & REACHED) return `${way}, and reached its ${at(step, 'target', i) === null ? 'bound' : 'target'}.`;
   return `${way}${step.push[i] === 0 ? '; it was not pushed' : ''}.`;
+}
+
+const likeIt = (step, i) => Math.round(1 / (at(step, 'share', i) ?? 1)) - 1;
+
+/** Why a token may rightly go against its own answer: others that begin alike push the same probability. */
+function shared(step, i) {
+  const others = at(step, 'others', i),
+    own = step.push[i] - (others ?? 0),
+    n = likeIt(step, i);
+  if (!n || step.state[i] & DIM) return null;
+  const answers = `${count(n, 'other answer')} that ${n === 1 ? 'begins' : 'begin'} alike`;
+  if (own * step.push[i] < 0) return `Its own answer pushes it ${own > 0 ? 'up' : 'down'}; ${answers} outweigh that.`;
+  return `One probability with ${answers}: it follows the net push.`;
 }
 
 /** Where the log-probabilities lie beside each other: a line from before to after, and what they should be near. */
@@ -69,6 +82,7 @@ const OTHERS = [
   ['entropy', 'entropy', fourDigits],
   ['policy_push', 'policy push', fourDigitsSigned],
   ['kl_pull', 'KL pull', fourDigitsSigned],
+  ['others', 'push of those alike', fourDigitsSigned],
   ['net', 'net push', fourDigitsSigned],
   ['share', 'share in it', fourDigits],
   ['weight', 'weight', fourDigitsSigned],
@@ -139,6 +153,7 @@ function Card({ compared, onClose }) {
         </span></p>
       <button type="button" class="plain close" aria-label="Close the card" onClick=${onClose}>✕</button></div>
     <p class="says">${words}</p>
+    ${shared(step, i) && html`<p class="quiet">${shared(step, i)}</p>`}
     <${Track} step=${step} i=${i} />
     ${clip && html`<p class="clip"><b>${clip}</b> <span class="quiet">${CLIP_WORDS[clip]}</span></p>`}
     <${Numbers} step=${step} i=${i} compared=${compared} />

@@ -28,17 +28,22 @@ function smoothed(values) {
 
 const pointsOf = (values) => values.reduce((n, value) => n + known(value), 0);
 
-/** x and, for each run that knows the metric, raw and smoothed values; aligned where runs differ in their steps. */
+const COLUMNS = 4; // of each run in a plot's table: raw, smoothed, and the two ends of the interval
+
+/** x and, for each run, its columns; nulls where it does not know the metric. Aligned where runs differ in steps. */
 function tableOf(runs, metric) {
   const tables = runs.map((run) => {
-    const values = run.metrics.values[metric] ?? run.metrics.steps.map(() => null);
-    return [run.metrics.steps, values, pointsOf(values) > FEW ? smoothed(values) : values];
+    const column = (name) => run.metrics.values[name] ?? run.metrics.steps.map(() => null);
+    const values = column(metric);
+    const thick = pointsOf(values) > FEW ? smoothed(values) : values;
+    return [run.metrics.steps, values, thick, ...bandOf(metric).map(column)];
   });
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
 
 function seriesOf(runs, metric) {
   const series = [{ label: 'step' }];
+  const end = { label: 'interval', width: 0, spanGaps: true, points: { show: false } };
   runs.forEach((run, i) => {
     const few = pointsOf(run.metrics.values[metric] ?? []) <= FEW;
     const ink = i ? 'run-b' : 'run-a',
@@ -59,9 +64,21 @@ function seriesOf(runs, metric) {
       spanGaps: true,
       points: { show: few, size: 4, fill: () => inkOf(ink) },
     });
+    series.push({ ...end, stroke: () => inkOf(`${ink}-faint`) }, { ...end, stroke: () => inkOf(`${ink}-faint`) });
   });
   return series;
 }
+
+/** The interval of each run, filled between its ends. */
+const bandsOf = (runs) =>
+  runs.map((_, i) => ({
+    series: [i * COLUMNS + 4, i * COLUMNS + 3],
+    fill: () => inkOf(i ? 'run-b-band' : 'run-a-band'),
+  }));
+
+/** A share's axis goes from 0 to 1, that of one that is always tiny from 0. */
+const rangeOf = (metric) =>
+  isShare(metric) ? (_, least, most) => (most > TINY ? [0, 1] : [0, (most || TINY) * 1.1]) : undefined;
 
 const axisOf = (extra) => ({
   stroke: () => inkOf('quiet'),
@@ -101,17 +118,18 @@ function optionsOf({ runs, metric, size, live, onCursor }) {
     ...size,
     padding: [6, 14, 0, 0],
     legend: { show: false },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: rangeOf(metric) } },
     series: seriesOf(runs, metric),
+    bands: bandsOf(runs),
     cursor: {
       y: false,
       drag: { x: false, y: false },
       sync: { key: 'outdo', scales: ['x', null] },
-      points: { size: 7, fill: (plot, i) => plot.series[i].stroke(), width: 0 },
+      points: { size: (_, i) => (i % COLUMNS === 2 ? 7 : 0), fill: (plot, i) => plot.series[i].stroke(), width: 0 },
     },
     axes: [
-      axisOf({ size: 18, gap: 2, space: 60, grid: { show: false } }),
-      axisOf({ size: 42, gap: 3, space: 26, values: (_, ticks) => ticks.map((tick) => figure(tick, 3)) }),
+      axisOf({ size: 18, gap: 2, space: 44, grid: { show: false } }),
+      axisOf({ size: 42, gap: 3, space: 20, values: (_, ticks) => ticks.map((tick) => formOf(metric)(tick)) }),
     ],
     hooks: {
       draw: [(plot) => drawSteps(plot, live.current)],
@@ -168,31 +186,15 @@ function Plot({ runs, metric, height, live, onCursor }) {
   return html`<div class="plot" ref=${box} style=${{ height: `${height}px` }} aria-hidden="true"></div>`;
 }
 
-/** The section's question answered by the run's own outcomes. */
-function Lead({ runs, words, metrics }) {
-  const told = metrics
-    .slice(0, 3)
-    .map((metric) => ({ title: words[metric]?.title ?? metric, ends: runs.map((run) => summary(run, metric)) }));
-  const full = told.filter(({ ends }) => ends.every(Boolean));
-  if (!full.length) return null;
-  const verb = ([first, last]) => (last > first ? 'rose' : last < first ? 'fell' : 'stayed');
-  const clause = ({ ends }) =>
-    ends.length === 1
-      ? html`${verb(ends[0])} from <b>${figure(ends[0][0])}</b> to <b>${figure(ends[0][1])}</b>`
-      : html`ended at <b>${figure(ends[0][1])}</b> in ${runs[0].name} and <b>${figure(ends[1][1])}
-        </b> in ${runs[1].name}`;
-  const title = (each, i) => (i ? `; ${lowerFirst(each.title)}` : each.title);
-  return html`<p class="lead">${full.map((each, i) => html`${title(each, i)} ${clause(each)}`)}.</p>`;
-}
-
-const lowerFirst = (text) => (/^[A-Z]{2}/.test(text) ? text : text[0].toLowerCase() + text.slice(1));
-
-/** First and last tenth of a run's values, as the sentence below a title. */
-function summary(run, metric) {
-  const values = (run.metrics.values[metric] ?? []).filter(known);
-  if (!values.length) return null;
-  const few = Math.max(1, Math.floor(values.length / 10));
-  return [mean(values.slice(0, few)), mean(values.slice(-few))];
+/** What every run's curve says at a place of the table, with the interval where there is one. */
+function readingsAt(table, index, form) {
+  const readings = [];
+  for (let first = 1; first < table.length; first += COLUMNS) {
+    const [value, , low, high] = table.slice(first, first + COLUMNS).map((column) => column[index]);
+    const interval = known(low) && known(high) ? ` (${form(low)} to ${form(high)})` : '';
+    readings.push((form === percent ? percent(value) : figure(value, 4)) + interval);
+  }
+  return readings;
 }
 
 function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
@@ -200,7 +202,8 @@ function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
     live = useRef(null);
   live.current = { chosen, at, range, onStep };
   const ends = runs.map((run) => summary(run, metric));
-  const way = (pair) => (pair ? `${figure(pair[0])} → ${figure(pair[1])}` : UNKNOWN);
+  const form = formOf(metric),
+    way = (pair) => (pair ? `${form(pair[0])} → ${form(pair[1])}` : UNKNOWN);
   const resting = ends.map(way).join('  ·  ');
   // The cursor writes here a hundred times a second, past the page's own drawing; so this text is never drawn by it.
   useLayoutEffect(() => {
@@ -208,7 +211,7 @@ function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
   }, [resting]);
   const onCursor = useCallback((index, table) => {
     if (!readout.current) return;
-    const values = known(index) && table.filter((_, i) => i % 2 === 1).map((column) => figure(column[index], 4));
+    const values = known(index) && readingsAt(table, index, form);
     readout.current.textContent = values
       ? `${values.join('  ·  ')}   at ${table[0][index]}`
       : readout.current.dataset.resting;
@@ -228,8 +231,10 @@ function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
 /** A metric's name that says what it is when pointed at or focused. */
 function Explained({ words, metric }) {
   const id = `what-${metric.replace(/[^\w]/g, '-')}`;
-  return html`<span class="explained"><button type="button" class="plain"
-    aria-describedby=${id}>${words?.title ?? metric}</button>
+  const [hushed, setHushed] = useState(false); // Esc puts the words away until one comes back
+  return html`<span class=${`explained ${hushed ? 'hushed' : ''}`} onMouseLeave=${() => setHushed(false)}
+      onFocusOut=${() => setHushed(false)} onKeyDown=${(event) => event.key === 'Escape' && setHushed(true)}><button
+    type="button" class="plain" aria-describedby=${id}>${words?.title ?? metric}</button>
     <span role="tooltip" id=${id} class="tip"><code>${metric}</code>${
       words &&
       html`<span>${words.what}</span>
@@ -240,33 +245,48 @@ function Explained({ words, metric }) {
 
 function Topic({ topic, metrics, ...rest }) {
   const [open, setOpen] = useState(OPEN_TOPICS.has(topic));
-  const large = topic === 'outcome';
+  const large = topic === 'outcome',
+    { drawn, constant, alike } = useMemo(() => sorted(rest.runs, metrics), [rest.runs, metrics.join()]);
+  const curve = (metric) =>
+    html`<${Curve} key=${metric} ...${rest} metric=${metric} large=${large} words=${rest.words[metric]} />`;
   return html`<details class="topic" open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary><h3>${TOPICS[topic]}</h3> <span class="quiet">${count(metrics.length, 'curve')}</span></summary>
-    ${
-      open &&
-      html`<div class=${large ? 'curves large' : 'curves'}>${metrics.map(
-        (metric) =>
-          html`<${Curve} key=${metric} ...${rest} metric=${metric} large=${large} words=${rest.words[metric]} />`,
-      )}</div>`
-    }
+    <summary><h3>${TOPICS[topic]}</h3> <span class="quiet">${count(drawn.length, 'curve')}</span></summary>
+    ${open && html`<div class=${large ? 'curves large' : 'curves'}>${drawn.map(curve)}</div>
+      <${Undrawn} ...${rest} constant=${constant} alike=${alike} />`}
   </details>`;
+}
+
+/** What would be a flat line, or a line already drawn, said in words. */
+function Undrawn({ runs, words, constant, alike }) {
+  const title = (metric) => words[metric]?.title ?? metric;
+  const value = (metric) => formOf(metric)(valuesOf(runs, metric).flat().find(known));
+  const entries = [
+    ...constant.map((metric) => [metric, html`always <b>${value(metric)}</b>`]),
+    ...[...alike].map(([metric, twin]) => [metric, html`as <b>${title(twin)}</b>`]),
+  ];
+  if (!entries.length) return null;
+  return html`<ul class="undrawn">${entries.map(
+    ([metric, said]) => html`<li data-test="undrawn" data-metric=${metric}>
+      <${Explained} words=${words[metric]} metric=${metric} /> <span class="quiet">${said}</span></li>`,
+  )}</ul>`;
 }
 
 function Curves({ runs, chosen, at, range, onStep }) {
   const words = useMemo(() => Object.assign({}, ...runs.map((run) => run.words).reverse()), [runs]);
-  const metrics = [...new Set(runs.flatMap((run) => Object.keys(run.metrics.values)))].filter((metric) =>
-    runs.some((run) => run.metrics.values[metric]?.some(known)),
+  const all = new Set(runs.flatMap((run) => Object.keys(run.metrics.values)));
+  const metrics = [...all].filter(
+    (metric) => !isBand(metric, all) && runs.some((run) => run.metrics.values[metric]?.some(known)),
   );
   const topicOf = (metric) => words[metric]?.topic ?? 'policy';
   const topics = Object.keys(TOPICS)
     .map((topic) => [topic, metrics.filter((metric) => topicOf(metric) === topic)])
     .filter(([, of]) => of.length);
   if (!topics.length) return html`<p class="quiet">No step is finished yet: there is nothing to draw.</p>`;
-  return html`<${Lead} runs=${runs} words=${words} metrics=${topics[0][0] === 'outcome' ? topics[0][1] : []} />
-    <p class="note"><i class="stroke a"></i>${runs[0].name}${runs[1] && html`<i class="stroke b"></i>${runs[1].name}`}
-      <span class="quiet">Thin: each step; thick: smoothed. Below each title: the mean of the first and
-        of the last tenth. ▲ marks steps with tokens: click to open one.</span></p>
+  const smooth = metrics.some((metric) => valuesOf(runs, metric).some((values) => pointsOf(values) > FEW));
+  const name = (run, i) => html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>`;
+  return html`<p class="note key">${runs.length > 1 && runs.map(name)}
+      <span class="quiet">${smooth && 'Thin: each step; thick: smoothed. '}Below each title: the mean of the first
+        and of the last tenth. Shaded: 95 % interval. ▲ marks a step with tokens: click to open the nearest.</span></p>
     ${topics.map(([topic, of]) => html`<${Topic} key=${topic} topic=${topic} metrics=${of} words=${words} runs=${runs}
       chosen=${chosen} at=${at} range=${range} onStep=${onStep} />`)}`;
 }

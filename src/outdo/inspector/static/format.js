@@ -39,8 +39,15 @@ const signed = (value, digits = 3) => (known(value) && value > 0 ? '+' : '') + f
 function percent(share) {
   if (!known(share)) return UNKNOWN;
   const hundredths = share * 100;
-  if (hundredths > 0 && hundredths < 0.1) return '< 0.1 %';
-  return `${figure(hundredths, hundredths >= 99 && hundredths < 100 ? 4 : hundredths < 10 ? 2 : 3)} %`;
+  return `${figure(hundredths, hundredths >= 99 && hundredths < 100 ? 4 : hundredths < 10 ? 2 : 3)}\u00a0%`;
+}
+
+/** Two shares as percentages, with three digits of each or the four that tell them apart; above 99 %, two more. */
+function percentages(from, to) {
+  const both = (digits) =>
+    [from, to].map((share) => figure(share * 100, share >= 0.99 && share < 1 ? digits + 2 : digits));
+  const [short, long] = [both(3), both(4)];
+  return `${(short[0] === short[1] ? long : short).join(' → ')}\u00a0%`;
 }
 
 /** The probability of a log-probability. */

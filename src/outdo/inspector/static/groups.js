@@ -38,12 +38,13 @@ function Rewards({ group }) {
     })}</svg>`;
 }
 
-function GroupRow({ group, open, onOpen }) {
+function GroupRow({ group, open, reachable, onOpen }) {
   const glyph = { right: '●', wrong: '○', mixed: '◐', unscored: '–' }[group.outcome];
   return html`<tr data-test="group-row" data-group=${group.number} class=${open ? 'open' : ''}
     onClick=${() => onOpen(group.index)}>
     <td class="number">${group.number}</td>
-    <th scope="row"><button type="button" class="plain" aria-pressed=${String(open)}>
+    <th scope="row"><button type="button" class="plain" aria-pressed=${String(open)}
+      tabindex=${reachable ? '0' : '-1'}>
       <bdi>${oneLine(group.promptText, 110)}</bdi></button></th>
     <td class="answer"><bdi>${group.answer === null ? '' : oneLine(group.answer, 40)}</bdi></td>
     <td class="bars"><${Rewards} group=${group} /></td>
@@ -54,23 +55,38 @@ function GroupRow({ group, open, onOpen }) {
   </tr>`;
 }
 
+/** One stop of Tab for the whole list; arrows go on from there, Enter opens. */
+function onArrows(event) {
+  const buttons = [...event.currentTarget.querySelectorAll('tbody button')],
+    here = buttons.indexOf(event.target.closest('button'));
+  const to = { ArrowDown: here + 1, ArrowUp: here - 1, Home: 0, End: buttons.length - 1 }[event.key];
+  if (here < 0 || to === undefined) return;
+  event.preventDefault();
+  buttons[to]?.focus();
+}
+
 function GroupList({ step, shown, order, setOrder, open, onOpen }) {
   const visible = step.groups.filter((group) => group.rows.some((row) => shown.has(row.number)));
   const groups = [...visible].sort(GROUP_ORDERS[order][1]);
   const of = (outcome) => step.groups.filter((group) => group.outcome === outcome).length;
   const outcomes = ['mixed', 'right', 'wrong'].map((outcome) => `${of(outcome)} ${OUTCOME_WORDS[outcome]}`).join(', ');
+  const reachable = groups.find((group) => group.index === open) ?? groups[0];
   return html`<div class="list-head"><p class="note">${outcomes}.
-      <span class="quiet"> Here are ${step.groups.length} of ${count(step.groupsInAll, 'group')}. "Moved right":
-        share of the pushed tokens that went the way they were pushed.</span></p>
+      <span class="quiet">${step.groups.length < step.groupsInAll
+        ? ` Here are ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
+        : ''} Only mixed groups tell answers apart. "Moved right": of what the pushes could move,
+        the share that went their way.</span></p>
     <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
       onChange=${(event) => setOrder(event.target.value)}>
       ${Object.entries(GROUP_ORDERS).map(([name, [title]]) => html`<option value=${name}
         selected=${name === order}>${title}</option>`)}</select></label></div>
-    <div class="scroller groups" tabindex="0" role="region" aria-label="Groups of this step"><table>
+    <div class="scroller groups" tabindex="0" role="region" aria-label="Groups of this step"
+      onKeyDown=${onArrows}><table>
       <thead><tr><th scope="col" class="number">No.</th><th scope="col">Prompt</th><th scope="col">Answer</th>
         <th scope="col">Rewards</th><th scope="col">Outcome</th>
         <th scope="col" class="number">Mean reward</th><th scope="col" class="number">Moved right</th></tr></thead>
       <tbody>${groups.map((group) => html`<${GroupRow} key=${group.index} group=${group} open=${group.index === open}
+        reachable=${group === reachable}
         onOpen=${onOpen} />`)}</tbody></table>
       ${!groups.length && html`<p class="quiet empty">No group has a rollout like that.</p>`}</div>`;
 }

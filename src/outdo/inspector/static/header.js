@@ -55,30 +55,58 @@ function Bar({ run, place, follow, sections }) {
   </header>`;
 }
 
+const LEADING_FACTS = ['method', 'model', 'data', 'seed'];
+
+/** Paths are known by their ends, a time is read without its fractions; the whole is told on pointing at it. */
+function shortFact(value) {
+  const text = plainText(String(value));
+  const isTime = /^\d{4}-\d\d-\d\dT/.test(text),
+    isUtc = /(Z|\+00:00)$/.test(text);
+  if (isTime) return text.slice(0, 16).replace('T', ' ') + (isUtc ? ' UTC' : '');
+  const parts = text.split('/');
+  return text.startsWith('/') && parts.length > 3 ? `…/${parts.slice(-2).join('/')}` : text;
+}
+
+/** What ran comes first; what it ran on, in smaller letters. */
 function About({ runs }) {
+  const fact = ([label, value]) => html`<div><dt>${label}</dt><dd title=${plainText(String(value))}>
+    <bdi>${shortFact(value)}</bdi></dd></div>`;
+  const isLeading = ([label]) => LEADING_FACTS.includes(label);
   return html`<div class="about">${runs.map(
     (run, i) => html`<section aria-label=${`Run ${run.name}`}>
     <p class="run-title">${runs.length > 1 && html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i>`}
       <bdi>${plainText(run.name)}</bdi>
       ${run.alive && html`<span class="badge">running</span>`}</p>
-    <dl>${run.about.map(([label, value]) => html`<div><dt>${label}</dt><dd><bdi>${plainText(String(value))}</bdi></dd>
-      </div>`)}</dl></section>`,
+    <dl>${run.about.filter(isLeading).map(fact)}</dl>
+    <dl class="minor">${run.about.filter((each) => !isLeading(each)).map(fact)}</dl></section>`,
   )}</div>`;
 }
 
+/** A finding's text without the steps it begins with: they stand beside it. */
+function findingText({ text }) {
+  const said = plainText(text).replace(/^steps? \d+(( to |\u2013)\d+)?: /, '');
+  return said.charAt(0).toUpperCase() + said.slice(1);
+}
+
+const URGENCY = ['warning', 'note', 'good'];
+
+/** What the doctor found, warnings first; good news that the tiles above have told are not told again. */
 function Findings({ runs, onFinding }) {
-  const findings = runs.flatMap((run, i) => run.findings.map((finding) => ({ ...finding, run: i })));
-  if (!findings.length) return null;
+  const findings = runs
+    .flatMap((run, i) => run.findings.map((finding) => ({ ...finding, run: i })))
+    .filter(({ level, metric }) => level !== 'good' || !ANSWERED.has(metric))
+    .sort((a, b) => URGENCY.indexOf(a.level) - URGENCY.indexOf(b.level));
+  if (!findings.length) return html`<p class="note quiet">Nothing else stands out.</p>`;
   const steps = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first}–${last}`);
   return html`<section class="findings" aria-labelledby="findings-title">
-    <h2 id="findings-title" tabindex="-1">What stands out</h2>
+    <h3 id="findings-title">What else stands out</h3>
     <ul>${findings.map(
       (finding) => html`<li class=${finding.level} data-test="finding">
       <span class="glyph" role="img"
         aria-label=${LEVELS[finding.level]?.[1] ?? finding.level}>${LEVELS[finding.level]?.[0] ?? '○'}</span>
-      <span>${runs.length > 1 && html`<b>${runs[finding.run].name}: </b>`}${plainText(finding.text)}
-        <button type="button" class="plain jump" onClick=${() => onFinding(finding)}>${steps(finding)}</button></span>
-          </li>`,
+      <button type="button" class="plain jump" onClick=${() => onFinding(finding)}>${steps(finding)}</button>
+      <span>${runs.length > 1 && html`<b><bdi>${plainText(runs[finding.run].name)}</bdi>: </b>`}
+        ${findingText(finding)}</span></li>`,
     )}</ul></section>`;
 }
 

@@ -12,9 +12,35 @@ async function ask(live, path, query) {
   return reply.json();
 }
 
-/** A run with what is new appended; steps it already has are taken from the newer answer, as after a resume. */
+const lastStep = (run) => run.metrics.steps.at(-1) ?? 0;
+
+/** The first step of which the two tell different numbers; Infinity where what both know is the same. */
+function partingStep(run, news) {
+  const places = new Map(run.metrics.steps.map((step, i) => [step, i]));
+  const differs = (step, i) =>
+    places.has(step) &&
+    Object.entries(news.metrics.values).some(([name, values]) => {
+      const before = run.metrics.values[name]?.[places.get(step)];
+      return known(values[i]) && known(before) && before !== values[i];
+    });
+  return news.metrics.steps.find(differs) ?? Infinity;
+}
+
+/**
+ * What is new of a run. The last known step is asked for as well: where it is gone, or its numbers are others, the run
+ * was resumed from a step before it, and all is asked for anew.
+ */
+async function newsOf(live, run, i) {
+  const last = lastStep(run);
+  const news = await ask(live, 'data', { after: Math.max(0, last - 1), run: i });
+  const went = last > 0 && (news.metrics.steps[0] !== last || partingStep(run, news) <= last);
+  return went ? { ...(await ask(live, 'data', { after: 0, run: i })), whole: true } : news;
+}
+
+/** A run with what is new appended. After a resume the steps that were made again replace the old, and their tokens. */
 function grown(run, news) {
-  const from = news.metrics.steps[0] ?? Infinity;
+  const from = news.whole ? 1 : (news.metrics.steps[0] ?? Infinity);
+  const replaced = news.whole ? Math.min(partingStep(run, news), lastStep(news) + 1) : Infinity;
   const kept = run.metrics.steps.filter((step) => step < from).length;
   const steps = [...run.metrics.steps.slice(0, kept), ...news.metrics.steps];
   const values = {};
@@ -23,18 +49,18 @@ function grown(run, news) {
     values[name] = [...before, ...(news.metrics.values[name] ?? new Array(news.metrics.steps.length).fill(null))];
   }
   const { about, findings, recorded, alive } = news;
+  const stays = ({ step }) => step < replaced && recorded.includes(step);
   return {
     ...run,
     about,
     findings,
     recorded,
     alive,
+    chosen: run.chosen.every(stays) ? run.chosen : run.chosen.filter(stays),
     metrics: { steps, values },
     words: { ...run.words, ...news.words },
   };
 }
-
-const lastStep = (run) => run.metrics.steps.at(-1) ?? 0;
 
 /** Asks every two seconds, more rarely while the page is hidden or nobody answers. Returns what is to be said of it. */
 function useFollowing(live, runs, setRuns) {
@@ -48,9 +74,7 @@ function useFollowing(live, runs, setRuns) {
       over = false;
     const turn = async () => {
       try {
-        const news = await Promise.all(
-          current.current.map((run, i) => ask(live, 'data', { after: lastStep(run), run: i })),
-        );
+        const news = await Promise.all(current.current.map((run, i) => newsOf(live, run, i)));
         if (over) return;
         const alive = news.some((each) => each.alive);
         setRuns((before) => before.map((run, i) => grown(run, news[i])));

@@ -2,7 +2,8 @@
 'use strict';
 
 const SHOWN_MOVERS = 10,
-  AROUND = 4;
+  BEFORE = 22, // characters of what stands around it
+  AFTER = 14;
 
 /** Whether two tokens are one: the same, after the same beginning, in answers to one question. */
 function isSame(step, one, other) {
@@ -34,23 +35,34 @@ function largestMoves(step, counts) {
   return found;
 }
 
+/** The tokens before (way −1) or after a token, as many as fit into some characters. */
+function around(step, row, index, way, room) {
+  let text = '';
+  for (let k = index + way; k >= 0 && k < row.length; k += way) {
+    const piece = step.line(step.token(row, k));
+    if (text.length + piece.length > room) break;
+    text = way < 0 ? piece + text : text + piece;
+  }
+  return text;
+}
+
 function Mover({ step, mover, most, onJump }) {
   const { row, index, value, size } = mover,
     i = row.start + index,
     verdict = verdictOf(row),
-    answers = Math.round(1 / (at(step, 'share', i) ?? 1));
-  const piece = (at) => step.line(step.token(row, at));
-  const around = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, k) => piece(from + k)).join('');
+    others = likeIt(step, i);
+  const [old, now] = ['old', 'new'].map((name) => Math.exp(at(step, name, i) ?? NaN));
   return html`<li><button type="button" onClick=${() => onJump(row, index)}>
-    <span class="context"><bdi class="quiet">${around(Math.max(0, index - AROUND), index)}</bdi>
-      <mark class=${`token ${value < 0 ? 'n5' : 'p5'}`}>${piece(index)}</mark>
-      <bdi class="quiet">${around(index + 1, Math.min(row.length, index + 1 + AROUND))}</bdi></span>
+    <span class="context"><bdi class="quiet">${around(step, row, index, -1, BEFORE)}</bdi>
+      <mark class=${`token ${value < 0 ? 'n5' : 'p5'}`}>${step.line(step.token(row, index))}</mark>
+      <bdi class="quiet">${around(step, row, index, 1, AFTER)}</bdi></span>
     <span class=${`size ${value < 0 ? 'down' : 'up'}`}><i style=${{ width: `${(100 * size) / most}%` }}></i></span>
     <span class="number">${signed(value)}</span>
-    <span class="change">${probability(at(step, 'old', i))} → ${probability(at(step, 'new', i))}</span>
-    <span class="quiet origin">group ${step.groups[row.group].number}, rollout ${row.rollout} ${verdict.glyph}${
-      answers > 1 ? ` and ${answers - 1} more` : ''
-    }</span>
+    <span class="change">${percentages(old, now)}</span>
+    <span class="quiet origin">group ${step.groups[row.group].number}, rollout ${row.rollout}${' '}
+      <span aria-hidden="true">${verdict.glyph}</span><span class="hidden">${verdict.word}</span>${
+        others > 0 ? ` and ${others} more` : ''
+      } · pushed ${step.push[i] > 0 ? 'up' : step.push[i] < 0 ? 'down' : 'neither way'}</span>
       </button></li>`;
 }
 
@@ -67,8 +79,10 @@ function MoverList({ title, test, step, movers, onJump, none }) {
 function Movers({ step, onJump }) {
   const most = useMemo(() => largestMoves(step, (i) => !(step.state[i] & DIM)), [step]);
   const wrong = useMemo(() => largestMoves(step, (i) => step.state[i] & WRONG), [step]);
-  return html`<p class="note"><span class="quiet">Of all measured tokens of step ${step.number}: nats, and the
-      probability before → after.</span></p>
+  const measured = step.groups.filter((group) => group.measured).length;
+  return html`<p class="note"><span class="quiet">Step ${step.number}, ${count(measured, 'measured group')}: nats, and
+      the probability before → after. Answers that begin alike share a token's probability: it is listed once,
+      "and 2 more". It goes the wrong way when it moves against their net push.</span></p>
     <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} onJump=${onJump}
       none="No token was measured after this step." />
       <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} onJump=${onJump}

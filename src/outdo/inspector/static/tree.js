@@ -150,12 +150,17 @@ function Tree({ step, group, onJump }) {
     event.preventDefault();
     act();
   };
-  return html`<p class="note"><span class="quiet">Each line is a stretch in which completions do not part,
-      with how many took it and their mean reward, ▲ above or ▼ below the group's ${figure(root.mean)}.
-      <b> ◆ marks the decisive tokens</b>: of the ${SHOWN_DECISIVE} forks with the largest
-      Σ n·|branch mean − fork mean| ÷ group size (the number beside the mark: reward per rollout told apart there),
-      the branch that carries most above the fork's mean and the one that carries most below.
-      A branch taken once says little. Enter, or a click on a last line, opens the token above.</span></p>
+  const decisive = lines.some((line) => line.node.decisive);
+  const marks = decisive
+    ? html`<b>◆ A decisive token</b> begins a branch where good and bad part; beside it the reward per rollout
+      that its fork tells apart.`
+    : 'No fork of this group tells reward apart.';
+  return html`<p class="note"><span class="quiet">How many completions took each stretch, and their mean reward:
+      ▲ above, ▼ below the group's ${figure(root.mean)}. ${marks}
+      ${' '}Enter, or a click on a last line, opens the token above.</span></p>
+    <details class="how"><summary>How decisive is reckoned</summary><p class="note">Of the ${SHOWN_DECISIVE} forks
+      with the largest Σ n·|branch mean − fork mean| ÷ group size, two branches are marked: the one that carries most
+      above the fork's mean and the one that carries most below. A branch taken once says little.</p></details>
     <div class="scroller tree" role="tree" aria-label="Prefix tree of the completions" data-test="tree" ref=${box}
       onKeyDown=${onKey}>
       ${lines.map((line) => html`<${Branch} key=${line.path} step=${step} line=${line} total=${group.rows.length}

@@ -93,7 +93,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['pushed down', 'pushed up'],
-    what: 'Both together, added over the answers that took this token in this place: what the probability can follow.',
+    what: 'Both, added over the answers that begin alike: they share one probability, and it can only follow the sum.',
     of: (column) => column('net'),
   },
   {
@@ -151,8 +151,8 @@ const CLIP_WORDS = {
 
 const STATES = [
   ['reached', 'reached its target or bound'],
-  ['clipped', 'clipped'],
-  ['wrong', 'moved the wrong way'],
+  ['clipped', 'clipped: pushed no more'],
+  ['wrong', 'moved against its net push'],
   ['dim', 'not trained on'],
 ];
 

@@ -1,0 +1,113 @@
+// "Did training help", answered before anything is drawn: held-out questions before and after, then whether the
+// probabilities went where they were pushed.
+'use strict';
+
+// What the tiles say already.
+const ANSWERED = new Set(['eval/greedy', 'eval/sampled', 'reward', 'moved_right_way']);
+
+const ACCURACIES = [
+  ['eval/greedy', 'Held-out questions right', 'likeliest answers'],
+  ['eval/sampled', 'Held-out questions right', 'sampled answers'],
+];
+
+/** The first and the last evaluation, each with its 95 % interval; null where there were not two. */
+function evaluated(run, metric) {
+  const { steps, values } = run.metrics,
+    [low, high] = bandOf(metric).map((name) => values[name] ?? []);
+  const found = (values[metric] ?? []).flatMap((value, i) =>
+    known(value) ? [{ step: steps[i], value, low: low[i] ?? null, high: high[i] ?? null }] : [],
+  );
+  return found.length > 1 ? { first: found[0], last: found.at(-1) } : null;
+}
+
+/** Means of the first and the last tenth of a run's values. */
+function summary(run, metric) {
+  const values = (run.metrics.values[metric] ?? []).filter(known);
+  if (!values.length) return null;
+  const few = Math.max(1, Math.floor(values.length / 10));
+  return [mean(values.slice(0, few)), mean(values.slice(-few))];
+}
+
+const when = ({ step }) => (step === 0 ? 'before the first step' : `after step ${step}`);
+
+const UNDECIDED = 'It cannot be told yet.';
+
+/** In one word, and only as sure as the intervals are. */
+function verdict({ first, last }) {
+  if (known(first.high) && known(last.low)) {
+    if (last.low > first.high) return 'Yes.';
+    if (last.high < first.low) return 'No, it got worse.';
+    return UNDECIDED;
+  }
+  return last.value > first.value ? 'It seems so.' : 'Not so far.';
+}
+
+function Lead({ runs, run }) {
+  const metric = ACCURACIES.map(([name]) => name).find((name) => evaluated(run, name));
+  const name =
+    runs.length > 1 &&
+    html`<i class=${`stroke ${run === runs[1] ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>: `;
+  if (!metric) {
+    const reward = summary(run, 'reward');
+    return reward && html`<p class="lead" data-test="lead">${name}No held-out questions were asked twice.
+      ${' '}The mean reward in training went from <b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
+  }
+  const ends = evaluated(run, metric),
+    word = verdict(ends);
+  const overlap = word === UNDECIDED && ' The 95\u00a0% intervals overlap.';
+  return html`<p class="lead" data-test="lead">${name}<b>${word}</b> Of the held-out questions
+    ${' '}<b>${percent(ends.last.value)}</b> are answered rightly ${when(ends.last)};
+    ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b>.${overlap}</p>`;
+}
+
+const rangeText = ({ low, high }) => `${figure(100 * low)}–${figure(100 * high)}`;
+
+/** Two intervals on an axis from 0 to 100 %: before hollow, after filled. */
+function Intervals({ first, last, second }) {
+  const x = (share) => `${100 * share}%`;
+  const line = ({ value, low, high }, y, kind) => html`<g class=${kind}>
+    <line class="rail" x1="0" x2="100%" y1=${y} y2=${y} />
+    ${known(low) && known(high) && html`<line class="span" x1=${x(low)} x2=${x(high)} y1=${y} y2=${y} />`}
+    <circle cx=${x(value)} cy=${y} r="4.5" /></g>`;
+  const said = ({ value, low, high }) =>
+    `${percent(value)}${known(low) && known(high) ? ` (${percent(low)} to ${percent(high)})` : ''}`;
+  return html`<svg class=${`intervals ${second ? 'b' : 'a'}`} role="img"
+      aria-label=${`${when(first)} ${said(first)}, ${when(last)} ${said(last)}; from 0 to 100 %`}>
+    ${line(first, 8, 'before')}${line(last, 24, 'after')}</svg>
+    ${known(first.low) && known(last.low) &&
+      html`<p class="said quiet">95 % interval ${rangeText(first)} → ${rangeText(last)} %</p>`}`;
+}
+
+function Tile({ title, detail, children }) {
+  return html`<section class="tile" data-test="tile"><h3>${title} <span class="quiet">${detail}</span></h3>
+    ${children}</section>`;
+}
+
+const Way = ({ from, to, form }) => html`<p class="way"><span class="from">${form(from)}</span>
+  <span class="quiet" aria-label="to"> → </span><b>${form(to)}</b></p>`;
+
+/** Each quantity in a tile, and in it a line for each run. */
+function Answer({ runs }) {
+  const told = (of) => runs.map((run, i) => [of(run), i]).filter(([ends]) => ends);
+  const accuracies = ACCURACIES.map(([metric, title, detail]) => {
+    const ends = told((run) => evaluated(run, metric));
+    return ends.length > 0 && html`<${Tile} title=${title} detail=${detail}>${ends.map(
+      ([{ first, last }, i]) => html`<${Way} from=${first.value} to=${last.value} form=${percent} />
+        <${Intervals} first=${first} last=${last} second=${i} />`)}<//>`;
+  });
+  const rewards = told((run) => summary(run, 'reward'));
+  const moved = told((run) => {
+    const shares = (run.metrics.values.moved_right_way ?? []).filter(known);
+    const tokens = (run.metrics.values['moved/tokens'] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
+    return shares.length ? { share: mean(shares), steps: shares.length, tokens } : null;
+  });
+  return html`${runs.map((run) => html`<${Lead} runs=${runs} run=${run} />`)}
+    <div class="tiles">${accuracies}
+      ${moved.length > 0 && html`<${Tile} title="Moved as pushed" detail="each step">${moved.map(
+        ([{ share, steps, tokens }]) => html`<p class="way"><b>${percent(share)}</b></p>
+        <p class="said quiet">of what the pushes could move went their way;
+          ${' '}${count(tokens, 'token')} measured in ${count(steps, 'step')}</p>`)}<//>`}
+      ${rewards.length > 0 && html`<${Tile} title="Mean reward" detail="in training">${rewards.map(
+        ([[from, to]]) => html`<${Way} from=${from} to=${to} form=${figure} />`)}
+        <p class="said quiet">first and last tenth of the steps</p><//>`}</div>`;
+}

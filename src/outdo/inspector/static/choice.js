@@ -1,0 +1,58 @@
+// Which curves are drawn, in which order, and how: a run has a hundred metrics, and most of them have little to tell.
+'use strict';
+
+// The most telling first; the others follow in the order of their names.
+const LEADING = [
+  ...['eval/greedy', 'eval/sampled', 'reward', 'right', 'transfer', 'transfer/followed', 'baseline'],
+  ...['frac_mixed', 'frac_all_right', 'frac_all_wrong', 'reward_std', 'completions/mean_length'],
+  ...['moved_right_way', 'moved_wrong_way', 'target/reached', 'target_reached', 'attained', 'cancelled', 'certain'],
+  ...['unreachable', 'overshoot', 'moved_not', 'clip_ratio/region_mean', 'kl', 'entropy', 'grad_norm', 'loss'],
+];
+const ALWAYS = new Set(['eval/greedy', 'eval/sampled', 'reward', 'moved_right_way']);
+
+const SHARE = new RegExp(
+  `^(${[
+    ...['eval/(greedy|sampled)', 'right', 'frac_.*', 'moved_(right_way|wrong_way|not)', 'certain', 'cancelled'],
+    ...['unreachable', 'target_reached', 'overshoot', 'target/(reached|wrong_way|overshoot|unreachable)'],
+    ...['clip_ratio/.*', 'completions/clipped_ratio', 'verdicts/.*', 'transfer/followed', 'value/clipped'],
+    ...['reward_model/(accuracy|fitted)', 'updates/stopped/.*'],
+  ].join('|')})$`,
+);
+const TINY = 0.05; // a share that never gets so large would be a line on the floor of an axis from 0 to 1
+
+const isShare = (metric) => SHARE.test(metric);
+
+/** How a metric's values are written. */
+const formOf = (metric) => (isShare(metric) ? percent : figure);
+
+/** The ends of a curve's interval are its band, and no curves of their own. */
+const bandOf = (metric) => [`${metric}_low`, `${metric}_high`];
+const isBand = (metric, all) => /_(low|high)$/.test(metric) && all.has(metric.replace(/_(low|high)$/, ''));
+
+const valuesOf = (runs, metric) => runs.map((run) => run.metrics.values[metric] ?? []);
+
+function isConstant(runs, metric) {
+  const values = valuesOf(runs, metric).flat().filter(known);
+  return values.length > 2 && values.every((value) => value === values[0]);
+}
+
+const isAlike = (runs, one, other) =>
+  runs.every((run) => {
+    const [these, those] = [run.metrics.values[one], run.metrics.values[other]];
+    return these === those || Boolean(these && those && these.every((value, i) => value === those[i]));
+  });
+
+/** A topic's metrics: those drawn, those that never changed, and those that say what one drawn already says. */
+function sorted(runs, metrics) {
+  const rank = (metric) => (LEADING.includes(metric) ? LEADING.indexOf(metric) : LEADING.length);
+  const drawn = [],
+    constant = [],
+    alike = new Map();
+  for (const metric of [...metrics].sort((a, b) => rank(a) - rank(b))) {
+    const twin = drawn.find((other) => isAlike(runs, metric, other));
+    if (!ALWAYS.has(metric) && isConstant(runs, metric)) constant.push(metric);
+    else if (!ALWAYS.has(metric) && twin) alike.set(metric, twin);
+    else drawn.push(metric);
+  }
+  return { drawn, constant, alike };
+}
