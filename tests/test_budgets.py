@@ -18,6 +18,7 @@ MODULES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(SOURCE.rglob("*.py"))
 }
+PAGE = {path.name: path for path in (SOURCE / "outdo/inspector/static").glob("*.[jc]s*")}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 LINES, COMPLEXITY, PARAMETERS, FILE, LOOP = 60, 12, 7, 400, 40
@@ -109,8 +110,13 @@ def test_functions_stay_within_their_budget(measure, budget):
 
 
 def test_files_stay_within_their_budget():
-    sizes = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    sizes = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in (MODULES | PAGE).items()}
     assert not {name: size for name, size in sizes.items() if size > FILE}, f"more than {FILE} lines"
+
+
+def test_lines_of_the_page_are_as_short_as_ours():
+    lines = [(name, line) for name, path in PAGE.items() for line in path.read_text(encoding="utf-8").splitlines()]
+    assert not [(name, line) for name, line in lines if len(line) > 120]
 
 
 def test_the_training_loop_is_short():

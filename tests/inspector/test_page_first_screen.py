@@ -2,11 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from browser import hook, nearly, number, open_page
-from playwright.sync_api import Page, expect
+from browser import PHONE, hook, nearly, number, open_page, watched_page
+from playwright.sync_api import Browser, Page, expect
 
 from outdo.folder import read_metrics
 
@@ -52,3 +53,14 @@ def test_the_list_of_groups_is_one_stop_of_the_keyboard_and_arrows_go_through_it
     expect(groups.last).to_be_focused()
     opened.keyboard.press("Enter")
     expect(groups.last).to_have_attribute("aria-pressed", "true")
+
+
+def test_on_a_phone_a_finding_has_the_width_of_the_page(browser: Browser, page_of, small_run: Path, tmp_path: Path):
+    run = Path(shutil.copytree(small_run, tmp_path / "run"))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{ damaged }\n")  # which a finding says
+    with watched_page(browser, viewport=PHONE) as page:
+        open_page(page, page_of(run))
+        box = hook(page, "finding").last.locator("span").last.bounding_box()
+        assert box
+        assert box["width"] > 0.8 * PHONE["width"]

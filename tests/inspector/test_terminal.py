@@ -69,6 +69,12 @@ def test_with_colours_they_say_the_same_and_underlines_are_underlines() -> None:
     assert "▴" not in shown
 
 
+def test_the_scale_is_that_of_the_whole_step_so_that_noise_is_pale() -> None:
+    still = row(new_logprobs=[-1.0 + 1e-6] * 4, bound=[None] * 4, clip=["free"] * 4)
+    assert "a·bcd\n" in said(still, row(group=4))
+    assert "a▴▴·b▴▴c▴▴d▴▴\n" in said(still)
+
+
 def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     shown = coloured(row())

@@ -19,7 +19,10 @@ STATIC = Path(__file__).parent / "static"
 VENDORED = ("vendor/htm-preact.umd.js", "vendor/uPlot.iife.min.js")
 """Scripts by others, before our own; `static/ORDER` says in which order those follow."""
 
-STYLES = ("vendor/uPlot.min.css", "style.css")
+STYLES = (
+    "vendor/uPlot.min.css",
+    *(f"{name}.css" for name in ("frame", "curves", "groups", "tokens", "card", "forks", "media")),
+)
 
 FORMAT = 1
 """Version of the data in the page."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-import pyarrow
 from rich.console import Console
 from rich.text import Text
 
@@ -94,10 +93,11 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
     Where the quantity is not known of this group (`moved` of one that was not measured), this is said, and the policy
     push is shown. Raises `Mistakes` for a group or quantity that there is not.
     """
-    rows = _rows(table, group)
+    step = table.to_pylist()
+    rows = _rows(step, group)
     _check(by, rows, group, table)
     shown = by if _largest(by, rows) is not None else "policy_push"
-    largest = _largest(shown, rows) or 0.0
+    largest = _largest(shown, step) or 0.0  # of the whole step: what is noise in it is pale in every group
     first = rows[0]
     _say(console, Text(f"step {first['step']}, group {group}: {_inert(first['prompt_id'])}", style="bold"))
     if shown != by:
@@ -112,9 +112,9 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
         _say(console, _tokens(row, QUANTITIES[shown], largest, coloured=_coloured(console)))
 
 
-def _rows(table: Table, group: int) -> list[dict[str, Any]]:
+def _rows(step: Sequence[Row], group: int) -> list[Row]:
     """The rollouts of a group, the best first, those without a reward last."""
-    rows = table.filter(pyarrow.array(table["group"].to_numpy() == group)).to_pylist()
+    rows = [row for row in step if row["group"] == group]
     return sorted(rows, key=lambda row: math.inf if row["reward"] is None else -row["reward"])
 
 

@@ -1,4 +1,4 @@
-// A quantity as a colour. Steps are equal in lightness (style.css), and grow with the square root of the value: small
+// A quantity as a colour. Steps are equal in lightness (tokens.css), and grow with the square root of the value: small
 // moves are what most tokens make, and on a linear scale they would all look like none.
 'use strict';
 

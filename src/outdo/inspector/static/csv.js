@@ -21,7 +21,7 @@ const CSV_NUMBERS = [
   'b',
 ];
 
-/** Their names in the record: `rollout` would stand there twice, as the number of the rollout and as a log-probability. */
+/** Their names in the record: `rollout` would stand there twice, as the rollout's number and as a log-probability. */
 const CSV_NAMES = {
   old: 'old_logprobs',
   new: 'new_logprobs',
