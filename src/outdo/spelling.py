@@ -62,13 +62,15 @@ class Spelling:
         before = next((each for each in reversed(after) if self._token(each) is not None), None)
         texts: list[str] = []
         for token_id in ids:
-            known = self._token(token_id) is not None
-            texts.append(self._text_of(before, token_id) if known else "")
-            before = token_id if known else before
+            text = self._text_of(before, token_id)
+            texts.append(text or "")
+            before = before if text is None else token_id
         return texts
 
-    def _text_of(self, before: int | None, token_id: int) -> str:
-        """What a token adds to a text that ends with `before`, or begins here."""
+    def _text_of(self, before: int | None, token_id: int) -> str | None:
+        """What a token adds to a text that ends with `before`, or begins here; None of one that is no token."""
+        if self._token(token_id) is None:
+            return None
         if before is None:
             return self._decode([token_id])
         return self._decode([before, token_id])[len(self._decode([before])) :]

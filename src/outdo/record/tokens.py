@@ -1,5 +1,6 @@
 """Everything that is known of every token of a step, and in one word what the objective did with it."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -181,11 +182,10 @@ def _left_out(batch: Batch, chosen: Tensor) -> Tensor:
 
 def _chosen(batch: Batch, step: Step) -> Tensor:
     """Tokens that the policy chose, trained or not. [B, T] bool"""
-    chosen = torch.zeros_like(batch.loss_mask)
+    after_prompt = torch.arange(batch.token_ids.shape[1]) >= batch.prompt_lengths[:, None]
     masks = [rollout.loss_mask for group in step.groups for rollout in group.rollouts]
-    for row, start, mask in zip(chosen, batch.prompt_lengths.tolist(), masks, strict=True):
-        row[start : start + len(mask)] = torch.tensor(mask, dtype=torch.bool)
-    return chosen
+    flat = torch.tensor([*itertools.chain.from_iterable(masks)], dtype=torch.bool)
+    return torch.zeros_like(batch.loss_mask).masked_scatter(batch.attention_mask & after_prompt, flat)
 
 
 def _first(*cases: tuple[Tensor, int]) -> Tensor:
