@@ -68,6 +68,8 @@ def test_a_step_says_everything_it_saw_and_did():
     assert first.batch.rewards.tolist() == [1, 0] * 4
     assert torch.equal(first.batch.advantages > 0, first.batch.loss_mask & (first.batch.rewards > 0)[:, None])
     assert first.update.tokens["push"].shape == first.batch.token_ids.shape
+    assert torch.equal(first.update.tokens["policy_push"], first.update.tokens["push"])  # no other term
+    assert "pushed up" in first.show()
     assert {each.policy_version for each in steps[2].groups[0].rollouts} == {2}
     assert {request.stream for request in rollout.engine.requests[:8]} == {
         Stream("train", 1, prompt.id, sample) for prompt in QUESTIONS for sample in range(4)

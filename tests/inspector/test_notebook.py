@@ -166,5 +166,12 @@ def test_spaces_line_breaks_and_what_hides_are_marks() -> None:
     assert visible("\u0301e") == "◌\u0301e"
 
 
+def test_a_group_and_a_step_show_themselves_in_a_notebook() -> None:
+    one, other = group(rollout("2", 1.0), prompt="1+1="), group(rollout("3"), prompt="1+2=")
+    assert one._repr_html_() == group_html(one)
+    assert step(one, other).show()._repr_html_() == step_html(step(one, other))
+    assert "1+2=" in step(one, other).show(group=1)
+
+
 def test_html_shows_itself_in_a_notebook() -> None:
     assert Html("<p>x</p>")._repr_html_() == "<p>x</p>"
