@@ -252,7 +252,7 @@ def inspect(
         list[int] | None, typer.Option(help="a step whose tokens are shown, once for each; unset: those that tell most")
     ] = None,
     compare: Annotated[
-        tuple[str, str] | None, typer.Option(help="two checkpoints that read the same answers: step_20 step_80")
+        tuple[str, str] | None, typer.Option(help="two checkpoints that read the same answers: step_40 step_80")
     ] = None,
     serve: Annotated[
         bool | None, typer.Option("--serve/--file", help="follow the run in a browser; unset: while it is alive")

@@ -79,7 +79,7 @@ def test_a_run_of_another_library_is_drawn_with_what_it_has(tmp_path: Path) -> N
 
 
 def test_a_run_without_a_step_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match="no step has been written yet"):
+    with pytest.raises(Mistakes, match=r"metrics\.jsonl has no step yet"):
         plot({"young": [{"step": 1, "reward": None}]}, tmp_path / "a.svg")
 
 

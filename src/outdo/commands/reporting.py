@@ -48,7 +48,7 @@ def run_doctor(run: Path, console: Console, *, as_json: bool = False) -> None:
     if as_json:
         console.file.write("".join(json.dumps(asdict(finding)) + "\n" for finding in findings))
         return
-    _say(console, Text(f"{run}: {steps} steps"))
+    _say(console, Text(f"{run}: {steps} steps" if steps else f"{run}: metrics.jsonl has no step yet"))
     for level, colour in LEVELS.items():
         for finding in findings:
             if finding.level == level:

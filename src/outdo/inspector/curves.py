@@ -114,7 +114,7 @@ def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Seque
     mistakes += [_unknown(name, known, runs) for name in names or () if name not in known]
     drawn = [name for name in USUAL if name in known] or known if names is None else list(dict.fromkeys(names))
     if not known:
-        mistakes = [*mistakes, f"{' and '.join(runs)}: no step has been written yet"]
+        mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, and curves are drawn from it"]
     if mistakes:
         raise Mistakes(mistakes)
     return drawn

@@ -101,7 +101,8 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
     first = rows[0]
     _say(console, Text(f"step {first['step']}, group {group}: {_inert(first['prompt_id'])}", style="bold"))
     if shown != by:
-        _say(console, Text(f"{by} is not known of this group; it is coloured by {shown}"))
+        instead = "and neither is policy_push" if _largest(shown, rows) is None else f"it is coloured by {shown}"
+        _say(console, Text(f"{by} is not known of this group; {instead}"))
     _say(console, Text.assemble(("prompt  ", "dim"), _inert(first["prompt"])))
     if first.get("answer") is not None:
         _say(console, Text.assemble(("answer  ", "dim"), _inert(first["answer"])))

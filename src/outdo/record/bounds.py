@@ -30,7 +30,7 @@ def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float 
     where it ends depends on how far other answers have gone. Above 0 is a probability above 1, which no token reaches.
     Where the objective sets targets, they are the bounds.
 
-    Only the objective is asked, no model: some 30 times, with gradients. Raises ValueError without `old_logprobs`.
+    Only the objective is asked, no model: some 35 times, with gradients. Raises ValueError without `old_logprobs`.
     """
     if batch.targets is not None:
         return batch.targets.where(batch.loss_mask, torch.nan)

@@ -106,7 +106,8 @@ def record_step(
         updates.append(_first_push(batch, chosen, given.padded("entropy", batch)))
     done = Step(index=step, groups=groups, batch=batch, updates=updates, tokenizer=tokenizer)
     record = token_record(done, chosen, given.padded("new_logprobs", batch))
-    found = step_metrics(done) | moved_metrics(record, batch) | dict(metrics or {})
+    known = {name: value for name, value in step_metrics(done).items() if not name.startswith("updates/")}
+    found = known | moved_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
         run.append_metrics(step, {name: value for name, value in found.items() if math.isfinite(value)})
         return files.write(run.path, step, table(done, record, Spelling(tokenizer), about={}))

@@ -281,7 +281,8 @@ function Curves({ runs, chosen, at, range, onStep }) {
   const topics = Object.keys(TOPICS)
     .map((topic) => [topic, metrics.filter((metric) => topicOf(metric) === topic)])
     .filter(([, of]) => of.length);
-  if (!topics.length) return html`<p class="quiet">No step is finished yet: there is nothing to draw.</p>`;
+  const why = runs.some((run) => run.recorded.length) ? 'There is no metrics.jsonl' : 'No step is finished yet';
+  if (!topics.length) return html`<p class="quiet">${why}: there is nothing to draw.</p>`;
   const smooth = metrics.some((metric) => valuesOf(runs, metric).some((values) => pointsOf(values) > FEW));
   const name = (run, i) => html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>`;
   return html`<p class="note key">${runs.length > 1 && runs.map(name)}
