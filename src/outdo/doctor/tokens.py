@@ -72,7 +72,7 @@ def spent_on_certain(run: Run) -> Iterator[Finding]:
         yield span.finding(
             "note",
             f"{span.mean:.0%} of the push goes to tokens that are already above 99 %, and can hardly move. Train on "
-            'uncertain tokens alone (the preparation high_entropy), or set targets (train.objective = "target").',
+            "uncertain tokens alone (the preparation high_entropy).",
         )
 
 
@@ -82,7 +82,8 @@ def out_of_reach(run: Run) -> Iterator[Finding]:
         yield span.finding(
             "note",
             f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: the clip binds almost "
-            'nothing. An objective with targets (train.objective = "target") sets ones that can be reached.',
+            'nothing. The objective "target" sets ones that can be reached; where it was compared it learnt less '
+            "(docs/methods/target.md).",
         )
 
 

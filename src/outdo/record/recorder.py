@@ -37,7 +37,7 @@ class Recorder:
         objective: Objective,
         *,
         every: int = 1,
-        after: float | Literal["all"] = "all",
+        after: float | Literal["all"] = 0.0625,
         seed: int = 0,
     ) -> None:
         self.policy = policy
