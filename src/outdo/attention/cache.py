@@ -6,7 +6,9 @@ only longer neighbours need add exact zeros.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -39,77 +41,125 @@ class Prefill:
         return output.transpose(1, 2)
 
 
-class RowCache:
-    """Room for the keys and values of `rows` sequences; it grows by blocks as they get longer.
+class Place(NamedTuple):
+    """Where the new tokens of a step go that fall into one block."""
 
-    `lengths` [rows] counts the tokens each row holds, `longest` is the most that any in use does: known to the caller
-    beforehand, so that an accelerator need not be asked. A forward pass of the first n rows stores one token in each.
+    block: int
+    rows: Tensor  # [m]
+    offset: Tensor  # [m] within the block
+    every: bool  # whether these are all rows of the step, so that none need be picked out
+
+
+class RowCache:
+    """Room for the keys and values of sequences, block after block of tokens: it grows without moving what it holds.
+
+    Call `begin` before each forward pass: it does once what all layers need. `lengths` [rows] counts the tokens that
+    each row holds; it is kept on the host, so that an accelerator need not be asked. A block has as many rows as were
+    in use when it was needed: where one long answer is left, its blocks hold that answer alone.
     """
 
     def __init__(self, rows: int, *, block: int, device: torch.device) -> None:
         self.block = block
-        self.rows = rows
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.longest = 0
-        self.keys: list[Tensor] = []  # of each layer: [blocks, rows, kv_heads, block, d]
-        self.values: list[Tensor] = []
+        self.device = device
+        self.lengths = numpy.zeros(rows, dtype=numpy.int64)
+        # Of each layer keys and values, of each block [rows, kv_heads, block, d].
+        self.layers: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._places: list[Place] = []
+        self._last = torch.zeros(0)  # [n] position of the new token of each row
+        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
 
-    def admit(self, row: int, layers: Sequence[Layer]) -> None:
-        """Put a prompt's keys and values into a row."""
-        length = layers[0][0].shape[1]
-        for number, (key, value) in enumerate(layers):
-            self._reserve(number, key[None, :, :1], length)
-            for store, new in ((self.keys[number], key), (self.values[number], value)):
-                for block, part in enumerate(new.split(self.block, 1)):
-                    store[block, row, :, : part.shape[1]] = part
-        self.lengths[row] = length
+    def admit(self, first: int, count: int, layers: Sequence[Layer]) -> None:
+        """Put a prompt's keys and values into `count` rows from `first` on."""
+        length, end = layers[0][0].shape[1], first + count
+        self.layers += [([], []) for _ in range(len(layers) - len(self.layers))]
+        for stores, layer in zip(self.layers, layers, strict=True):
+            for store, new in zip(stores, layer, strict=True):
+                parts = new.split(self.block, 1)
+                self._reserve(store, len(parts), len(self.lengths), new)
+                for block, part in zip(store, parts, strict=False):
+                    block[first:end, :, : part.shape[1]] = part
+        self.lengths[first:end] = length
 
     def move(self, source: int, target: int) -> None:
         """Overwrite a row by another."""
-        for store in self.keys + self.values:
-            store[:, target] = store[:, source]
+        used = -(-int(self.lengths[source]) // self.block)
+        for stores in self.layers:
+            for store in stores:
+                for block in store[:used]:
+                    block[target] = block[source]
         self.lengths[target] = self.lengths[source]
 
+    def begin(self, n: int) -> None:
+        """Prepare for a forward pass of one new token in each of the first n rows, whose lengths then count it."""
+        lengths = self.lengths[:n]
+        blocks, offset = divmod(lengths, self.block)
+        for stores in self.layers:
+            for store in stores:
+                self._reserve(store, int(blocks.max()) + 1, n, store[0])
+        self._places = []
+        for block in numpy.unique(blocks).tolist():
+            rows = numpy.flatnonzero(blocks == block)
+            place = (torch.from_numpy(each).to(self.device) for each in (rows, offset[rows]))
+            self._places.append(Place(block, *place, every=len(rows) == n))
+        self._last = torch.tensor(lengths, device=self.device)
+        self._masks = {}
+        lengths += 1
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """One new token for each of the first n rows: query [1, heads, n, d] -> [1, n, heads, d]."""
-        n, lengths = query.shape[2], self.lengths[: query.shape[2]]
-        blocks = self._reserve(layer, key, self.longest + 1)
-        at = (lengths // self.block, torch.arange(n, device=lengths.device), slice(None), lengths % self.block)
-        self.keys[layer][at] = key[0].transpose(0, 1).to(self.keys[layer].dtype)
-        self.values[layer][at] = value[0].transpose(0, 1).to(self.values[layer].dtype)
-        keys, values = self.keys[layer][:blocks, :n], self.values[layer][:blocks, :n]
-        return _block_attention(query, keys, values, lengths, rule)
+        """One new token for each of the n rows of `begin`: query [1, heads, n, d] -> [1, n, heads, d]."""
+        heads, n, d = query.shape[1:]
+        kv_heads = key.shape[1]
+        stores = self.layers[layer]
+        for store, new in zip(stores, (key, value), strict=True):
+            by_row = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d]
+            for place in self._places:
+                part = by_row if place.every else by_row[place.rows]
+                store[place.block][place.rows, :, place.offset] = part
+        blocks = max(place.block for place in self._places) + 1
+        keys, values = ([block[:n].flatten(0, 1) for block in store[:blocks]] for store in stores)
+        mask = self._mask(rule.window, kv_heads, heads // kv_heads, blocks)
+        grouped = query[0].transpose(0, 1).reshape(n * kv_heads, heads // kv_heads, d)
+        return _block_attention(grouped, keys, values, mask, rule).to(query.dtype).reshape(1, n, heads, d)
 
-    def _reserve(self, layer: int, like: Tensor, length: int) -> int:
-        """Make room for `length` tokens; returns how many blocks they take. `like` is [1, kv_heads, *, d]."""
-        blocks = -(-length // self.block)
-        if layer == len(self.keys):
-            shape = (blocks, self.rows, like.shape[1], self.block, like.shape[3])
-            self.keys.append(like.new_zeros(shape))
-            self.values.append(like.new_zeros(shape))
-        missing = blocks - len(self.keys[layer])
-        if missing > 0:
-            for stores in (self.keys, self.values):
-                room = stores[layer].new_zeros(missing, *stores[layer].shape[1:])
-                stores[layer] = torch.cat([stores[layer], room])
-        return blocks
+    def _reserve(self, store: list[Tensor], blocks: int, rows: int, like: Tensor) -> None:
+        """Make room for that many blocks of that many rows; `like` is [..., kv_heads, *, d]."""
+        kv_heads, _, d = like.shape[-3:]
+        for block in range(blocks):
+            if block == len(store):
+                store.append(like.new_zeros(rows, kv_heads, self.block, d))
+            elif len(store[block]) < rows:
+                missing = like.new_zeros(rows - len(store[block]), kv_heads, self.block, d)
+                store[block] = torch.cat([store[block], missing])
+
+    def _mask(self, window: int | None, kv_heads: int, group: int, blocks: int) -> Tensor:
+        """0 where a new token may read, -inf where not: [n * kv_heads, group, blocks * block], made once per step."""
+        key = (window, kv_heads, group)
+        if key not in self._masks:
+            distance = self._last[:, None] - torch.arange(blocks * self.block, device=self.device)  # [n, L]
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+            self._masks[key] = mask[:, None, None].expand(-1, kv_heads, group, -1).flatten(0, 1).contiguous()
+        return self._masks[key]
 
 
-def _block_attention(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, rule: Rule) -> Tensor:
-    """query [1, heads, n, d], keys and values [blocks, n, kv_heads, block, d], last readable index [n]."""
-    heads, n, d = query.shape[1:]
-    blocks, _, kv_heads, block, _ = keys.shape
-    query = query[0].transpose(0, 1).reshape(n, kv_heads, heads // kv_heads, d)
-    scores = torch.stack([query @ part.transpose(-1, -2) for part in keys.to(query.dtype)]) * rule.scaling
-    if rule.softcap is not None:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)  # [blocks, n, kv_heads, heads / kv_heads, block]
-    at = torch.arange(blocks * block, device=last.device).view(blocks, 1, block)
-    distance = last[:, None] - at  # [blocks, n, block]
-    allowed = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
-    scores = scores.float().masked_fill(~allowed[:, :, None, None], -torch.inf)
-    weights = (scores - scores.amax((0, -1), keepdim=True)).exp()
-    total, output = weights[0].sum(-1), weights[0] @ values[0].float()
-    for index in range(1, blocks):  # in order: a block that is all zeros changes no bit
-        total = total + weights[index].sum(-1)
-        output = output + weights[index] @ values[index].float()
-    return (output / total[..., None]).to(query.dtype).reshape(1, n, heads, d)
+def _block_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor, rule: Rule) -> Tensor:
+    """softmax(scaling · Q Kᵀ + mask) V: query [r, g, d], each block [r, block, d], mask [r, g, L] -> [r, g, d].
+
+    r counts rows times key heads, g the query heads that share a key head.
+    """
+    query = query.to(keys[0].dtype)
+    masks = mask.split(keys[0].shape[1], -1)
+    if rule.softcap is None:
+        scores = [
+            torch.baddbmm(part.to(query.dtype), query, key.transpose(1, 2), alpha=rule.scaling)
+            for part, key in zip(masks, keys, strict=True)
+        ]
+    else:
+        raw = (query @ key.transpose(1, 2) * (rule.scaling / rule.softcap) for key in keys)
+        scores = [part + rule.softcap * torch.tanh(each) for part, each in zip(masks, raw, strict=True)]
+    joined = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
+    weights = joined.float().softmax(-1).to(values[0].dtype).split(keys[0].shape[1], -1)
+    output = weights[0] @ values[0]
+    for weight, value in zip(weights[1:], values[1:], strict=True):  # in order: a block of zeros changes no bit
+        output = torch.baddbmm(output, weight, value)
+    return output

@@ -108,19 +108,18 @@ def choose(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> tuple[T
     The log-probability is that at the sampling temperature over the whole vocabulary, before any filter (at
     temperature 0: at temperature 1). Each row's result depends on that row alone.
     """
-    logprobs = (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1)
+    probabilities = (logits.float() / (sampling.temperature or 1.0)).softmax(-1)
     if sampling.temperature == 0:
-        tokens = logprobs.argmax(-1)
+        tokens = probabilities.argmax(-1, keepdim=True)
     else:
-        weights = _filtered(logprobs.exp(), sampling)
-        # The first token at which the cumulated weight passes the number: never one of weight 0.
-        cumulated = weights.to(torch.float32 if weights.device.type == "mps" else torch.float64).cumsum(-1)
-        mark = (numbers.to(cumulated) * cumulated[:, -1])[:, None]
-        tokens = torch.searchsorted(cumulated, mark, right=True).squeeze(1)
-        # numbers < 1, but their product with the total may round up to it.
-        last = logprobs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1)
-        tokens = torch.minimum(tokens, last)
-    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(1)
+        weights = _filtered(probabilities, sampling)
+        # The first token at which the cumulated weight passes the mark: never one of weight 0.
+        cumulated = weights.cumsum(-1, dtype=torch.float32 if weights.device.type == "mps" else torch.float64)
+        total = cumulated[:, -1:]
+        # A number is below 1, but its product with the total may round up to it.
+        mark = torch.minimum(numbers.to(total)[:, None] * total, total.nextafter(torch.zeros_like(total)))
+        tokens = torch.searchsorted(cumulated, mark, right=True)
+    return tokens.squeeze(1), probabilities.gather(-1, tokens).squeeze(1).log()
 
 
 def _filtered(probabilities: Tensor, sampling: SamplingParams) -> Tensor:

@@ -9,6 +9,7 @@ numbers are keyed by its stream, and every row of the computation is made indepe
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -103,12 +104,12 @@ class Sampler:
         self._read(dict.fromkeys(row.request.token_ids for row in rows if row.request.token_ids not in self.read))
         logits = torch.stack([self.read[row.request.token_ids].logits for row in rows])
         extend(rows, logits, self.sampling, self.rule)
-        for row in rows:
-            ids = row.request.token_ids
-            if row.finished is None:
-                self.cache.admit(len(self.active), self.read[ids].layers)
-                self.active.append(row)
-            siblings[ids] -= 1
+        for ids, siblings_now in groupby(rows, key=lambda row: row.request.token_ids):
+            asked = list(siblings_now)
+            going_on = [row for row in asked if row.finished is None]
+            self.cache.admit(len(self.active), len(going_on), self.read[ids].layers)
+            self.active += going_on
+            siblings[ids] -= len(asked)
             if siblings[ids] == 0:
                 del self.read[ids]
 
@@ -129,10 +130,9 @@ class Sampler:
         """One more token for every active row."""
         n = len(self.active)
         token_ids = [row.token_ids[-1] for row in self.active]
-        positions = [len(row.request.token_ids) + len(row.token_ids) - 1 for row in self.active]
-        self.cache.longest = max(positions)
+        positions = self.cache.lengths[:n].tolist()
+        self.cache.begin(_round_up(n))
         logits = self._head(self._forward(token_ids, positions, self.cache)[:n])
-        self.cache.lengths[:n] += 1
         extend(self.active, logits, self.sampling, self.rule)
         for row in reversed([row for row in range(n) if self.active[row].finished is not None]):
             last = len(self.active) - 1
