@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import assert_close
 
 from outdo.logprobs import (
@@ -141,3 +142,119 @@ def test_scores_of_no_tokens_are_empty_and_still_belong_to_the_graph() -> None:
     logprobs, entropies = chunked_scores(lambda rows: rows, hidden, ids(0), torch.ones(0), entropy="value")
     assert logprobs.shape == entropies.shape == (0,)
     assert logprobs.requires_grad
+
+
+# ------------------------------------------------------------------------------------------ a head that is a linear map
+
+WORDS = 700  # more than the least part of a vocabulary that is computed at once
+
+
+def linear(dtype: torch.dtype = torch.float64, *, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(6)
+    return nn.Linear(HIDDEN, WORDS, bias=bias, dtype=dtype)
+
+
+def by_head(
+    head: nn.Linear, *, tokens: int, entropy: Entropy, chunk: int | None, coldest: float = 0.5, plain: bool = False
+) -> list[Tensor]:
+    """Log-probabilities, entropies, and the gradients of a mixture of both by hidden states and trained weights."""
+    dtype = head.weight.dtype
+    hidden = noise(tokens, HIDDEN, seed=2).to(dtype).requires_grad_()
+    token_ids = torch.randint(WORDS, (tokens,), generator=torch.Generator().manual_seed(1))
+    temperature = torch.linspace(coldest, 1.5, tokens, dtype=dtype)
+    if plain:
+        logits = head(hidden)
+        logprobs = token_logprobs(logits, token_ids, temperature)
+        entropies = token_entropy(logits if entropy == "gradient" else logits.detach(), temperature)
+        entropies = torch.zeros_like(logprobs) if entropy == "none" else entropies
+    else:
+        logprobs, entropies = chunked_scores(head, hidden, token_ids, temperature, entropy=entropy, chunk=chunk)
+    mixture = (logprobs * noise(tokens, seed=4)).sum() + (entropies * noise(tokens, seed=5)).sum()
+    trained = [hidden, *(weight for weight in head.parameters() if weight.requires_grad)]
+    return [logprobs.detach(), entropies.detach(), *torch.autograd.grad(mixture, trained)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@given(
+    tokens=st.integers(1, 40),
+    chunk=st.none() | st.integers(1, 50),
+    entropy=st.sampled_from(["none", "value", "gradient"]),
+    bias=st.booleans(),
+    coldest=st.floats(0.05, 2),
+)
+def test_a_linear_head_in_parts_is_the_plain_way(
+    dtype: torch.dtype, tolerance: float, tokens: int, chunk: int | None, entropy: Entropy, bias: bool, coldest: float
+) -> None:
+    head = linear(dtype, bias=bias)
+    how = {"tokens": tokens, "entropy": entropy, "chunk": chunk, "coldest": coldest}
+    for found, expected in zip(by_head(head, **how), by_head(head, plain=True, **how), strict=True):
+        assert (found - expected).norm() <= tolerance * expected.norm().clamp(min=1)
+
+
+@pytest.mark.parametrize("entropy", ["value", "gradient"])
+def test_the_gradient_of_a_linear_head_is_the_derivative(entropy: Entropy) -> None:
+    token_ids, temperature = torch.tensor([0, 699, 300]), torch.tensor([0.7, 1.0, 1.3], dtype=torch.float64)
+
+    def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        head = linear()
+        del head.weight
+        head.weight = weight  # a tensor, not a parameter: gradcheck moves it
+        scores = chunked_scores(head, hidden, token_ids, temperature, entropy=entropy, chunk=1)
+        return scores if entropy == "gradient" else scores[:1]
+
+    weight = linear().weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(score, (noise(3, HIDDEN).requires_grad_(), weight), fast_mode=True)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor made meanwhile holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, Tensor):
+                self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.element_size())
+        return made
+
+
+def test_a_linear_head_never_makes_more_logits_than_those_of_a_chunk() -> None:
+    tokens, chunk = 400, 150
+    head, hidden = linear(torch.float32), noise(tokens, HIDDEN).float().requires_grad_()
+    with Largest() as largest:
+        logprobs, _ = chunked_scores(head, hidden, ids(tokens), torch.ones(tokens), chunk=chunk)
+        logprobs.sum().backward()
+    assert chunk * WORDS * 0.9 < largest.numbers <= chunk * WORDS
+
+
+def test_a_frozen_head_gets_no_gradient_and_passes_it_on() -> None:
+    how = {"tokens": TOKENS, "entropy": "gradient", "chunk": None}
+    expected = by_head(linear(), **how)[2]
+    found = by_head(linear().requires_grad_(False), **how)
+    assert len(found) == 3
+    assert_close(found[2], expected)
+
+
+def test_what_is_asked_besides_does_not_change_a_bit_of_the_log_probabilities() -> None:
+    """Those measured beforehand are those of the update."""
+    head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
+    rows = (head, hidden, token_ids, torch.ones(TOKENS))
+    with torch.no_grad():
+        expected = chunked_scores(*rows)[0]
+    for entropy in ("none", "value", "gradient"):
+        assert chunked_scores(*rows, entropy=entropy)[0].equal(expected)
+
+
+def test_autocast_narrows_the_products_and_nothing_else() -> None:
+    head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, entropies = chunked_scores(head, hidden, token_ids, torch.ones(TOKENS), entropy="value")
+        logits = head(hidden)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), head.weight)
+    assert logits.dtype == torch.bfloat16
+    assert logprobs.dtype == entropies.dtype == gradient.dtype == torch.float32
+    assert_close(logprobs, token_logprobs(logits, token_ids), tolerance=1e-5)
+    assert_close(entropies, token_entropy(logits), tolerance=1e-5)
+    (expected,) = torch.autograd.grad(token_logprobs(logits, token_ids).sum(), head.weight)
+    assert (gradient - expected).norm() < 0.01 * expected.norm()

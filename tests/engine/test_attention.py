@@ -26,7 +26,7 @@ from outdo.attention.packed import pack
 from outdo.errors import ModelError
 from outdo.policy import Scorer, Work
 from outdo.testing import tiny_model
-from outdo.types import Batch
+from outdo.types import Batch, Group, Prompt
 
 
 @pytest.fixture
@@ -257,3 +257,115 @@ def test_the_model_stays_usable_by_everybody_else(arch):
         policy.forward.flat(ids[0], torch.arange(9), layout=None)
     assert policy.model.config._attn_implementation == before != "outdo"
     assert torch.equal(policy.model(input_ids=ids).logits, expected)
+
+
+# ------------------------------------------------------------------------------------------------------- how it is laid
+
+
+def answers(*lengths: int) -> Batch:
+    """One group, a prompt of 9 tokens, answers of these lengths."""
+    rollouts = tuple(rollout(tokens(length, 50 + index)) for index, length in enumerate(lengths))
+    return Batch.from_groups([Group(prompt=Prompt(id="0", text="", token_ids=tokens(9, 4)), rollouts=rollouts)])
+
+
+def test_one_long_answer_does_not_pad_its_short_fellows():
+    packed = pack(answers(3, 90, *[5] * 14))
+    assert [part.shape for part in packed.completions] == [(1, 90), (15, 5)]
+
+
+def test_where_all_are_equally_long_nothing_is_padded():
+    packed = pack(answers(7, 7, 7))
+    assert [part.places for part in (packed.prompts, *packed.completions)] == [None, None]
+
+
+@PRECISIONS
+@pytest.mark.parametrize("lengths", [(7, 7, 7), (40, 3, 41, 4, 1)])
+def test_however_it_is_laid_the_shared_way_equals_the_padded(lengths, dtype, tolerance, request):
+    if dtype == torch.float64:
+        request.getfixturevalue("float64_means_it")
+    policy, batch = shared("mistral", dtype=dtype), answers(*lengths)  # mistral: with a window
+    found = []
+    for way in ("padded", "shared"):
+        scores = scorer(policy, way).scores(batch)
+        scores.logprobs.square().sum().backward()
+        found.append((scores.logprobs.detach(), gradient(policy)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=tolerance)
+    assert apart(found[1][1], found[0][1]) < tolerance
+
+
+# ------------------------------------------------------------------------------------------------- recomputed, narrower
+
+
+def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
+    """What the graph keeps of intermediate results; the log-probabilities and their gradient."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        scores = Scorer(forward, Work()).scores(batch)
+    scores.logprobs.square().sum().backward()
+    return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, Work()))
+
+
+@pytest.mark.parametrize("way", ["shared", "padded"])
+@pytest.mark.parametrize("arch", SHARED)
+def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
+    model = shared(arch).model
+    plain, again = (Forward.probe(model, way, recompute=recompute) for recompute in (False, True))
+    batch = ragged()
+    most, logprobs, slope = kept_bytes(plain, batch)
+    least, found, found_slope = kept_bytes(again, batch)
+    assert torch.equal(found, logprobs)
+    assert torch.equal(found_slope, slope)
+    assert least < 0.7 * most
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_model_that_marks_no_layers_cannot_compute_them_again(monkeypatch):
+    model = shared().model
+    monkeypatch.setattr("outdo.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
+    with pytest.raises(ModelError, match="recompute = true: Qwen3ForCausalLM does not mark"):
+        Forward.probe(model, recompute=True)
+
+
+def test_bfloat16_narrows_the_products_and_leaves_weights_and_log_probabilities_float32():
+    model, batch = shared().model, ragged()
+    wide, narrow = (Forward.probe(model, precision=precision) for precision in ("float32", "bfloat16"))
+    expected, slope = kept_bytes(wide, batch)[1:]
+    found, found_slope = kept_bytes(narrow, batch)[1:]
+    assert found.dtype == found_slope.dtype == model.dtype == torch.float32
+    assert 0 < (found - expected).abs().max() < 0.05
+    assert 0 < apart(found_slope, slope) < 0.05
+
+
+def test_a_processor_computes_in_float32_unless_asked():
+    assert not Forward.probe(shared().model).autocast
+
+
+def test_another_model_is_run_in_the_same_way():
+    policy = shared()
+    first = Forward.probe(policy.model, precision="bfloat16", recompute=True)
+    second = first.on(copy.deepcopy(policy.model))
+    assert second.model is not first.model
+    assert (second.way, second.autocast, second.recompute) == (first.way, True, True)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
+def test_compiled_layers_give_the_same_numbers():
+    model, batch = shared().model, ragged()
+    expected, slope = kept_bytes(Forward.probe(model), batch)[1:]
+    for recompute in (False, True):
+        found, found_slope = kept_bytes(Forward.probe(model, compile=True, recompute=recompute), batch)[1:]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert apart(found_slope, slope) < 1e-5
+
+
+def test_compiling_without_a_compiler_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ModelError, match=r"compile = true: needs a C\+\+ compiler, and there is neither g\+\+ nor"):
+        Forward.probe(shared().model, compile=True)

@@ -6,23 +6,30 @@ model as its authors did. Whether a model allows the first is not guessed from i
 a few tokens and compares.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from functools import cache, partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
 from outdo.attention.kernel import Rule
 from outdo.attention.packed import pack
 from outdo.errors import ModelError
-from outdo.logprobs import predecessors
+from outdo.logprobs import Entropy, chunked_scores, predecessors
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 
 Way = Literal["shared", "padded"]
 AttentionSetting = Literal["auto", "shared", "padded"]
+Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 on an accelerator, float32 on a CPU
 NAME = "outdo"
 TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
 
@@ -38,28 +45,51 @@ class Layout(Protocol):
 class Forward:
     """How to run one model."""
 
-    def __init__(self, model: PreTrainedModel, *, way: Way, plain_head: bool, autocast: bool, why: str = "") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        way: Way,
+        plain_head: bool,
+        autocast: bool,
+        why: str = "",
+        compile: bool = False,
+        recompute: bool = False,
+    ) -> None:
         self.model = model
         self.way: Way = way
         self.plain_head = plain_head  # whether logits are the output embedding of the hidden state, nothing more
         self.autocast = autocast  # bfloat16 products; the weights stay float32
         self.why = why  # what stood against the shared way
+        self.compile = compile  # layers that are to be trained; sampling and measuring go as they are
+        self.recompute = recompute  # backward, each layer is computed again from its input, which alone is kept
         self.device = model.device
 
     @classmethod
-    def probe(cls, model: PreTrainedModel, attention: AttentionSetting = "auto") -> "Forward":
+    def probe(
+        cls,
+        model: PreTrainedModel,
+        attention: AttentionSetting = "auto",
+        *,
+        precision: Precision = "auto",
+        compile: bool = False,
+        recompute: bool = False,
+    ) -> "Forward":
         """Find the quickest way that gives the model's own log-probabilities on a few tokens.
 
-        Raises `ModelError` if `attention` is "shared" and the model does not allow it.
+        Raises `ModelError` if `attention` is "shared" and the model does not allow it, if `compile` or `recompute`
+        finds no layers, or if there is no compiler.
         """
         batch = _probe_batch(model.config.get_text_config().vocab_size).to(model.device)
-        accelerated = model.device.type != "cpu"
+        autocast = precision == "bfloat16" or (precision == "auto" and model.device.type != "cpu")
+        how = {"autocast": autocast, "compile": compile, "recompute": recompute}
+        _check_layers(model, compile=compile, recompute=recompute)
         whole = cls(model, way="padded", plain_head=False, autocast=False)
         plain = not _difference(whole, cls(model, way="padded", plain_head=True, autocast=False), batch)
         # The few tokens of a probe may have logits too small for a soft cap to show.
         plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         if attention == "padded":
-            return cls(model, way="padded", plain_head=plain, autocast=accelerated, why="as the recipe asks")
+            return cls(model, way="padded", plain_head=plain, why="as the recipe asks", **how)
         shared = cls(model, way="shared", plain_head=plain, autocast=False)
         why = _difference(whole, shared, batch) or _hidden_tie(shared, batch)
         if why and attention == "shared":
@@ -67,7 +97,14 @@ class Forward:
                 f'attention = "shared": the attention of {type(model).__name__} cannot be replaced ({why}); '
                 'attention = "auto" takes the padded way'
             )
-        return cls(model, way="padded" if why else "shared", plain_head=plain, autocast=accelerated, why=why)
+        return cls(model, way="padded" if why else "shared", plain_head=plain, why=why, **how)
+
+    def on(self, model: PreTrainedModel, *, plain_head: bool | None = None) -> "Forward":
+        """Another model of the same kind, run in the same way."""
+        other = copy(self)
+        other.model, other.device = model, model.device
+        other.plain_head = self.plain_head if plain_head is None else plain_head
+        return other
 
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Hidden states [N, H] of a batch, and for each token the index of the one that predicts it, [B, T]."""
@@ -87,6 +124,17 @@ class Forward:
         with _attention_replaced(self.model):
             return self._run(input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
 
+    def scores(
+        self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N] and entropies [N] of the tokens that `hidden` [N, H] predicts: see `chunked_scores`."""
+        with self.precision():
+            head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
+            linear = self.plain_head and type(head) is nn.Linear
+            return chunked_scores(
+                head if linear else self.head, hidden, token_ids, temperature, entropy=entropy, chunk=chunk
+            )
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] of hidden states [N, H]; where the head is not plain, `hidden` holds logits already."""
         if not self.plain_head:
@@ -96,15 +144,33 @@ class Forward:
             return head(hidden)
 
     def _run(self, **inputs: Any) -> Tensor:
-        with self.precision():
+        with self.precision(), self._layers_wrapped():
             if self.plain_head:
                 return self.model.base_model(**inputs, use_cache=False).last_hidden_state  # [R, L, H]
             return self.model(**inputs, use_cache=False).logits  # [R, L, V]
+
+    def _layers_wrapped(self) -> AbstractContextManager[None]:
+        if not ((self.compile or self.recompute) and torch.is_grad_enabled()):
+            return nullcontext()
+        # The backward pass comes when the model's own attention is back in its place.
+        replaced = partial(_attention_replaced, self.model) if self.way == "shared" else nullcontext
+        again = {
+            "use_reentrant": False,
+            "preserve_rng_state": False,
+            "context_fn": lambda: (nullcontext(), replaced()),
+        }
+
+        def wrap(layer: nn.Module) -> Callable[..., Any]:
+            forward = partial(_compiled(type(layer).forward), layer) if self.compile else layer.forward
+            return partial(checkpoint, forward, **again) if self.recompute else forward
+
+        return _forwards(_layers(self.model), wrap)
 
     def precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
 
 
+@torch.compiler.disable  # or each layer, having a number of its own, would be compiled anew
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -139,6 +205,42 @@ def _attention_replaced(model: PreTrainedModel) -> Iterator[None]:
         model.config._attn_implementation = own
 
 
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """What hidden states pass one after another, as `transformers` marks it for gradient checkpointing."""
+    return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+
+
+def _check_layers(model: PreTrainedModel, *, compile: bool, recompute: bool) -> None:
+    wanted = [name for name, value in (("compile", compile), ("recompute", recompute)) if value]
+    if wanted and not _layers(model):
+        raise ModelError(
+            f"{wanted[0]} = true: {type(model).__name__} does not mark its layers as `transformers` does for this"
+        )
+    compilers = [os.environ.get("CXX", "g++"), "clang++"]
+    if compile and not any(map(shutil.which, compilers)):
+        raise ModelError(f"compile = true: needs a C++ compiler, and there is neither {' nor '.join(compilers)} here")
+
+
+@cache
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(forward, dynamic=True)  # once for all layers of a class, at any length
+
+
+@contextmanager
+def _forwards(layers: Sequence[nn.Module], wrap: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
+    """The layers' `forward` wrapped for the length of a call."""
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = wrap(layer)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
 @torch.no_grad()
 def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
     """Why `other` does not compute what `reference` does; empty if it does."""
@@ -160,7 +262,7 @@ def _hidden_tie(shared: Forward, batch: Batch) -> str:
     attention is not told, would show only in sequences longer than the probe's.
     """
     packed = pack(batch)
-    first, second = (packed.prompts[row][packed.prompt_mask[row]] for row in (0, 1))
+    first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
     caught: list[Tensor] = []
 
     def catch(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
