@@ -26,7 +26,7 @@ SETTINGS = [
     "train.group=8",
     "train.minibatches=4",  # four optimiser steps per batch, so that ratios and clips have a say
     "optim.lr=1e-4",
-    "optim.warmup=4",
+    "optim.schedule.warmup=4",
     "eval.rows=256",
     "eval.samples=4",
 ]

@@ -24,7 +24,7 @@ SETTINGS = [
     "train.group=8",
     "train.updates=8",
     "optim.lr=1e-4",
-    "optim.warmup=8",
+    "optim.schedule.warmup=8",
     "eval.rows=256",
     "eval.samples=4",
 ]

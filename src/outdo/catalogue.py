@@ -108,6 +108,7 @@ TAKES = {  # what a piece of one's own is called with, in order
     "entropy_weight": "batch",
     "preparation": "batch",
     "penalty": "logprobs, ref_logprobs",
+    "algorithm": "weights",
 }
 
 LEVELS = {
@@ -167,5 +168,6 @@ REWARD_MODEL = "reward_model"
 """The reward that is learnt: a model, which only a run loads."""
 
 REWARDS = BUILTIN | {REWARD_MODEL: "outdo.reward_refresh:reward_model"}
+ALGORITHMS = {name: f"outdo.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit")}
 STOPS = {"first_of": "outdo.stopping:first_of"}
 CRITICS = {"model": "outdo.critic:own_model", "head": "outdo.critic:own_head"}

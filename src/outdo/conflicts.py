@@ -95,15 +95,16 @@ def optimiser_steps(recipe: Recipe) -> int:
 
 def _never_at_full_rate(recipe: Recipe) -> Iterator[str]:
     total = optimiser_steps(recipe)
-    if recipe.optim.warmup >= total:
-        yield f"optim.warmup = {recipe.optim.warmup}: the run has {total} optimiser steps, so optim.lr is never reached"
+    warmup = recipe.optim.schedule.warmup
+    if warmup >= total:
+        yield f"optim.schedule.warmup = {warmup}: the run has {total} optimiser steps, so optim.lr is never reached"
 
 
 def _never_down_to_zero(recipe: Recipe) -> Iterator[str]:
     fewer = {"train.stop": recipe.train.stop is not None, "train.refill": recipe.train.refill > 0}
     why = " and ".join(key for key, given in fewer.items() if given)
-    if recipe.optim.schedule != "constant" and why:
-        yield f'optim.schedule = "{recipe.optim.schedule}": {why} may leave steps out; only those taken count'
+    if recipe.optim.schedule.name != "constant" and why:
+        yield f'optim.schedule = "{recipe.optim.schedule.name}": {why} may leave steps out; only those taken count'
 
 
 def _later_than_the_end(recipe: Recipe) -> Iterator[str]:

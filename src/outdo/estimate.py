@@ -10,14 +10,25 @@ from outdo.recipe import Recipe
 FLOAT32 = 4
 """Bytes. Weights, gradients, optimiser, cache and logits are float32 on the CPU; autocast on a GPU needs less."""
 
+MOMENTS = {
+    "adamw": ("Adam's two moments", lambda hidden: 8.0),
+    "adamw8bit": ("Adam's two moments in 8 bits", lambda hidden: 2.0),
+    "adafactor": ("Adafactor's means of rows and columns", lambda hidden: 2 * FLOAT32 / (hidden or 100)),
+}
+"""What an algorithm keeps, and its bytes for each weight of a model with so large a hidden state; any other algorithm
+is taken to be like AdamW."""
+
 ROWS_AT_ONCE = 256
 """Sequences the built-in engine samples at a time."""
 
-LOGITS_AT_ONCE = 1024
-"""Tokens whose logits exist at a time."""
+LOGITS = 2
+"""Buffers of logits: themselves, and what is made of them."""
 
-LOGITS_COPIES = 3
-"""The logits, their logarithmic softmax, and its gradient."""
+LOGIT_BYTES, LOGIT_COLUMNS = {"cpu": 8 << 20, "mps": 256 << 20, "cuda": 256 << 20}, 256
+"""Of one buffer, by the device; but it holds at least so many columns of the vocabulary."""
+
+DEFAULT_TOKENS = 16384
+"""Tokens computed at once, where the run is going to find how many."""
 
 ACTIVATIONS_PER_LAYER = 30
 """Numbers kept per token and layer for the backward pass, in units of the hidden size: 25 to 31 were counted in
@@ -62,12 +73,11 @@ def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool =
 
     Sampling and the backward pass take turns, so that the cache and the activations never stand side by side.
     """
+    standing = {}
+    if facts.parameters is not None:
+        standing = kept(facts.parameters, recipe, reference=reference, critic=critic, hidden=facts.hidden_size)
     parts: dict[str, int | None] = {
-        "weights": weights(facts),
-        "gradients": weights(facts),
-        "Adam's two moments": _times(2, weights(facts)),
-        "reference weights": weights(facts) if reference else None,
-        "critic with gradients and moments": _times(4, weights(facts)) if critic else None,
+        **standing,
         "KV cache while sampling": kv_cache(facts, recipe),
         "activations while training": activations(facts, recipe),
         "a chunk of logits": logits(facts, recipe),
@@ -75,15 +85,31 @@ def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool =
     return {name: size for name, size in parts.items() if size is not None}
 
 
+def kept(
+    parameters: int, recipe: Recipe, *, reference: bool, critic: bool = False, hidden: int | None = None
+) -> dict[str, int]:
+    """Bytes of what is there throughout a run, for a policy of so many weights; each worker has its own gradient."""
+    one = FLOAT32 * parameters
+    name, each = MOMENTS.get(recipe.optim.algorithm.name, MOMENTS["adamw"])
+    parts = {
+        "weights": one,
+        "gradients": one * workers(recipe),
+        name: round(parameters * each(hidden)),
+        "reference weights": one if reference else 0,
+        "critic with gradients and moments": 4 * one if critic else 0,
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def workers(recipe: Recipe) -> int:
+    """Processes that compute at the same time; one, where outdo is going to choose."""
+    return recipe.workers or 1
+
+
 def peak(parts: Mapping[str, int]) -> int:
     """The most of `memory` that is there at one time."""
     cache, acts = parts.get("KV cache while sampling", 0), parts.get("activations while training", 0)
     return sum(parts.values()) - min(cache, acts)
-
-
-def weights(facts: ModelFacts) -> int | None:
-    """Bytes of one copy of the weights."""
-    return _times(FLOAT32, facts.parameters)
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
@@ -93,19 +119,35 @@ def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
 
 
 def activations(facts: ModelFacts, recipe: Recipe) -> int | None:
-    """Bytes that one micro-batch keeps for its backward pass: a rough figure."""
-    return _times(FLOAT32 * ACTIVATIONS_PER_LAYER * micro_batch(recipe), facts.layers, facts.hidden_size)
+    """Bytes that the micro-batches under way keep for their backward pass: a rough figure.
+
+    Recomputing keeps one hidden state for each layer, and of one layer at a time all of it.
+    """
+    layers = facts.layers
+    if layers is not None:
+        numbers = layers + ACTIVATIONS_PER_LAYER if recipe.train.recompute else layers * ACTIVATIONS_PER_LAYER
+        return _times(FLOAT32 * numbers, micro_batch(recipe), facts.hidden_size)
+    return None
 
 
-def micro_batch(recipe: Recipe) -> int:
-    """Tokens of the largest micro-batch: a sequence is never cut, so one of them may exceed `train.micro_tokens`."""
-    longest = longest_sequence(recipe)
-    return max(longest, min(recipe.train.micro_tokens, recipe.train.prompts * recipe.train.group * longest))
+def micro_batch(recipe: Recipe) -> int | None:
+    """Tokens computed at once, by all workers together; `None` where the run is going to find them.
+
+    A sequence is never cut, so one of them may exceed `train.micro_tokens`.
+    """
+    longest, tokens = longest_sequence(recipe), recipe.train.micro_tokens
+    if tokens == "auto":
+        return None
+    return min(workers(recipe) * max(longest, tokens), recipe.train.prompts * recipe.train.group * longest)
 
 
 def logits(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Bytes of the logits that exist at one time."""
-    return _times(LOGITS_COPIES * FLOAT32 * min(LOGITS_AT_ONCE, micro_batch(recipe)), facts.vocab_size)
+    tokens = (micro_batch(recipe) or DEFAULT_TOKENS) // workers(recipe)
+    room = LOGIT_BYTES["cpu" if recipe.device in ("auto", "cpu") else recipe.device]
+    least = max(room, FLOAT32 * LOGIT_COLUMNS * tokens)
+    whole = _times(FLOAT32 * tokens, facts.vocab_size)
+    return None if whole is None else LOGITS * workers(recipe) * min(whole, least)
 
 
 def _times(*factors: int | None) -> int | None:

@@ -31,15 +31,19 @@ MAY_CHANGE = (
     "steps",
     "device",
     "threads",
+    "workers",
+    "compile",
     "train.micro_tokens",
+    "train.recompute",
     "reward.*",
     "eval.*",
     "checkpoint.*",
     "record.*",
 )
 """Keys of the recipe that may differ when a run is resumed: they say where, how long and how closely watched it runs.
-Any other key would make it another run. With a new `device`, `threads` or `train.micro_tokens` the run continues, but
-is no longer equal bit for bit to the uninterrupted one; with new `steps`, a falling learning rate falls differently."""
+Any other key would make it another run. With a new `device`, `threads`, `workers`, `compile`, `train.recompute` or
+`train.micro_tokens` the run continues, but is no longer equal bit for bit to the uninterrupted one; with new `steps`, a
+falling learning rate falls differently."""
 
 SECRET = re.compile(r"(?:^|[._-])(?:token|secret|password|passwd|credentials?|(?:api|access)[_-]?key)$", re.IGNORECASE)
 """Names of settings whose values are not written down. `sampling.max_tokens` is not one of them."""

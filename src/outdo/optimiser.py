@@ -1,29 +1,91 @@
-"""One optimiser step: gradient clipped, learning rate from a schedule, and nothing let through that is not finite."""
+"""One optimiser step: gradient clipped, learning rate from a schedule, and nothing let through that is not finite.
+
+An algorithm is a function from the trained weights to a `torch.optim.Optimizer`: `adamw`, `adafactor`, `adamw8bit`, or
+one of your own. Its options are keyword-only. `Optimiser` sets the learning rate, and keeps its promises for each.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from outdo.errors import NonFiniteError
+from outdo.errors import Mistakes, NonFiniteError
 
 Schedule = Literal["constant", "linear", "cosine"]
+Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adamw(
+    weights: Sequence[nn.Parameter],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """AdamW (arXiv 1711.05101): two moments, 8 bytes a weight.
+
+    `betas` decay the means of gradients and of squared gradients, `eps` is added to the root of the latter. Decoupled
+    `weight_decay`, as in the other algorithms, is of matrices only.
+    """
+    fused = weights[0].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps, fused=fused)
+
+
+def adafactor(
+    weights: Sequence[nn.Parameter], *, beta2_decay: float = -0.8, d: float = 1.0, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
+    """Adafactor (arXiv 1804.04235): of a matrix's squared gradients one mean for each row and each column, no momentum.
+
+    The learning rate is relative: a step is `lr` times the root mean square of the weights it changes. `d` bounds the
+    update's own root mean square, `beta2_decay` is the power of the step by which old squared gradients count less.
+    """
+    return torch.optim.Adafactor(_decayed(weights, weight_decay), beta2_decay=beta2_decay, d=d)
+
+
+def adamw8bit(
+    weights: Sequence[nn.Parameter],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """AdamW with both moments in 8 bits (arXiv 2110.02861): 2 bytes a weight; in float32 where they are under 4,096.
+
+    Raises `Mistakes` where bitsandbytes is not installed.
+    """
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise Mistakes(['adamw8bit needs bitsandbytes: pip install "outdo[8bit]"']) from None
+    return AdamW8bit(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps)
+
+
+def _decayed(weights: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of weights: matrices, which decay, and norms and biases, which are left alone."""
+    matrices = [weight for weight in weights if weight.dim() > 1]
+    others = [weight for weight in weights if weight.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _pair(betas: Sequence[float]) -> tuple[float, float]:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas: expected two numbers from 0 to below 1, found {list(betas)}")
+    return betas[0], betas[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserSettings:
-    """AdamW and its learning rate. `warmup` and `total` count optimiser steps, not training steps."""
+    """What decides a step. `warmup` and `total` count optimiser steps, not training steps."""
 
     lr: float = 1e-6
     warmup: int = 0  # the learning rate rises linearly over so many steps
     schedule: Schedule = "constant"  # after that: stays, or falls to 0 at step `total`
     total: int | None = None  # needed by a schedule that falls
-    weight_decay: float = 0.0  # of matrices only; norms and biases are left alone
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    algorithm: Algorithm = adamw  # with other options: functools.partial(adamw, weight_decay=0.1)
     clip_norm: float = 1.0  # of the gradient of all weights together
     patience: int = 3  # steps in a row that may be refused before the run stops
 
@@ -43,20 +105,12 @@ def learning_rate(settings: OptimiserSettings, step: int) -> float:
 
 
 class Optimiser:
-    """AdamW on a model's trainable weights. `steps` counts those taken; refused ones are counted apart."""
+    """An algorithm on a model's trainable weights. `steps` counts those taken; refused ones are counted apart."""
 
     def __init__(self, model: nn.Module, settings: OptimiserSettings) -> None:
         self.settings = settings
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        matrices = [weight for weight in self.weights.values() if weight.dim() > 1]
-        others = [weight for weight in self.weights.values() if weight.dim() <= 1]
-        self.adam = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=next(iter(self.weights.values())).device.type in ("cpu", "cuda"),
-        )
+        self.inner = settings.algorithm(list(self.weights.values()))
         self.steps = 0
         self.refused_in_a_row = 0
 
@@ -71,11 +125,11 @@ class Optimiser:
         finite = math.isfinite(loss) and math.isfinite(norm)
         lr = learning_rate(self.settings, self.steps)
         if finite and norm > 0:
-            for group in self.adam.param_groups:
+            for group in self.inner.param_groups:
                 group["lr"] = lr
-            self.adam.step()
+            self.inner.step()
             self.steps += 1
-        self.adam.zero_grad()
+        self.inner.zero_grad()
         self.refused_in_a_row = 0 if finite else self.refused_in_a_row + 1
         if self.refused_in_a_row >= self.settings.patience:
             raise NonFiniteError(
@@ -91,8 +145,8 @@ class Optimiser:
         }
 
     def state(self) -> dict[str, Any]:
-        """Counters and, by weight name, Adam's moments."""
-        moments = {name: dict(self.adam.state[weight]) for name, weight in self.weights.items()}
+        """Counters and, by weight name, whatever the algorithm keeps: its moments."""
+        moments = {name: dict(self.inner.state[weight]) for name, weight in self.weights.items()}
         return {"steps": self.steps, "refused_in_a_row": self.refused_in_a_row, "moments": moments}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -101,5 +155,9 @@ class Optimiser:
             raise ValueError("the optimiser's state is that of another model")
         self.steps, self.refused_in_a_row = state["steps"], state["refused_in_a_row"]
         for name, weight in self.weights.items():
-            moments: Mapping[str, Tensor] = state["moments"][name]
-            self.adam.state[weight] = {key: value.to(weight.device).clone() for key, value in moments.items()}
+            kept: Mapping[str, Any] = state["moments"][name]
+            self.inner.state[weight] = {key: _its_own(value, weight.device) for key, value in kept.items()}
+
+
+def _its_own(value: Any, device: torch.device) -> Any:
+    return value.to(device).clone() if isinstance(value, Tensor) else value

@@ -10,6 +10,7 @@ from typing import Any
 
 from outdo.catalogue import (
     ADVANTAGES,
+    ALGORITHMS,
     BLIND_TO_PENALTY,
     COEFFICIENTS,
     CRITICS,
@@ -87,6 +88,10 @@ def _pieces(recipe: Recipe) -> Iterator[str]:
     ):
         if piece is not None:
             yield from _piece(key, piece, known)
+
+
+def _algorithm(recipe: Recipe) -> Iterator[str]:
+    yield from _piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, takes=TAKES["algorithm"])
 
 
 def _penalty(recipe: Recipe) -> Iterator[str]:
@@ -175,8 +180,18 @@ def _unlike_default(key: str, value: Any, default: Any) -> Iterator[str]:
         case (int() | float(), int() | float()):
             if not (math.isfinite(value) and value >= min(default, 0)):
                 yield f"{key}: expected a finite number that is not negative, found {value}"
+        case tuple(), _:
+            yield from _unlike_each(key, value, default)
         case (int() | float(), _):
             yield f"{key}: expected a number such as {default}, found {value!r}"
+
+
+def _unlike_each(key: str, value: Any, defaults: tuple[Any, ...]) -> Iterator[str]:
+    if not isinstance(value, list | tuple) or len(value) != len(defaults):
+        yield f"{key}: expected a list such as {list(defaults)}, found {value!r}"
+        return
+    for each, default in zip(value, defaults, strict=True):
+        yield from _unlike_default(key, each, default)
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -200,8 +215,8 @@ def _estimator(recipe: Recipe) -> Iterator[str]:
         yield f"train.penalty: {name} {BLIND_TO_PENALTY[name]}"
     if name in WITH_REFERENCE and reference.model is None:
         yield f"reference.model: {name} learns from a teacher; without one it is the policy itself, and teaches nothing"
-    if name in WITH_REFERENCE and reference.every is not None:
-        yield f"reference.every = {reference.every}: the reference of {name} is its teacher, and not to be overwritten"
+    if name in WITH_REFERENCE and reference.renew is not None:
+        yield f"reference.renew: the reference of {name} is its teacher, and not to be overwritten"
 
 
 def _discounts(recipe: Recipe) -> Iterator[str]:
@@ -252,6 +267,7 @@ def _no_like(recipe: Recipe) -> Iterator[str]:
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     _objective: ("train.objective",),
     _pieces: ("train.advantage", "train.critic", "train.stop"),
+    _algorithm: ("optim.algorithm",),
     _penalty: ("train.penalty",),
     _rewards: ("rewards",),
     _nothing_to_compare: ("train.group", "train.advantage", "train.objective"),
@@ -300,13 +316,11 @@ def _uncorrected(recipe: Recipe) -> Iterator[str]:
 
 def _no_reference(recipe: Recipe) -> Iterator[str]:
     reference = recipe.reference
-    given = {"model": reference.model, "every": reference.every, "mix": None if reference.mix == 1 else reference.mix}
+    given = {"model": reference.model, "renew.every": reference.renew and reference.renew.every}
     own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # what it needs, its file knows
     for name, value in given.items():
         if value is not None and not own and not needs_reference(recipe):
             yield f"reference.{name} = {value} has no effect: nothing asks for a reference (beta is 0)"
-    if reference.mix != 1 and reference.every is None:
-        yield f"reference.mix = {reference.mix} has no effect: reference.every is unset, so it is never renewed"
 
 
 def _kl_twice_or_never(recipe: Recipe) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from outdo.catalogue import (
     ADVANTAGES,
+    ALGORITHMS,
     CRITICS,
     DIVERGENCES,
     FORMULA,
@@ -39,6 +40,7 @@ def method_in_words(recipe: Recipe) -> list[str]:
         ("penalty", train.penalty, DIVERGENCES),
         ("critic", recipe.critic, CRITICS),
         ("stop", train.stop, STOPS),
+        ("optimiser", recipe.optim.algorithm, ALGORITHMS),
     ]
     lines = []
     for what, piece, known in pieces:
@@ -58,7 +60,7 @@ def every_piece() -> Iterator[str]:
     """Every named piece and its options, as `outdo config --pieces` prints them; one without a default is marked."""
     tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.penalty": DIVERGENCES}
     tables |= {f"train.objective.{name}": known for name, known in FORMULA.items()}
-    tables |= {"train.critic": CRITICS, "train.stop": STOPS, "rewards": REWARDS}
+    tables |= {"train.critic": CRITICS, "train.stop": STOPS, "optim.algorithm": ALGORITHMS, "rewards": REWARDS}
     for place, known in tables.items():
         yield place
         for name, spec in known.items():

@@ -11,10 +11,12 @@ from dataclasses import fields, replace
 from typing import Any, SupportsFloat
 
 import torch
+from torch import nn
 
 from outdo.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
 from outdo.catalogue import (
     ADVANTAGES,
+    ALGORITHMS,
     COEFFICIENTS,
     CORRECTIONS,
     CRITICS,
@@ -26,11 +28,13 @@ from outdo.catalogue import (
     STOPS,
 )
 from outdo.coefficients import Adaptive
+from outdo.conflicts import optimiser_steps
 from outdo.critic import Critic
 from outdo.errors import Mistakes
 from outdo.objectives.conventions import like
 from outdo.objectives.corrections import product
 from outdo.objectives.objective import Formula, Objective, PlainObjective
+from outdo.optimiser import OptimiserSettings
 from outdo.policy import Policy
 from outdo.recipe import Piece, Recipe
 from outdo.signatures import resolve, signature_of
@@ -55,7 +59,7 @@ def objective_of(recipe: Recipe) -> Objective:
 def piece_mistakes(recipe: Recipe) -> list[str]:
     """What the pieces of a recipe say against their options when they are made: all of it."""
     mistakes: list[str] = []
-    for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of):
+    for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of, optimiser_of):
         try:
             make(recipe)
         except Mistakes as error:
@@ -143,6 +147,24 @@ def stop_of(recipe: Recipe) -> Stop:
     return never if recipe.train.stop is None else _within_range("train.stop", built, recipe.train.stop, STOPS)
 
 
+def optimiser_of(recipe: Recipe) -> OptimiserSettings:
+    """The optimiser as the recipe has it; the schedule ends with the run's last optimiser step.
+
+    Raises `Mistakes` for an option out of its range, and for a library that is not there.
+    """
+    optim = recipe.optim
+    algorithm = built(optim.algorithm, ALGORITHMS)
+    _within_range("optim.algorithm", algorithm, [nn.Parameter(torch.zeros(2, 2))])  # before any model is loaded
+    return OptimiserSettings(
+        lr=optim.lr,
+        warmup=optim.schedule.warmup,
+        schedule=optim.schedule.name,
+        total=optimiser_steps(recipe),
+        algorithm=algorithm,
+        clip_norm=optim.clip_norm,
+    )
+
+
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
     """The critic beside a policy; `Mistakes` for an option out of its range."""
     critic = recipe.critic
@@ -163,6 +185,8 @@ def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
     """What `make` makes; its ValueError is a mistake in the recipe."""
     try:
         return make(*arguments)
+    except Mistakes as error:
+        raise Mistakes([f"{key}: {mistake}" for mistake in error.mistakes]) from error
     except ValueError as error:
         raise Mistakes([f"{key}: {error}"]) from error
 

@@ -162,6 +162,25 @@ class Data(Section):
     )
 
 
+class Schedule(Section):
+    """How the learning rate goes, written as `"cosine"` or as `{name = "cosine", warmup = 20}`."""
+
+    name: Literal["constant", "linear", "cosine"]
+    warmup: CountOrZero = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class Renewal(Section):
+    """When the reference follows the policy, and the policy's share in it then: 1 replaces it."""
+
+    every: Count
+    mix: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
 class RewardLimits(Section):
     """What a reward function may take and how often it may fail."""
 
@@ -207,8 +226,11 @@ class Train(Section):
     )
     updates: Count = Field(default=1, description="passes over each batch (μ)")
     minibatches: Count = Field(default=1, description="optimiser steps within one pass")
-    micro_tokens: Count = Field(
-        default=16384, description="tokens in one forward pass: decides memory, never the gradient"
+    micro_tokens: Count | Literal["auto"] = Field(
+        default=16384, description="tokens in one forward pass, or auto: decides memory, never the gradient"
+    )
+    recompute: bool = Field(
+        default=False, description="compute activations again in the backward pass: less memory, a third more time"
     )
     objective: NamedPiece = Field(
         default=Piece(name="grpo"), description='grpo, dapo, gspo ..., {name = "grpo", beta = 0.04} or file.py:name'
@@ -240,25 +262,23 @@ class Reference(Section):
     model: PathText | None = Field(
         default=None, description="a model folder or hub name; unset: the policy as it starts"
     )
-    every: Count | None = Field(default=None, description="renew it from the policy every so many steps; unset: never")
-    mix: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="share of the policy in a renewed reference; 1 replaces it"
+    renew: Renewal | None = Field(
+        default=None, description="{every = 20, mix = 0.6}: from the policy, whose share is mix; unset: never"
     )
 
 
 class Optim(Section):
-    """AdamW and its learning rate. `warmup` counts optimiser steps."""
+    """The optimiser and its learning rate. A schedule and its `warmup` count optimiser steps."""
 
     lr: Positive = Field(default=1e-6, description="learning rate after the warm-up")
-    warmup: CountOrZero = Field(default=0, description="optimiser steps in which the learning rate rises to lr")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="constant, or linear or cosine down to 0"
+    schedule: Annotated[Schedule, WithJsonSchema({"anyOf": NAME_OR_TABLE})] = Field(
+        default=Schedule(name="constant"),
+        description="constant, or linear or cosine down to 0; before, in warmup steps, it rises to lr",
     )
-    weight_decay: NotNegative = Field(default=0.0, description="decoupled weight decay")
-    betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)] = Field(
-        default=(0.9, 0.999), description="decay of the means of gradients and of squared gradients"
+    algorithm: NamedPiece = Field(
+        default=Piece(name="adamw"),
+        description='adamw, adafactor, adamw8bit, {name = "adamw", weight_decay = 0.1} or file.py:name',
     )
-    eps: Positive = Field(default=1e-8, description="added to the root of the squared gradients' mean")
     clip_norm: Positive = Field(
         default=1.0, description="largest norm of the gradient; longer ones are scaled down to it"
     )
@@ -305,6 +325,13 @@ class Recipe(Section):
     steps: Count = Field(default=100, description="steps; each samples, scores and trains on one batch of questions")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto, cpu, cuda or mps")
     threads: Count | None = Field(default=None, description="CPU threads; unset: as torch chooses")
+    workers: Count | None = Field(
+        default=None, description="CPU processes that share the weights and the threads; unset: chosen and said"
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="of products, never of the weights; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    compile: bool = Field(default=False, description="let torch compile the model: slow to start, faster after it")
     attention: Literal["auto", "shared", "padded"] = Field(
         default="auto", description="shared: a group's prompt is computed once; padded: for models that refuse it"
     )
@@ -318,7 +345,7 @@ class Recipe(Section):
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")
     reference: Reference = Field(default=Reference(), description="the policy that KL is measured from")
     optim: Optim = Field(
-        default=Optim(), description="AdamW and its learning rate; warm-up and schedule count optimiser steps"
+        default=Optim(), description="the optimiser and its learning rate; a schedule counts optimiser steps"
     )
     eval: Eval = Field(default=Eval(), description="evaluation on held-out questions during the run")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="what is kept on disk")

@@ -5,9 +5,7 @@ are relative to the folder the command runs in, as on the command line itself.
 """
 
 import datetime
-import json
 import re
-import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +13,13 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_core import PydanticUndefined
 
 from outdo.catalogue import PUBLISHED_WITH
 from outdo.conflicts import conflicts
 from outdo.errors import Mistakes
 from outdo.recipe import Data, Recipe, sections, settings
+from outdo.recipe_mistakes import sentences, shown, toml
 from outdo.signatures import did_you_mean
 
 LARGEST_FILE = 1_000_000
@@ -35,6 +34,8 @@ PIECES = {
     "train.penalty": "k1",
     "train.critic": "model",
     "train.stop": "first_of",
+    "optim.algorithm": "adamw",
+    "optim.schedule": "constant",
 }
 """Settings with options of their own, as in `train.objective.beta=0`, and the piece meant where none is named."""
 
@@ -133,7 +134,7 @@ def _parsed_yaml(text: str) -> dict[str, Any]:
     except ValueError as error:  # a date such as 2024-13-99
         raise Mistakes([f"not valid YAML: {error}"]) from None
     if not isinstance(value, dict | None):
-        raise Mistakes([f"expected a table of settings, found {_shown(value)}"])
+        raise Mistakes([f"expected a table of settings, found {shown(value)}"])
     return value or {}
 
 
@@ -184,7 +185,7 @@ def _override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None
         if place in PIECES and isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
-            mistakes.append(f"{ASKED_ON_COMMAND_LINE}: {key}: {place} is {_shown(inner)}, and has no settings in it")
+            mistakes.append(f"{ASKED_ON_COMMAND_LINE}: {key}: {place} is {shown(inner)}, and has no settings in it")
             return None
         table[name] = inner
         table = inner
@@ -230,7 +231,6 @@ def _validated(raw: dict[str, Any]) -> tuple[Recipe | None, list[tuple[str, str]
         return Recipe.model_validate(raw), []
     except ValidationError as error:
         details = error.errors(include_url=False)
-    wrong = [_sentence(detail) for detail in details]
     pruned = _without(raw, [detail["loc"] for detail in details])
     for path in (("model",), ("data", "path")):
         _fill(pruned, path)
@@ -238,7 +238,7 @@ def _validated(raw: dict[str, Any]) -> tuple[Recipe | None, list[tuple[str, str]
         recipe = Recipe.model_validate(pruned)
     except ValidationError:  # what is left may still not stand together; the mistakes found are enough
         recipe = None
-    return recipe, wrong
+    return recipe, sentences(details, raw)
 
 
 def _without(raw: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
@@ -258,73 +258,6 @@ def _fill(raw: dict[str, Any], path: tuple[str, ...]) -> None:
     for name in path[:-1]:
         raw = raw.setdefault(name, {})
     raw.setdefault(path[-1], "?")
-
-
-def _sentence(error: ErrorDetails) -> tuple[str, str]:
-    """The dotted key and a sentence about it, from one of pydantic's errors."""
-    key = ".".join(str(part) for part in error["loc"])
-    kind, found, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return key, f"{key}: unknown key{_nearest_key(key)}"
-    if kind == "missing":
-        return key, f"{key}: required"
-    if kind == "value_error":
-        return key, f"{key}: {context['error']}, found {_shown(found)}"
-    if kind == "literal_error":
-        return key, f"{key}: expected {context['expected']}, found {_shown(found)}"
-    expected = EXPECTED.get(kind, error["msg"].removeprefix("Input should be ")).format(**context)
-    return key, f"{key}: expected {expected}, found {_shown(found)}{_unquoted(kind, found)}"
-
-
-EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list",
-    "too_short": "at least one",
-    "finite_number": "a finite number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "{le} or less",
-    "model_type": "a table of settings",
-    "model_attributes_type": "a table of settings",
-    "invalid_key": "a name as key",
-    "dict_type": "a table",
-    "mapping_type": "a table",
-}
-
-
-def _unquoted(kind: str, found: Any) -> str:
-    """What to do about a number that was written as text."""
-    if kind not in ("int_type", "float_type") or not isinstance(found, str):
-        return ""
-    try:
-        float(found)
-    except ValueError:
-        return ""
-    return ", which is text: take the quotes off; in YAML write 1.0e-6 for 1e-6"
-
-
-def _nearest_key(key: str) -> str:
-    """`; did you mean X?`: the right name in another table first, then what is spelled alike."""
-    known = [*settings(), *sections()]
-    last = key.rpartition(".")[2]
-    elsewhere = [name for name in known if name.rpartition(".")[2] == last]
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
-    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    near = did_you_mean(key, known)
-    return near or re.sub(r"mean (\w+)", lambda m: f"mean {by_last[m[1]]}", did_you_mean(last, list(by_last)))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    shown = json.dumps(value) if isinstance(value, str) else repr(value)
-    return "a table" if isinstance(value, dict) else textwrap.shorten(shown, 60, placeholder=" ...")[:64]
 
 
 def _source(key: str, asked: set[str], path: str | Path | None) -> str:
@@ -367,28 +300,10 @@ def _written(values: Mapping[str, Any], *, comments: bool) -> str:
 
 def _line(name: str, value: Any, comment: str | None) -> Iterator[str]:
     if value is not None and value is not PydanticUndefined:
-        line = f"{name} = {_toml(value)}"
+        line = f"{name} = {toml(value)}"
     elif comment is None:
         return
     else:
         line = f"# {name} = " + ('""' if value is PydanticUndefined else "")
         comment = f"required: {comment}" if value is PydanticUndefined else comment
     yield f"{line.rstrip():<34} # {comment}" if comment else line
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():  # a TOML string is a JSON string, but for one control character
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case list() | tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-        case Mapping():
-            return f"{{{', '.join(f'{_key(key)} = {_toml(inner)}' for key, inner in value.items())}}}"
-        case _:
-            return repr(value)
-
-
-def _key(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else _toml(text)

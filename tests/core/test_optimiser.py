@@ -1,7 +1,10 @@
 """One optimiser step: its learning rate, and that nothing which is not finite ever reaches the weights."""
 
+import copy
 import math
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +13,11 @@ from torch import Tensor, nn
 from toys import assert_close, batch_of, rollout
 
 from outdo.advantages import group_centred, group_standardised, per_token
-from outdo.errors import NonFiniteError
+from outdo.errors import Mistakes, NonFiniteError
 from outdo.objectives.presets import grpo
-from outdo.optimiser import Optimiser, OptimiserSettings, learning_rate
+from outdo.optimiser import Algorithm, Optimiser, OptimiserSettings, adafactor, adamw, adamw8bit, learning_rate
 from outdo.policy import Policy, Work
+from outdo.state import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Rollout
 
@@ -41,9 +45,13 @@ def test_cosine_falls_to_0_by_half_a_wave() -> None:
 # ------------------------------------------------------------------------------------------------------- the step
 
 
+ALGORITHMS: dict[str, Algorithm] = {"adamw": adamw, "adafactor": adafactor, "adamw8bit": adamw8bit}
+
+
 def module() -> nn.Module:
+    """Its first matrix is just large enough to be kept in 8 bits."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    return nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 2))
 
 
 def fill(model: nn.Module, value: float = 0.01) -> None:
@@ -57,7 +65,7 @@ def everything(model: nn.Module, optimiser: Optimiser) -> dict[str, Tensor]:
     """Copies of all weights and moments."""
     weights = {f"weight {name}": weight.detach().clone() for name, weight in model.named_parameters()}
     for name, moments in optimiser.state()["moments"].items():
-        weights |= {f"{key} of {name}": value.clone() for key, value in moments.items()}
+        weights |= {f"{key} of {name}": torch.as_tensor(value).clone() for key, value in moments.items()}
     return weights
 
 
@@ -66,11 +74,12 @@ def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
     assert [name for name in actual if not actual[name].equal(expected[name])] == []
 
 
-@pytest.fixture
-def trained() -> tuple[nn.Module, Optimiser]:
+@pytest.fixture(params=ALGORITHMS)
+def trained(request: pytest.FixtureRequest) -> tuple[nn.Module, Optimiser]:
     """A model three steps into its training, so that there are moments to spoil."""
     model = module()
-    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, weight_decay=0.1, warmup=5))
+    algorithm = partial(ALGORITHMS[request.param], weight_decay=0.1)
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=algorithm, warmup=5))
     for _ in range(3):
         fill(model)
         optimiser.step(0.0)
@@ -79,7 +88,7 @@ def trained() -> tuple[nn.Module, Optimiser]:
 
 def test_a_step_is_that_of_adamw() -> None:
     model, peer = module(), module()
-    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, weight_decay=0.1, clip_norm=0.5))
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=partial(adamw, weight_decay=0.1), clip_norm=0.5))
     adam = torch.optim.AdamW(
         [
             {"params": [weight for weight in peer.parameters() if weight.dim() > 1], "weight_decay": 0.1},
@@ -111,7 +120,7 @@ def test_the_step_uses_and_reports_the_scheduled_learning_rate(trained: tuple[nn
     model, optimiser = trained
     fill(model)
     assert optimiser.step(0.0)["learning_rate"] == pytest.approx(0.08)  # the fourth of five steps of warm-up
-    assert [group["lr"] for group in optimiser.adam.param_groups] == pytest.approx([0.08, 0.08])
+    assert [group["lr"] for group in optimiser.inner.param_groups] == pytest.approx([0.08, 0.08])
     assert optimiser.steps == 4
 
 
@@ -175,7 +184,7 @@ def test_a_saved_optimiser_goes_on_to_the_bit(trained: tuple[nn.Module, Optimise
     resumed_model = module()
     resumed_model.load_state_dict(model.state_dict())
     resumed = Optimiser(resumed_model, optimiser.settings)
-    resumed.load_state(optimiser.state())
+    resumed.load_state(unpack(*pack(optimiser.state())))  # as through a checkpoint
     for value in (0.5, 0.02):
         for each, its in ((model, optimiser), (resumed_model, resumed)):
             fill(each, value)
@@ -202,15 +211,95 @@ def test_the_state_of_another_model_is_refused(trained: tuple[nn.Module, Optimis
         other.load_state(trained[1].state())
 
 
-def test_frozen_weights_are_left_alone() -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_frozen_weights_are_left_alone(algorithm: Algorithm) -> None:
     model = module()
     model[0].requires_grad_(False)  # type: ignore[index]
     frozen = {name: weight.clone() for name, weight in model[0].named_parameters()}  # type: ignore[index]
-    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, weight_decay=0.5))
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=partial(algorithm, weight_decay=0.5)))
     for weight in optimiser.weights.values():
         weight.grad = torch.ones_like(weight)
     optimiser.step(0.0)
     assert all(weight.equal(frozen[name]) for name, weight in model[0].named_parameters())  # type: ignore[index]
+
+
+# ---------------------------------------------------------------------------------------------------- algorithms
+
+
+def kept_bytes(optimiser: Optimiser, name: str) -> int:
+    moments = optimiser.state()["moments"][name].values()
+    return sum(value.nbytes for value in moments if isinstance(value, Tensor))
+
+
+def after_a_step(algorithm: Algorithm, model: nn.Module) -> Optimiser:
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=algorithm))
+    fill(model)
+    optimiser.step(0.0)
+    return optimiser
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_each_algorithm_learns(algorithm: Algorithm) -> None:
+    model = module()
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.02, algorithm=algorithm))
+    inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(2))
+    losses: list[float] = []
+    for _ in range(40):
+        loss = (model(inputs) - inputs[:, :2]).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        optimiser.step(losses[-1])
+    assert losses[-1] < losses[0] / 4
+
+
+def test_the_state_of_adamw_is_two_numbers_a_weight_and_that_of_the_others_far_less() -> None:
+    large, weights = "weight", 256 * 128
+    adam, factored, eight = (
+        kept_bytes(after_a_step(algorithm, nn.Linear(256, 128)), large) for algorithm in ALGORITHMS.values()
+    )
+    step = 4
+    assert adam == 8 * weights + step
+    assert factored == 4 * (256 + 128) + step  # one for each row and each column
+    tables, scales = 2 * 4 * 256, 2 * 4 * weights // 256
+    assert eight == 2 * weights + tables + scales
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_only_matrices_decay(algorithm: Algorithm) -> None:
+    def moved(weight_decay: float) -> dict[str, Tensor]:
+        model = module()
+        after_a_step(partial(algorithm, weight_decay=weight_decay), model)
+        return dict(model.named_parameters())
+
+    plain, decayed = moved(0.0), moved(0.5)
+    assert {name for name in plain if not plain[name].equal(decayed[name])} == {"0.weight", "2.weight"}
+
+
+def test_adamw_in_8_bits_goes_nearly_the_way_of_adamw() -> None:
+    ways: list[Tensor] = []
+    for algorithm in (adamw, adamw8bit):
+        model = module()
+        start = copy.deepcopy(model[0].weight.detach())  # type: ignore[index]
+        optimiser = Optimiser(model, OptimiserSettings(lr=0.01, algorithm=algorithm))
+        for value in (1.0, 0.5, 0.8):
+            fill(model, value)
+            optimiser.step(0.0)
+        ways.append(model[0].weight.detach() - start)  # type: ignore[index]
+    assert not ways[0].equal(ways[1])
+    assert (ways[0] - ways[1]).norm() < 0.05 * ways[0].norm()
+
+
+@pytest.mark.parametrize("algorithm", [adamw, adamw8bit])
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (-0.1, 0.9)])
+def test_betas_are_two_numbers_below_1(algorithm: Callable[..., Any], betas: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="two numbers from 0 to below 1"):
+        algorithm(list(module().parameters()), betas=betas)
+
+
+def test_without_bitsandbytes_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(Mistakes, match=r'pip install "outdo\[8bit\]"'):
+        adamw8bit(list(module().parameters()))
 
 
 # ------------------------------------------------------------------------------------- faults, through a policy

@@ -159,11 +159,47 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert parts["Adam's two moments"] == 8 * PARAMETERS
     # keys and values × bytes × sequences × tokens × layers × heads × numbers a head
     assert parts["KV cache while sampling"] == 2 * 4 * 16 * 16 * 2 * 2 * 2
-    assert parts["a chunk of logits"] == estimate.LOGITS_COPIES * 4 * 256 * 100
+    assert parts["a chunk of logits"] == 2 * 4 * 256 * 100
     assert estimate.peak(parts) == sum(parts.values()) - min(
         parts["KV cache while sampling"], parts["activations while training"]
     )
     assert "reference weights" not in estimate.memory(facts, recipe(model, data), reference=False)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kept", "size"),
+    [
+        ("adamw", "Adam's two moments", 8 * PARAMETERS),
+        ("adamw8bit", "Adam's two moments in 8 bits", 2 * PARAMETERS),
+        ("adafactor", "Adafactor's means of rows and columns", PARAMETERS),  # 2 / hidden size of 4 bytes
+    ],
+)
+def test_what_an_algorithm_keeps_is_counted(model, data, algorithm, kept, size):
+    asked = recipe(model, data, f"optim.algorithm={algorithm}")
+    assert estimate.memory(inspect_folder(model), asked, reference=False)[kept] == size
+
+
+def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(model, data):
+    facts = inspect_folder(model)
+    one, three = (estimate.memory(facts, recipe(model, data, f"workers={number}"), reference=True) for number in (1, 3))
+    grown = {name for name in one if three[name] != one[name]}
+    assert grown == {"gradients", "activations while training", "a chunk of logits"}
+    assert all(three[name] == 3 * one[name] for name in grown)
+
+
+def test_recomputing_keeps_a_hidden_state_for_each_layer_and_one_layer_whole(model, data):
+    facts, name = inspect_folder(model), "activations while training"
+    plain, again = (
+        estimate.memory(facts, recipe(model, data, f"train.recompute={value}"), reference=False)[name]
+        for value in ("false", "true")
+    )
+    assert again / plain == (2 + estimate.ACTIVATIONS_PER_LAYER) / (2 * estimate.ACTIVATIONS_PER_LAYER)
+
+
+def test_activations_that_a_run_is_going_to_fit_are_not_estimated(model, data):
+    parts = estimate.memory(inspect_folder(model), recipe(model, data, "train.micro_tokens=auto"), reference=False)
+    assert "activations while training" not in parts
+    assert parts["a chunk of logits"] > 0
 
 
 def test_the_reference_is_counted_where_the_objective_has_one(model, data):

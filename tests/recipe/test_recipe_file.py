@@ -39,9 +39,9 @@ def test_there_are_at_most_sixty_settings_and_each_is_explained_in_one_line():
 
 
 def test_overrides_lie_on_top_of_the_file(recipe):
-    path = recipe('model = "m"\n[data]\npath = "x.jsonl"\n[optim]\nlr = 1e-5\nwarmup = 3\n')
+    path = recipe('model = "m"\n[data]\npath = "x.jsonl"\n[optim]\nlr = 1e-5\nclip_norm = 3.0\n')
     loaded = load(path, ["optim.lr=2e-6", "sampling.stop=['\\n\\n']", "data.shuffle=false"])
-    assert (loaded.optim.lr, loaded.optim.warmup, loaded.data.shuffle) == (2e-6, 3, False)
+    assert (loaded.optim.lr, loaded.optim.clip_norm, loaded.data.shuffle) == (2e-6, 3, False)
     assert loaded.sampling.stop == ("\\n\\n",)
 
 
@@ -83,8 +83,16 @@ def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
 
 def test_a_dumped_recipe_is_read_back_equal(recipe):
     options = ["train.objective={name='grpo', clip_low=0.3}", "rewards=[{name='exact', weight=0.1}, 'format']"]
-    written = load(None, [*NEEDED, *options, "threads=2", "reference.every=5"])
+    written = load(None, [*NEEDED, *options, "threads=2", "reference.renew.every=5"])
     assert load(recipe(dump(written))) == written
+
+
+def test_a_schedule_is_a_name_or_a_table(recipe):
+    for text in ('"linear"', '{name = "linear"}', '{name = "linear", warmup = 0}'):
+        schedule = load(recipe(f"[optim]\nschedule = {text}"), NEEDED).optim.schedule
+        assert (schedule.name, schedule.warmup) == ("linear", 0)
+    alone = load(recipe('[optim]\nschedule = "linear"'), [*NEEDED, "optim.schedule.warmup=4"]).optim.schedule
+    assert (alone.name, alone.warmup) == ("linear", 4)
 
 
 @given(
@@ -128,8 +136,7 @@ def test_every_mistake_is_told_at_once(recipe):
         [optim]
         lrr = 3
         lr = "1e-6"
-        warmup = -3
-        eps = nan
+        schedule = {name = "cosin", warmup = -3}
         clip_norm = inf
         [train]
         lr = 3
@@ -146,8 +153,8 @@ def test_every_mistake_is_told_at_once(recipe):
         "device: expected 'auto', 'cpu', 'cuda' or 'mps', found \"gpu\"",
         "train.lr: unknown key; did you mean optim.lr?",
         'optim.lr: expected a number, found "1e-6", which is text: take the quotes off; in YAML write 1.0e-6 for 1e-6',
-        "optim.warmup: expected 0 or more, found -3",
-        "optim.eps: expected a finite number, found nan",
+        "optim.schedule.name: expected 'constant', 'linear' or 'cosine', found \"cosin\"",
+        "optim.schedule.warmup: expected 0 or more, found -3",
         "optim.clip_norm: expected a finite number, found inf",
         "optim.lrr: unknown key; did you mean optim.lr?",
         'command line: eval.rows: expected a whole number, found "many"',
@@ -155,6 +162,39 @@ def test_every_mistake_is_told_at_once(recipe):
         "train.objective.clip_lo: unknown option; did you mean clip_low?",
         "train.minibatches = 64: a minibatch holds whole groups, and there are only train.prompts = 32 of them",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "now"),
+    [
+        (["optim.warmup=4"], 'optim.schedule = {name = "constant", warmup = 4}'),
+        (["optim.schedule=cosine", "optim.warmup=4"], 'optim.schedule = {name = "cosine", warmup = 4}'),
+        (["optim.betas=[0.9, 0.95]"], 'optim.algorithm = {name = "adamw", betas = [0.9, 0.95]}'),
+        (["optim.eps=1e-6"], 'optim.algorithm = {name = "adamw", eps = 1e-06}'),
+        (["optim.weight_decay=0.1"], 'optim.algorithm = {name = "adamw", weight_decay = 0.1}'),
+        (["reference.every=7"], "reference.renew = {every = 7}"),
+        (["reference.mix=0.5"], "reference.renew = {every = 20, mix = 0.5}"),
+        (["reference.every=7", "reference.mix=0.5"], "reference.renew = {every = 7, mix = 0.5}"),
+    ],
+)
+def test_an_older_key_is_refused_with_the_way_it_is_written_now(recipe, overrides, now):
+    told = mistakes(None, [*NEEDED, *overrides])
+    assert all(line.endswith(f": is written {now} now") for line in told), told
+    load(recipe(now), NEEDED)  # and what is said is true
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.micro_tokens=-3", "train.micro_tokens: expected 1 or more or 'auto', found -3"),
+        ("train.micro_tokens=all", "train.micro_tokens: expected a whole number or 'auto', found \"all\""),
+        ("sampling.stop=[2.5]", "sampling.stop.0: expected text or a whole number, found 2.5"),
+        ("optim.schedule=cosin", "optim.schedule: expected 'constant', 'linear' or 'cosine', found \"cosin\""),
+        ("reference.renew.mix=0.5", "reference.renew.every: required"),
+    ],
+)
+def test_what_may_be_of_several_kinds_and_is_none_is_told_once(override, said):
+    assert mistakes(None, [*NEEDED, override]) == [f"command line: {said}"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ FAMILY = {
         f"rewards={JUDGE}",
         'train.objective={name = "grpo", beta = {start = 0.04, target = 0.01}, entropy_bonus = '
         "{start = 0.01, target = 4.9}}",
-        *("reference.every=5", "reference.mix=0.6", "train.advantage=gae", "train.critic=head"),
+        *("reference.renew={every = 5, mix = 0.6}", "train.advantage=gae", "train.critic=head"),
     ),
     "dapo": (
         "train.objective=dapo",

@@ -60,7 +60,7 @@ def test_a_penalty_is_taken_off_the_reward_once_the_policy_has_moved(trained):
 
 def test_the_reference_moves_as_far_as_mix_says_and_when_every_says(family, trained):
     objective = 'train.objective={name = "grpo", beta = 0.04}'
-    run = trained(objective, "reference.every=2", "reference.mix=0.6", "train.updates=2", steps=4)
+    run = trained(objective, "reference.renew={every = 2, mix = 0.6}", "train.updates=2", steps=4)
     references = [state(run, step)["models"]["reference"] for step in (1, 2, 3, 4)]
     policies = [policy_weights(run / f"checkpoints/step_{step:06d}") for step in (2, 4)]
     expected = policy_weights(family / "model")

@@ -10,9 +10,8 @@ FULL = (
     "train.updates=3",
     "train.minibatches=2",
     'train.objective={name = "grpo", beta = 0.1}',
-    "reference.every=7",
-    "optim.schedule=cosine",
-    "optim.warmup=10",
+    "reference.renew.every=7",
+    "optim.schedule={name = 'cosine', warmup = 10}",
 )
 
 

@@ -41,7 +41,7 @@ def kl_running_away(run: Run) -> Iterator[Finding]:
         yield span.finding(
             "warning",
             f"the policy is {span.mean:.2g} nats per token away from the reference. Raise beta, lower optim.lr, or "
-            "renew the reference (reference.every).",
+            "renew the reference (reference.renew).",
         )
 
 
