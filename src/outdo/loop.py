@@ -9,6 +9,7 @@ from outdo.needs import Needs, needs_of
 from outdo.objectives.objective import Objective
 from outdo.policy import Policy
 from outdo.stopping import Stop, never
+from outdo.timing import span
 from outdo.types import Batch, Group, Prompt, Step, Update
 
 
@@ -62,10 +63,13 @@ def score(batch: Batch, models: Models, needs: Needs, *, passes: int) -> Batch:
     if batch.totals.tokens == 0:
         return batch
     if needs.old_logprobs or needs.old_entropy or passes * models.policy.work.minibatches > 1:
-        scores = models.policy.measure(batch, entropy="value" if needs.old_entropy else "none")
+        with span("old"):
+            scores = models.policy.measure(batch, entropy="value" if needs.old_entropy else "none")
         batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
     if needs.reference and models.reference is not None:
-        batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
+        with span("reference"):
+            batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
     if needs.values and models.critic is not None:
-        batch = batch.with_(values=models.critic.values(batch))
+        with span("values"):
+            batch = batch.with_(values=models.critic.values(batch))
     return batch

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from outdo.folder import (
     RunFolder,
     describe_environment,
     differences,
+    read_metrics,
     refused_differences,
     write_json_atomically,
     write_text_atomically,
@@ -28,13 +28,17 @@ from outdo.inspector.gather import gather
 from outdo.inspector.page import page
 from outdo.loop import train
 from outdo.metrics import step_metrics
+from outdo.profiling import traced, where_it_went
 from outdo.recipe import Recipe
 from outdo.recipe_file import dump, load
 from outdo.record import files
+from outdo.record.behind import Behind
 from outdo.session import Session, open_session, sampling_params
+from outdo.timing import BETWEEN, Clock, span
 from outdo.types import Batch, Step
 
 INTERRUPTED = 130
+TRACE = "profile/trace.json.gz"
 
 
 @dataclass(slots=True)
@@ -51,17 +55,20 @@ class Progress:
     best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
 
 
-def start(recipe: Recipe, folder: Path, display: Display) -> int:
-    """Train from the first step; returns the exit status. A run folder that holds a run is refused."""
+def start(recipe: Recipe, folder: Path, display: Display, *, profile: bool = False) -> int:
+    """Train from the first step; returns the exit status. A run folder that holds a run is refused.
+
+    `profile` traces two of the steps, and says where all of them went.
+    """
     with RunFolder(folder) as run:
         if run.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
         _make_room(run, recipe)
-        status = _train(run, open_session(recipe), Progress(), display)
+        status = _train(run, open_session(recipe), Progress(), display, profile=profile)
     return _shown(folder, status, display)
 
 
-def resume(folder: Path, overrides: list[str], display: Display) -> int:
+def resume(folder: Path, overrides: list[str], display: Display, *, profile: bool = False) -> int:
     """Go on from the newest whole checkpoint as if nothing had happened; from the start if there is none yet."""
     if not (folder / "recipe.toml").is_file():
         raise Mistakes([f"{folder}: no run is there (it has no recipe.toml)"])
@@ -85,7 +92,7 @@ def resume(folder: Path, overrides: list[str], display: Display) -> int:
         run.rewind(progress.step)
         files.drop_after(run.path, progress.step)
         files.remove_leftovers(run.path)
-        status = _train(run, session, progress, display)
+        status = _train(run, session, progress, display, profile=profile)
     return _shown(folder, status, display)
 
 
@@ -117,13 +124,13 @@ def _shown(folder: Path, status: int, display: Display) -> int:
     return status
 
 
-def _train(run: RunFolder, session: Session, progress: Progress, display: Display) -> int:
+def _train(run: RunFolder, session: Session, progress: Progress, display: Display, *, profile: bool) -> int:
     """Run the loop to its end, or to the step under way when it is interrupted or fails."""
     recipe = session.recipe
     for note in session.notes:
         display.say(note)
     if progress.step >= recipe.steps:
-        session.reward.close()
+        session.close()
         if not run.summary.exists():  # killed after the last checkpoint
             write_json_atomically(run.summary, summary(progress, run.path))
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {run.path} steps=...`")
@@ -138,8 +145,9 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     _describe(run, session)
     progress.version = session.models.version
     try:
-        with _asked_to_stop() as asked:
-            _steps(run, session, progress, display, asked)
+        trace = run.path / TRACE if profile else None
+        with _asked_to_stop() as asked, Behind() as behind, traced(trace) as traced_step:
+            _steps(run, session, progress, display, asked, behind, traced_step)
     except OutdoError as error:
         # What failed is the step under way; if it has not touched the weights, those before it are worth keeping.
         untouched = session.models.version == progress.version
@@ -148,7 +156,9 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
             display.say(f"saved after step {progress.step}; go on with `outdo resume {run.path}`")
         raise
     finally:
-        session.reward.close()
+        session.close()
+    if profile:
+        _profiled(run, display)
     write_json_atomically(run.summary, summary(progress, run.path))
     if progress.step < recipe.steps:
         display.say(f"stopped after step {progress.step}, saved; go on with `outdo resume {run.path}`")
@@ -156,7 +166,15 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     return 0
 
 
-def _steps(run: RunFolder, session: Session, progress: Progress, display: Display, asked: list[int]) -> None:
+def _steps(
+    run: RunFolder,
+    session: Session,
+    progress: Progress,
+    display: Display,
+    asked: list[int],
+    behind: Behind,
+    traced_step: Callable[[], None],
+) -> None:
     """The body of the loop."""
     recipe = session.recipe
     if not progress.before:
@@ -171,13 +189,11 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
         stop=session.stop,
         start=progress.step + 1,
     )
-    with display.steps(progress.step, recipe.steps):
-        clock = time.monotonic()
+    with display.steps(progress.step, recipe.steps), Clock() as clock:
         for step in steps:
-            recorded, refused = _recorded(session, step, run.path)
-            metrics = _metrics(session, step, time.monotonic() - clock) | recorded
-            last = step.index == recipe.steps
-            metrics |= _evaluation(session, progress, step.index, display)
+            recorded, refused = _recorded(session, step, run.path, behind)
+            evaluated = _evaluation(session, progress, step.index, display)
+            metrics = _metrics(session, step, clock) | recorded | evaluated
             metrics |= _follow(session, step, metrics)
             _keep_refused(run.path / "refused", step)
             run.append_metrics(step.index, metrics)
@@ -186,28 +202,53 @@ def _steps(run: RunFolder, session: Session, progress: Progress, display: Displa
             if refused:
                 raise refused
             best = progress.best.get("step") == step.index
+            last = step.index == recipe.steps
             if last or best or asked or _due(step.index, recipe.checkpoint.every):
+                with span("record"):
+                    refused = behind.refused()  # what a checkpoint says is done is recorded
+                if refused:
+                    raise refused
                 _save(run, session, progress)
+            traced_step()
             if last or asked:
                 return
-            clock = time.monotonic()
+
+
+def _profiled(run: RunFolder, display: Display) -> None:
+    """Say where the steps went, and where the trace is."""
+    table, trace = where_it_went(read_metrics(run.metrics)), run.path / TRACE
+    if table:
+        display.console.print(table)
+    if trace.exists():
+        display.say(f"a trace of two steps: {trace}; open it at ui.perfetto.dev")
+    else:
+        display.say("too few steps for a trace: it begins with the third")
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _recorded(session: Session, step: Step, folder: Path) -> tuple[dict[str, float], RunFolderError | None]:
-    """Record a step. A disk that refuses ends the run, but only when the step, which is done, has its line as well."""
-    try:
-        return session.recorder(step, folder), None
-    except RunFolderError as error:
-        return {}, error
+def _recorded(
+    session: Session, step: Step, folder: Path, behind: Behind
+) -> tuple[dict[str, float], RunFolderError | None]:
+    """Record a step; it is written while the next one is made. What the disk refused of the step before, if it did.
+
+    That ends the run, but only when this step, which is done, has its line as well.
+    """
+    with span("record"):
+        metrics, write = session.recorder.taken(step, folder)
+        refused = behind.refused()
+        behind.begin(write)
+    return metrics, refused
 
 
-def _metrics(session: Session, step: Step, seconds: float) -> dict[str, float]:
+def _metrics(session: Session, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | getattr(session.rollout, "metrics", {})
-    return metrics | {"seconds": seconds, "tokens_per_second": _sampled(metrics) / seconds}
+    spent = clock.lap()  # since the last step had its metrics: saving it is in here, and no part of a step's seconds
+    seconds = sum(each for name, each in spent.items() if name not in BETWEEN)
+    times = {f"time/{name}": each for name, each in spent.items()}
+    return metrics | times | {"seconds": seconds, "tokens_per_second": _sampled(metrics) / seconds}
 
 
 def _sampled(metrics: Mapping[str, float]) -> float:
@@ -218,8 +259,9 @@ def _sampled(metrics: Mapping[str, float]) -> float:
 def _follow(session: Session, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
     """Let reward models and coefficients learn from a step; what they have come to."""
     found: dict[str, float] = {}
-    for judge in session.judges:
-        found |= judge.after(step.index, step.groups)
+    with span("reward"):
+        for judge in session.judges:
+            found |= judge.after(step.index, step.groups)
     for name, coefficient in session.adaptive.items():
         found[f"coefficient/{name}"] = float(coefficient)  # that of this step
         coefficient.observe(metrics)
@@ -263,7 +305,8 @@ def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]
         asked["sampled"] = (1.0, settings.samples)
     for name, (temperature, k) in asked.items():
         sampling = sampling_params(session.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        found: Evaluation = evaluate(session.engine, session.examiner, session.held_out, sampling, k=k, step=step)
+        with span("evaluate"), Clock():  # of its own: what is sampled and rewarded here is no part of a step
+            found: Evaluation = evaluate(session.engine, session.examiner, session.held_out, sampling, k=k, step=step)
         low, high = found.ci95
         numbers |= {name: found.accuracy, f"{name}_low": low, f"{name}_high": high}
     display.evaluated(step, numbers)
@@ -294,9 +337,10 @@ def _save(run: RunFolder, session: Session, progress: Progress) -> None:
         "progress": asdict(progress),
         "fingerprints": dict(session.fingerprints),
     }
-    checkpoint.save(run.checkpoints, progress.step, session.models.policy.save, state)
-    best = progress.best.get("step")
-    checkpoint.prune(run.checkpoints, session.recipe.checkpoint.keep, None if best is None else int(best))
+    with span("save"):
+        checkpoint.save(run.checkpoints, progress.step, session.models.policy.save, state)
+        best = progress.best.get("step")
+        checkpoint.prune(run.checkpoints, session.recipe.checkpoint.keep, None if best is None else int(best))
 
 
 def _describe(run: RunFolder, session: Session) -> None:

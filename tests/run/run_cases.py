@@ -33,8 +33,8 @@ optim = {lr = 1e-3}
 eval = {every = 10, rows = 4}
 checkpoint = {every = 1}
 """
-TIMES = {"seconds", "tokens_per_second", "record/seconds"}
-"""What in a line of metrics depends on the clock."""
+TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/")
+"""How the names of metrics begin that depend on the clock."""
 
 # A new interpreter loads torch and transformers for seconds. This server has them loaded, and forks for each command.
 WARM = multiprocessing.get_context("forkserver")
@@ -133,7 +133,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def timeless(run: Path) -> list[dict[str, Any]]:
     """The run's metrics without those that depend on the clock."""
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in metrics(run)]
+    return [{name: value for name, value in line.items() if not name.startswith(TIMES)} for line in metrics(run)]
 
 
 def steps_done(run: Path) -> int:

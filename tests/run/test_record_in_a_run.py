@@ -247,21 +247,28 @@ def faulty(own_home: Path) -> Path:
 
 def test_a_disk_that_is_full_of_records_costs_no_step(faulty: Path) -> None:
     run = faulty / "run"
-    said = trained(faulty, run, "steps=4", "checkpoint.every=20", "train.objective=faults.py:full_disk", status=1)
+    said = trained(faulty, run, "steps=5", "checkpoint.every=20", "train.objective=faults.py:full_disk", status=1)
     assert said.count("No space left on device") == 1
     assert "step_000003.parquet: was not written" in said
-    assert f"saved after step 3; go on with `outdo resume {run}`" in said
+    assert f"saved after step 4; go on with `outdo resume {run}`" in said  # it was being made meanwhile
     outdo_(faulty, "resume", run)
-    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
-    assert recorded_steps(run) == [1, 2, 4]
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4, 5]
+    assert recorded_steps(run) == [1, 2, 4, 5]
+
+
+def test_a_disk_that_is_full_of_records_stops_a_checkpoint_until_it_is_known(faulty: Path) -> None:
+    how = ("steps=5", "checkpoint.every=3", "train.objective=faults.py:full_disk")
+    said = trained(faulty, faulty / "run", *how, status=1)
+    assert "saved after step 3;" in said
+    assert [line["step"] for line in metrics(faulty / "run")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("moment", "lines"), [("before", 2), ("after", 3)])
 def test_killed_next_to_its_line_of_metrics_a_step_is_recorded_once(faulty: Path, moment: str, lines: int) -> None:
-    """Killed when the record is there and the line is not, or when both are, and no checkpoint."""
+    """Killed when the record is there or under way and the line is not, or when the line is, and no checkpoint."""
     how = ("steps=4", "checkpoint.every=2", f"train.objective=faults.py:killed_{moment}_its_line")
     trained(faulty, faulty / "run", *how, status=9)
-    assert recorded_steps(faulty / "run") == [1, 2, 3]
+    assert recorded_steps(faulty / "run")[:2] == [1, 2]
     assert len(metrics(faulty / "run")) == lines
     outdo_(faulty, "resume", "run")
     trained(faulty, faulty / "straight", *how)

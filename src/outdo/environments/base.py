@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from outdo.engines.base import Engine, SamplingParams, Weights
+from outdo.timing import span
 from outdo.types import Group, Prompt, Rollout
 
 NO_BASELINE = "no_baseline"
@@ -57,7 +58,8 @@ class Rollouts:
         self, policy: Weights, questions: Sequence[Prompt], *, step: int, purpose: str = "train"
     ) -> list[Group]:
         """One group per question. `purpose` keys the random numbers: another call in the same step has another."""
-        self.engine.load(policy)
+        with span("sample"):
+            self.engine.load(policy)
         groups = self._asked(questions, self.group_size, self.sampling, step=step, purpose=purpose)
         if not self.greedy_baseline:
             return groups

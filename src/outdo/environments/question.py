@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from outdo.engines.base import Engine, SamplingParams
 from outdo.rewards.base import Answered, Reward, Scored
 from outdo.rewards.budget import check_failures
+from outdo.timing import span
 from outdo.types import Completion, Group, Prompt, Request, Rollout, Stream
 
 
@@ -43,18 +44,20 @@ class Question:
             )
             for prompt, sample in asked
         ]
-        completions = engine.generate(requests, sampling)
-        answered = [
-            Answered(
-                prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
-                completion=engine.decode(completion.token_ids),
-                answer=prompt.answer,
-                columns=prompt.columns,
-                completion_ids=completion.token_ids,
-            )
-            for (prompt, _), completion in zip(asked, completions, strict=True)
-        ]
-        scored = self.reward(answered)
+        with span("sample"):
+            completions = engine.generate(requests, sampling)
+        with span("reward"):
+            answered = [
+                Answered(
+                    prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
+                    completion=engine.decode(completion.token_ids),
+                    answer=prompt.answer,
+                    columns=prompt.columns,
+                    completion_ids=completion.token_ids,
+                )
+                for (prompt, _), completion in zip(asked, completions, strict=True)
+            ]
+            scored = self.reward(answered)
         self._check_failures(scored, answered, further="/" in purpose)
         rollouts = [
             _rollout(completion, each.completion, verdict, sampling.temperature or 1.0)

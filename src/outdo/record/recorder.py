@@ -1,8 +1,7 @@
 """What a step did, measured and written down; the caller's body runs it after every step."""
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,15 +52,21 @@ class Recorder:
 
         Raises: RunFolderError when the disk refuses.
         """
-        if not self.every:
-            return {}
-        found = self.transfer.observe(step.index, step.groups)
-        if step.index % self.every or not len(step.batch):
-            return found
-        began = time.monotonic()
+        found, write = self.taken(step, folder)
+        write()
+        return found
+
+    def taken(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None]]:
+        """The same in two parts: what has to be done before the weights change, and the writing, which may wait."""
+        found = self.transfer.observe(step.index, step.groups) if self.every else {}
+        if not self.every or step.index % self.every or not len(step.batch):
+            return found, lambda: None
         record = token_record(step, self.objective, self.measured(step))
-        files.write(folder, step.index, table(step, record, self.spelling, about={}))
-        return found | moved_metrics(record, step.batch) | {"record/seconds": time.monotonic() - began}
+
+        def write() -> None:
+            files.write(folder, step.index, table(step, record, self.spelling, about={}))
+
+        return found | moved_metrics(record, step.batch), write
 
     def measured(self, step: Step) -> Tensor | None:
         """log πθ [B, T] as the step left it, NaN in groups that were not asked; None where none was."""

@@ -1,0 +1,80 @@
+"""Where the seconds of a step go: named spans, each without the spans inside it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar, Token
+from time import perf_counter
+from typing import Self
+
+import torch
+from torch.profiler import record_function
+
+SPANS = ("sample", "reward", "old", "reference", "values", "forward", "backward", "optimiser", "record")
+"""The spans of a training step, in the order in which they first come; what is in none of them is `idle`."""
+BETWEEN = ("evaluate", "save")
+"""The spans between two steps, which no step counts as its own."""
+
+
+class Clock:
+    """Wall-clock seconds by the name of the span they were spent in: `with Clock() as clock: ... clock.seconds`.
+
+    Every moment belongs to exactly one name, the innermost open span's or `idle`, so the seconds add up to the time
+    since the clock was started. Work that is queued on an accelerator is counted where it is waited for. A clock sees
+    the spans of the thread that started it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._open = ["idle"]
+        self._since = 0.0
+        self._token: Token[Clock | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._token = _running.set(self)
+        self._since = perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._count()
+        if self._token is not None:
+            _running.reset(self._token)
+
+    def lap(self) -> dict[str, float]:
+        """The seconds since the start or the last lap; those that follow are counted anew."""
+        self._count()
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+    def enter(self, name: str) -> None:
+        """What follows belongs to `name`; `leave` gives it back to what it belonged to before."""
+        self._count()
+        self._open.append(name)
+
+    def leave(self) -> None:
+        """The end of what `enter` began."""
+        self._count()
+        self._open.pop()
+
+    def _count(self) -> None:
+        now = perf_counter()
+        name = self._open[-1]
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+_running: ContextVar[Clock | None] = ContextVar("running clock", default=None)
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Count the seconds of a `with` block as `name`, if a `Clock` is running; a profiler shows the block too."""
+    clock = _running.get()
+    with record_function(name) if torch.autograd._profiler_enabled() else nullcontext():
+        if clock is None:
+            yield
+            return
+        clock.enter(name)
+        try:
+            yield
+        finally:
+            clock.leave()
