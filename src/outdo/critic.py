@@ -141,7 +141,7 @@ def own_model(
         _check_vocabulary(path, policy)
         loaded = load_model(path, policy.device, policy.model.dtype)
         found, model = Forward.probe(loaded), _backbone(loaded.base_model)
-    forward = Forward(model, way=found.way, plain_head=True, autocast=found.autocast, why=found.why)
+    forward = found.on(model, plain_head=True)
     head = _linear(_width(forward), 1, like=policy)
     nn.init.zeros_(head.weight)
     settings = OptimiserSettings(lr=lr)
@@ -157,7 +157,7 @@ def own_head(
     layer of 0, so every first value is 0.
     """
     found = policy.forward
-    forward = Forward(policy.model, way=found.way, plain_head=True, autocast=found.autocast, why=found.why)
+    forward = found.on(policy.model, plain_head=True)
     first, last = _linear(_width(forward), hidden, like=policy), _linear(hidden, 1, like=policy)
     start = torch.empty(first.weight.shape).normal_(generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

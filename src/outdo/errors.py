@@ -46,6 +46,10 @@ class NonFiniteError(OutdoError):
     """Losses or gradients were not finite several updates in a row; no such update touched the weights."""
 
 
+class WorkerError(OutdoError):
+    """A process that shares the work ended, or failed in a way that it could not say better."""
+
+
 class EngineError(OutdoError):
     """An engine returned something that is not a completion of its request."""
 

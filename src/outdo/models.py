@@ -142,9 +142,7 @@ class Models:
 def frozen(policy: Policy) -> Scorer:
     """A copy of the policy's weights that is only asked for log-probabilities."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
-    ways = policy.forward
-    forward = Forward(model, way=ways.way, plain_head=ways.plain_head, autocast=ways.autocast, why=ways.why)
-    return Scorer(forward, policy.work)
+    return Scorer(policy.forward.on(model), policy.work, policy.team)
 
 
 def _shapes(scorer: Scorer) -> list[tuple[int, ...]]:
@@ -159,4 +157,4 @@ def load_reference(policy: Policy, path: str | Path) -> Scorer:
     if load_tokenizer(path, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(f"the reference {path} has another vocabulary than the policy, and would read other words")
     model = load_model(path, policy.device, policy.model.dtype).requires_grad_(False)
-    return Scorer(Forward.probe(model), policy.work)
+    return Scorer(Forward.probe(model), policy.work, policy.team)

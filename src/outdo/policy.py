@@ -1,22 +1,30 @@
 """A model that scores tokens, is updated, saves itself and is loaded: one process."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outdo.attention.forward import AttentionSetting, Forward
+from outdo.attention.forward import AttentionSetting, Forward, Precision
+from outdo.cutting import rounds
+from outdo.hands import Hand
 from outdo.loading import choose_device, load_model, load_tokenizer, max_context, without_bars
-from outdo.logprobs import Entropy, chunked_scores
+from outdo.logprobs import Entropy
 from outdo.objectives.objective import Objective
 from outdo.optimiser import Optimiser, OptimiserSettings
+from outdo.processes import Team
+from outdo.timing import span
 from outdo.types import Batch, Terms, TokenScores, Update
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +33,24 @@ class Work:
 
     minibatches: int = 1  # optimiser steps within one pass over a batch
     micro_tokens: int = 16384  # tokens computed at once, padding included
-    chunk: int = 1024  # tokens whose logits exist at once
+    chunk: int | None = None  # tokens whose logits exist at once; unset: as many as some megabytes hold
 
 
 class Scorer:
-    """A model that is only asked for log-probabilities: the reference, or the frozen half of a policy."""
+    """A model that is only asked for log-probabilities: the reference, or the frozen half of a policy.
 
-    def __init__(self, forward: Forward, work: Work) -> None:
+    With a `team` of several processes, each of them computes a share of every batch.
+    """
+
+    def __init__(self, forward: Forward, work: Work, team: Team | None = None) -> None:
         self.forward = forward
         self.work = work
+        self.team = team or Team()
+        self.asked_micro_tokens: int | None = None  # where memory did not suffice for it
+        trained = [weight for weight in forward.model.parameters() if weight.requires_grad]
+        # Beside the trainer's own gradient, which is where autograd puts it: one for each further process.
+        self.gradients = [[torch.zeros_like(weight) for weight in trained] for _ in self.team.others]
+        self.hands = self.team.place([Hand(forward), *(Hand(forward, gradients) for gradients in self.gradients)])
 
     @property
     def device(self) -> torch.device:
@@ -45,38 +62,53 @@ class Scorer:
 
         Differentiable; the entropies are if `entropy` is "gradient".
         """
-        batch = batch.to(self.device)
-        hidden, source = self.forward.hidden(batch)
-        rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-        logprobs, entropies = chunked_scores(
-            self.forward.head,
-            hidden[source[rows, columns]],
-            batch.token_ids[rows, columns],
-            batch.temperature[rows],
-            entropy=entropy,
-            chunk=self.work.chunk,
-        )
+        return self.hands.here.scores(batch, entropy, self.work.chunk)
 
-        def place(values: Tensor) -> Tensor:
-            return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]
-
-        return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
-
-    @torch.no_grad()
     def measure(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
         """The scores [B, T] without gradients, on the CPU, in micro-batches."""
-        micros = batch.microbatches(self.work.micro_tokens, whole_groups=False)
-        parts = [self.scores(micro, entropy=entropy) for micro in micros]
+
+        def measured() -> list[tuple[list[int], TokenScores]]:
+            parts: list[tuple[list[int], TokenScores]] = []
+            for together in self._rounds(batch, range(len(batch)), whole_groups=False):
+                calls = [(batch.rows(torch.tensor(rows)), entropy, self.work.chunk) for rows in together]
+                parts.extend(zip(together, self.hands.map("measure", calls), strict=True))
+            return parts
+
+        parts = self._fitting(measured)
         width = batch.token_ids.shape[1]
-        entropies = [part.entropy for part in parts if part.entropy is not None]
+        entropies = [(rows, part.entropy) for rows, part in parts if part.entropy is not None]
         return TokenScores(
-            logprobs=_stack([part.logprobs for part in parts], width),
+            logprobs=_stack([(rows, part.logprobs) for rows, part in parts], width),
             entropy=_stack(entropies, width) if entropies else None,
         )
 
     def logprobs(self, batch: Batch) -> Tensor:
         """log πθ [B, T] without gradients, on the CPU."""
         return self.measure(batch).logprobs
+
+    def _rounds(self, batch: Batch, rows: Sequence[int], *, whole_groups: bool) -> list[list[list[int]]]:
+        """The rows of micro-batches, in rounds of as many as there are hands."""
+        lengths, prompts, groups = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist(), batch.group
+        first = torch.cat([groups.new_ones(1), groups.diff()]).bool().tolist()  # its prompt is computed with it
+        costs = [length - (not new) * prompt for length, prompt, new in zip(lengths, prompts, first, strict=True)]
+        how = {"budget": self.work.micro_tokens, "hands": len(self.hands), "whole_groups": whole_groups}
+        return rounds(rows, lengths, costs, groups.tolist(), **how)
+
+    def _fitting(self, compute: Callable[[], Result]) -> Result:
+        """Compute; where memory does not suffice, again with half as many tokens at once, down to a row at a time."""
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError:
+                self.hands.here.drop()
+                self._clear()
+                if self.work.micro_tokens <= 1:
+                    raise
+            self.asked_micro_tokens = self.asked_micro_tokens or self.work.micro_tokens
+            self.work = replace(self.work, micro_tokens=self.work.micro_tokens // 2)
+
+    def _clear(self) -> None:
+        """Away with what was gathered of a gradient."""
 
 
 class Policy(Scorer):
@@ -90,8 +122,13 @@ class Policy(Scorer):
         optimiser: OptimiserSettings | None = None,
         work: Work | None = None,
         attention: AttentionSetting = "auto",
+        precision: Precision = "auto",
+        compile: bool = False,
+        recompute: bool = False,
+        team: Team | None = None,
     ) -> None:
-        super().__init__(Forward.probe(model, attention), work or Work())
+        how = {"precision": precision, "compile": compile, "recompute": recompute}
+        super().__init__(Forward.probe(model, attention, **how), work or Work(), team)
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())
@@ -138,40 +175,58 @@ class Policy(Scorer):
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
         for minibatch in batch.minibatches(self.work.minibatches):
-            losses, parts = [], []
-            for micro in minibatch.microbatches(self.work.micro_tokens, whole_groups=objective.needs.whole_groups):
-                terms, part = self._backward(micro.to(self.device), objective)
-                losses.append(terms)
-                parts.append(part)
-            summed = {name: sum(terms[name] for terms in losses) for name in losses[0]}
-            metrics.append(summed | self.optimiser.step(summed["loss"]))
-            width = minibatch.token_ids.shape[1]
-            tokens.append({name: _stack([part[name] for part in parts], width) for name in parts[0]})
+            terms, measured = self._fitting(partial(self._gradient, minibatch, objective))
+            with span("optimiser"):
+                metrics.append(terms | self.optimiser.step(terms["loss"]))
+            tokens.append(measured)
         width = batch.token_ids.shape[1]
         mean = {name: math.fsum(step[name] for step in metrics) / len(metrics) for name in metrics[0]}
-        return Update(metrics=mean, tokens={name: _stack([part[name] for part in tokens], width) for name in tokens[0]})
+        together = {name: _joined([part[name] for part in tokens], width) for name in tokens[0]}
+        return Update(metrics=mean, tokens=together)
 
-    def _backward(self, micro: Batch, objective: Objective) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Add a micro-batch's gradient; its terms, and its tokens [b, t]."""
-        scores = self.scores(micro, entropy="gradient" if objective.needs.entropy else "value")
-        terms = objective(scores, micro)
-        (policy_push,) = torch.autograd.grad(terms.policy, scores.logprobs, retain_graph=True)
-        scores.logprobs.retain_grad()
-        terms.loss.backward()
-        assert scores.logprobs.grad is not None
-        assert scores.entropy is not None
-        logprobs = scores.logprobs.detach()
-        old = logprobs if micro.old_logprobs is None else micro.old_logprobs
-        advantages = 0.0 if micro.advantages is None else micro.advantages
-        part = {
-            "logprobs": logprobs,
-            "log_ratio": (logprobs - old).where(micro.loss_mask, 0.0),
-            "entropy": scores.entropy.detach(),
-            "push": -scores.logprobs.grad,
-            "policy_push": policy_push,
-            "clipped": (policy_push == 0) & (advantages != 0.0) & micro.loss_mask,
-        }
-        return _values(terms), part
+    def _gradient(self, batch: Batch, objective: Objective) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Gather the gradient of what one optimiser step sees; the sums of its terms, and its tokens [B, T].
+
+        Rows that an advantage of 0 leaves alone are computed apart from the others, so that the backward pass can be
+        left out where not one token was pushed.
+        """
+        entropy: Entropy = "gradient" if objective.needs.entropy else "value"
+        asked: list[tuple[list[int], _Asked]] = []
+        for together in self._planned(batch, objective):
+            micros = [batch.rows(torch.tensor(rows)).to(self.device) for rows in together]
+            with span("forward"):
+                scored = self.hands.map("score", [(micro, entropy, self.work.chunk) for micro in micros])
+            answers = [_ask(objective, scores, micro) for scores, micro in zip(scored, micros, strict=True)]
+            with span("backward"):
+                self.hands.map("pull", [answer.by for answer in answers])
+            asked.extend(zip(together, answers, strict=True))
+        self._gather()
+        width, names = batch.token_ids.shape[1], asked[0][1].tokens
+        tokens = {name: _stack([(rows, each.tokens[name]) for rows, each in asked], width) for name in names}
+        return {name: sum(each.terms[name] for _, each in asked) for name in asked[0][1].terms}, tokens
+
+    def _planned(self, batch: Batch, objective: Objective) -> list[list[list[int]]]:
+        """The rounds of an optimiser step: first the groups that are going to be pushed, then those that are not."""
+        whole = objective.needs.whole_groups
+        pushed = torch.ones(len(batch), dtype=torch.bool)
+        if batch.advantages is not None:
+            moving = batch.group[(batch.advantages != 0).any(1)]
+            pushed = torch.isin(batch.group, moving)
+        kinds = [kind.nonzero().squeeze(1).tolist() for kind in (pushed, ~pushed)]
+        return [together for rows in kinds if rows for together in self._rounds(batch, rows, whole_groups=whole)]
+
+    def _gather(self) -> None:
+        """Add the gradients of the other processes to this one's, in their order."""
+        for gradients in self.gradients:
+            for weight, gradient in zip(self.optimiser.weights.values(), gradients, strict=True):
+                weight.grad = gradient.clone() if weight.grad is None else weight.grad.add_(gradient)
+                gradient.zero_()
+
+    def _clear(self) -> None:
+        for weight in self.optimiser.weights.values():
+            weight.grad = None
+        for gradient in chain(*self.gradients):
+            gradient.zero_()
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer."""
@@ -181,11 +236,51 @@ class Policy(Scorer):
 
     def state(self) -> dict[str, Any]:
         """What a saved folder does not hold: the optimiser."""
-        return {"optimiser": self.optimiser.state()}
+        fitting = self.work.micro_tokens
+        micro_tokens = {"asked": self.asked_micro_tokens or fitting, "fitting": fitting}
+        return {"optimiser": self.optimiser.state(), "micro_tokens": micro_tokens}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up where `state` was written."""
         self.optimiser.load_state(state["optimiser"])
+        # A split that memory forced is repeated, as the last bits of the gradient are its; unless another is asked for.
+        saved = state.get("micro_tokens", {})  # an older outdo wrote none
+        if saved.get("asked") == self.work.micro_tokens != saved.get("fitting"):
+            self.asked_micro_tokens = saved["asked"]
+            self.work = replace(self.work, micro_tokens=saved["fitting"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What an objective said of a micro-batch."""
+
+    terms: dict[str, float]
+    tokens: dict[str, Tensor]  # each [b, t]
+    by: tuple[Tensor, Tensor | None]  # derivatives of the loss by the scores
+
+
+def _ask(objective: Objective, scores: TokenScores, micro: Batch) -> _Asked:
+    """Ask the objective, and differentiate it by the scores; how these depend on the weights is another's affair."""
+    logprobs, entropy = scores.logprobs.requires_grad_(), scores.entropy
+    assert entropy is not None
+    if objective.needs.entropy:
+        entropy.requires_grad_()
+    terms = objective(TokenScores(logprobs=logprobs, entropy=entropy), micro)
+    (policy_push,) = torch.autograd.grad(terms.policy, logprobs, retain_graph=True)
+    leaves = [logprobs, entropy] if objective.needs.entropy else [logprobs]
+    by = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
+    logprobs = logprobs.detach()
+    old = logprobs if micro.old_logprobs is None else micro.old_logprobs
+    advantages = 0.0 if micro.advantages is None else micro.advantages
+    tokens = {
+        "logprobs": logprobs,
+        "log_ratio": (logprobs - old).where(micro.loss_mask, 0.0),
+        "entropy": entropy.detach(),
+        "push": -by[0],
+        "policy_push": policy_push,
+        "clipped": (policy_push == 0) & (advantages != 0.0) & micro.loss_mask,
+    }
+    return _Asked(_values(terms), tokens, (by[0], by[1] if objective.needs.entropy else None))
 
 
 def _values(terms: Terms) -> dict[str, float]:
@@ -195,6 +290,12 @@ def _values(terms: Terms) -> dict[str, float]:
     return {"loss": loss, "loss/policy": policy, "loss/divergence": divergence, "loss/entropy": entropy}
 
 
-def _stack(parts: list[Tensor], width: int) -> Tensor:
+def _stack(parts: Sequence[tuple[list[int], Tensor]], width: int) -> Tensor:
+    """Rows with their numbers, [b_i] and [b_i, t_i] each -> [B, width] in the order of the numbers, on the CPU."""
+    order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
+    return _joined([values for _, values in parts], width)[order]
+
+
+def _joined(parts: Sequence[Tensor], width: int) -> Tensor:
     """[b_i, t_i] each -> [B, width], on the CPU."""
     return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()

@@ -2,32 +2,33 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from outdo import budget, estimate
 from outdo.advantages import Advantage
 from outdo.catalogue import REWARD_MODEL, REWARDS
 from outdo.coefficients import Adaptive
-from outdo.conflicts import optimiser_steps
 from outdo.data import Question as Row
 from outdo.data import Questions, questions_of
 from outdo.engines.base import SamplingParams
-from outdo.engines.builtin import BuiltinEngine
+from outdo.engines.team import TeamEngine
 from outdo.environments.base import Rollouts
 from outdo.environments.question import Question
 from outdo.environments.refill import Refill
 from outdo.errors import Mistakes
 from outdo.loading import choose_device
+from outdo.model_folder import inspect_folder
 from outdo.models import Models, load_reference
 from outdo.needs import Needs, needs_of
 from outdo.objectives.objective import Objective
-from outdo.optimiser import OptimiserSettings
-from outdo.pieces import adaptive_of, advantage_of, built, critic_of, objective_of, penalty_of, stop_of
-from outdo.placing import placed
+from outdo.pieces import adaptive_of, advantage_of, built, critic_of, objective_of, optimiser_of, penalty_of, stop_of
+from outdo.placing import placed, workers_of
 from outdo.policy import Policy, Work
+from outdo.processes import Team
 from outdo.prompts import Prompts, tokenise
 from outdo.recipe import Piece, Recipe
 from outdo.record.recorder import Recorder
@@ -46,7 +47,7 @@ class Session:
     models: Models
     prompts: Prompts
     held_out: list[Prompt]
-    engine: BuiltinEngine
+    engine: TeamEngine
     examiner: Question  # says which held-out answers are right
     rollout: Rollouts | Refill
     advantage: Advantage
@@ -64,6 +65,11 @@ class Session:
         judges = {f"judge {number}": judge for number, judge in enumerate(self.judges)}
         return {**self.adaptive, **judges, "recorder": self.recorder}
 
+    def close(self) -> None:
+        """End the processes that the run has started."""
+        self.reward.close()
+        self.models.policy.team.close()
+
 
 def open_session(
     recipe: Recipe, *, model: str | Path | None = None, fingerprints: Mapping[str, str] | None = None
@@ -77,23 +83,29 @@ def open_session(
     if fingerprints is not None and fingerprints != questions.fingerprints:
         changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
         raise Mistakes([f"{key}: the file's content is not what the run was started with" for key in changed])
-    recipe, why = _settled(recipe)
+    recipe, settled = _settled(recipe, str(model or recipe.model))
+    team = Team(recipe.workers - 1 if recipe.workers else 0, threads=torch.get_num_threads())
     objective, penalty = objective_of(recipe), penalty_of(recipe)
-    stop = stop_of(recipe)
+    stop, optimiser = stop_of(recipe), optimiser_of(recipe)
     reward, judges = _rewards(recipe)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     policy = Policy.load(
         model or recipe.model,
         device=recipe.device,
         stop_token_ids=recipe.sampling.stop_token_ids,
-        optimiser=optimiser_settings(recipe),
-        work=Work(minibatches=recipe.train.minibatches, micro_tokens=recipe.train.micro_tokens),
+        optimiser=optimiser,
+        work=Work(minibatches=recipe.train.minibatches),
         attention=recipe.attention,
+        precision=recipe.precision,
+        compile=recipe.compile,
+        recompute=recipe.train.recompute,
+        team=team,
     )
+    recipe, fitted = _fitted(recipe, policy, needs_of(objective, advantage))
     prompts, held_out, dropped = _prompts(recipe, questions, policy)
     if not (recipe.rules or judges) and held_out:  # a score says better and worse, and not what is right
         held_out, dropped = [], [*dropped, "held-out questions are not asked: only a reward model would judge them"]
-    engine = BuiltinEngine(policy, seed=recipe.seed)
+    engine = TeamEngine(policy, team, seed=recipe.seed)
     environment = Question(reward, max_failed=recipe.reward.max_failed)
     way = f"attention: {policy.forward.way}" + (f" ({policy.forward.why})" if policy.forward.why else "")
     return Session(
@@ -112,7 +124,7 @@ def open_session(
         judges=judges,
         recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
         fingerprints=questions.fingerprints,
-        notes=(f"device: {recipe.device} ({why})", way, *dropped),
+        notes=(*settled, way, *fitted, *dropped),
     )
 
 
@@ -129,11 +141,29 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Adv
             advantage=advantage,
             reference=scorer,
             critic=critic,
-            refresh_every=reference.every,
-            mix=reference.mix,
+            refresh_every=reference.renew and reference.renew.every,
+            mix=reference.renew.mix if reference.renew else 1.0,
         )
     except ValueError as error:
-        raise Mistakes([f"reference.every = {reference.every}: {error}"]) from error
+        raise Mistakes([f"reference.renew: {error}"]) from error
+
+
+def _fitted(recipe: Recipe, policy: Policy, needs: Needs) -> tuple[Recipe, list[str]]:
+    """The recipe with the tokens that may be computed at once, which the policy is told, and how they were found."""
+    tokens, notes = recipe.train.micro_tokens, []
+    if tokens == "auto":
+        critic = recipe.critic is not None and recipe.critic.name == "model"
+        parts = estimate.kept(policy.model.num_parameters(), recipe, reference=needs.reference, critic=critic)
+        tokens, why = budget.micro_tokens(
+            policy,
+            longest=estimate.longest_sequence(recipe),
+            to_come=sum(size for name, size in parts.items() if name != "weights"),
+            workers=estimate.workers(recipe),
+        )
+        notes = [f"train.micro_tokens: {tokens:,} ({why})"]
+    policy.work = replace(policy.work, micro_tokens=tokens)
+    train = recipe.train.model_copy(update={"micro_tokens": tokens})
+    return recipe.model_copy(update={"train": train}), notes
 
 
 def _rewards(recipe: Recipe) -> tuple[Combined, list[Refreshed]]:
@@ -153,7 +183,7 @@ def _examiner(recipe: Recipe, environment: Question, judges: Sequence[Refreshed]
 
 
 def _rollout(
-    recipe: Recipe, engine: BuiltinEngine, environment: Question, prompts: Prompts, needs: Needs
+    recipe: Recipe, engine: TeamEngine, environment: Question, prompts: Prompts, needs: Needs
 ) -> Rollouts | Refill:
     rollouts = Rollouts(
         engine,
@@ -172,25 +202,25 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
     return SamplingParams(**(sampling.model_dump() | stop | changes))
 
 
-def optimiser_settings(recipe: Recipe) -> OptimiserSettings:
-    """AdamW as the recipe has it; the schedule ends with the run's last optimiser step."""
-    return OptimiserSettings(total=optimiser_steps(recipe), **recipe.optim.model_dump())
-
-
 def held_out_questions(recipe: Recipe) -> Sequence[Row]:
     """The questions a run is judged by."""
     return questions_of(recipe).held_out[: recipe.eval.rows]
 
 
-def _settled(recipe: Recipe) -> tuple[Recipe, str]:
-    """The recipe with device and threads as they are here, and why; both decide the run's bits."""
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
+def _settled(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
+    """The recipe with device, threads and workers as they are here, and why; all of them decide the run's bits."""
     device, why = choose_device(recipe.device)
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-    return placed(recipe).model_copy(update={"device": device.type, "threads": torch.get_num_threads()}), why
+    threads = recipe.threads or torch.get_num_threads()
+    size = inspect_folder(model).parameters
+    workers, because = workers_of(recipe, device=device.type, threads=threads, parameters=size)
+    each = max(1, threads // workers)
+    torch.set_num_threads(each)
+    here = {"device": device.type, "threads": threads, "workers": workers}
+    notes = [f"device: {device.type} ({why})", f"workers: {workers}, threads of each: {each} ({because})"]
+    return placed(recipe).model_copy(update=here), notes
 
 
 def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts, list[Prompt], list[str]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from outdo.cutting import cut
 from outdo.notebook import Html, group_html, step_html
 
 RIGHT = 1.0 - 1e-6
@@ -234,19 +235,9 @@ class Batch:
         Whole groups stay together, so that a prompt is computed once; a group that alone exceeds the budget is cut,
         unless `whole_groups` (the objective looks across the rows of a group) forbids it. A row is never cut.
         """
-        lengths = self.attention_mask.sum(1).tolist()
-        pieces: list[list[int]] = []
-        for group in self.group.unique_consecutive().tolist():
-            members = (self.group == group).nonzero().squeeze(1).tolist()
-            fits = whole_groups or len(members) * max(lengths[row] for row in members) <= budget
-            pieces.extend([members] if fits else [[row] for row in members])
-        part: list[int] = []
-        for piece in pieces:
-            if part and len(part + piece) * max(lengths[row] for row in part + piece) > budget:
-                yield self.rows(torch.tensor(part, device=self.group.device))
-                part = []
-            part = part + piece
-        yield self.rows(torch.tensor(part, device=self.group.device))
+        lengths, groups = self.attention_mask.sum(1).tolist(), self.group.tolist()
+        for part in cut(lengths, groups, budget, whole_groups=whole_groups):
+            yield self.rows(torch.tensor(part, device=self.group.device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same batch with every tensor changed."""

@@ -1,5 +1,6 @@
 """A user's function can do its worst: it costs its own completion, and the next hundred are scored."""
 
+import contextlib
 import datetime
 import os
 import signal
@@ -183,8 +184,8 @@ def test_no_zombie_and_no_open_file_is_left(reward_of: Make, sample: Sample):
     verdicts(reward, [sample("bad")] * 10)
     reward.close()
     assert len(os.listdir("/proc/self/fd")) <= before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    with contextlib.suppress(ChildProcessError):  # there is none; or one of another test's, alive
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0)
 
 
 def test_a_reward_that_ends_every_worker_is_not_tried_for_ever(

@@ -22,6 +22,7 @@ from outdo.engines.builtin import BuiltinEngine
 from outdo.finetuning import sft
 from outdo.folder import write_text_atomically
 from outdo.policy import Policy
+from outdo.processes import Team
 from outdo.prompts import Prompts, tokenise
 from outdo.quickstart import settings
 from outdo.quickstart.model import build
@@ -38,7 +39,7 @@ LOOKED_AT, SHOWN = 32, 3  # problems answered before and after for the table, an
 
 def quickstart(folder: Path, *, seed: int, display: Display) -> int:
     """Build and warm-start a model (once per seed), train it by GRPO, and show before and after. The exit status."""
-    torch.set_num_threads(settings.THREADS)
+    torch.set_num_threads(1)
     data = write_data(folder / f"seed-{seed}", seed)
     warm = warm_start(folder / f"seed-{seed}" / "warm", data["demonstrations"], seed, display)
     run = _free(folder / f"seed-{seed}")
@@ -73,13 +74,14 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
         return folder
     display.say(f"building a model, and teaching it to add; its teacher forgets {settings.CARELESS:.0%} of the carries")
     unfinished = build(folder.with_name("new"), seed)
-    policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START)
-    pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer, max_tokens=LONGEST)
-    prompts = Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed)
-    steps = settings.WARM_START_STEPS
-    for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="warm start"):
-        if step.index % 50 == 0 and not display.live:
-            display.say(f"warm start {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
+    with Team(settings.WORKERS - 1) as team:
+        policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START, team=team)
+        pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer, max_tokens=LONGEST)
+        prompts = Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed)
+        steps = settings.WARM_START_STEPS
+        for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="warm start"):
+            if step.index % 50 == 0 and not display.live:
+                display.say(f"warm start {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
     policy.save(unfinished)
     return unfinished.rename(folder)
 
@@ -87,7 +89,7 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
 def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int) -> Path:
     """The recipe of the run, as a user would write it."""
     text = settings.RECIPE.format(
-        model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, threads=settings.THREADS
+        model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, workers=settings.WORKERS
     )
     write_text_atomically(path, text)
     return path
