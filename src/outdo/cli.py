@@ -28,6 +28,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(help="recipe.toml and key=value settings (optim.lr=2e-6)", show_default=False),
 ]
+Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and say where all of them went")]
+RunFolder = Annotated[Path, typer.Argument(help="the run folder")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings", show_default=False)]
 RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
 
@@ -56,7 +58,7 @@ def check(settings: Settings = None) -> None:
 
 
 @app.command()
-def train(settings: Settings = None) -> None:
+def train(settings: Settings = None, profile: Profile = False) -> None:
     """Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score"""
     from outdo.check import check
     from outdo.recipe import run_folder
@@ -71,15 +73,15 @@ def train(settings: Settings = None) -> None:
         display.say(note)
     from outdo.run import start
 
-    raise typer.Exit(start(recipe, folder, display))
+    raise typer.Exit(start(recipe, folder, display, profile=profile))
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="the run folder")], settings: Overrides = None) -> None:
+def resume(run: RunFolder, settings: Overrides = None, profile: Profile = False) -> None:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint."""
     from outdo.run import resume
 
-    raise typer.Exit(resume(run, settings or [], Display()))
+    raise typer.Exit(resume(run, settings or [], Display(), profile=profile))
 
 
 @app.command()
@@ -298,6 +300,31 @@ def glossary(
 
 
 @app.command()
+def bench(
+    cases: Annotated[list[str] | None, typer.Argument(help="unset: the usual ones", show_default=False)] = None,
+    *,
+    against: Annotated[str | None, typer.Option(help="whom to compare with: trl-tuned,generate,...")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="turns of each that are counted")] = 5,
+    model: Annotated[str | None, typer.Option(help="a model folder instead of the cases' random models")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="for each; unset: all cores")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    scale: Annotated[bool, typer.Option("--scale", help="how the costs of a step grow, instead")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="name cases and contenders instead")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write every figure here")] = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="draw them: .svg or .png")] = None,
+    accept: Annotated[Path | None, typer.Option(help="write ratios and counts here, to be kept")] = None,
+    gate: Annotated[Path | None, typer.Option(help="fail where ratios or counts are worse than those here")] = None,
+) -> None:
+    """Time outdo beside its peers, in turns, and beside what this machine can do."""
+    from outdo.commands.benching import Asked, run_bench, run_list, run_scale
+
+    names = against.split(",") if against else ()
+    files = {"json": json_file, "plot": picture, "accept": accept, "gate": gate}
+    asked = Asked(cases or (), names, rounds=rounds, model=model, threads=threads, device=device, **files)
+    (run_list if listed else run_scale if scale else run_bench)(asked, Display())
+
+
+@app.command()
 def plot(
     runs: Annotated[list[Path], typer.Argument(help="a run folder, or two together", show_default=False)],
     *,
@@ -336,8 +363,7 @@ def _free_name(model: str) -> str:
     """A run's name that no folder in `runs/` has yet."""
     from outdo.recipe import run_folder
 
-    numbers = (f"{model}-{number}" for number in itertools.count(1))
-    return next(name for name in numbers if not run_folder(name).exists())
+    return next(name for n in itertools.count(1) if not run_folder(name := f"{model}-{n}").exists())
 
 
 def _probe(recipe: "Recipe") -> list[str]:

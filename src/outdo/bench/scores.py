@@ -1,0 +1,67 @@
+"""Log-probabilities, entropy and backward of many tokens over a large vocabulary: in chunks, and all at once."""
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outdo.bench.setting import Setting, Turn, Turns
+from outdo.bench.work import most_memory, synchronise
+from outdo.logprobs import chunked_scores
+
+Scores = tuple[Tensor, Tensor]
+COPIES = 6  # of the logits that the plain way may hold at once
+SCALE = 0.02  # of the random weights
+
+
+def chunked(setting: Setting, turns: Turns) -> None:
+    """outdo's way."""
+
+    def scores(hidden: Tensor, head: Tensor, tokens: Tensor) -> Scores:
+        temperature = torch.ones(len(tokens), device=hidden.device)
+        return chunked_scores(lambda rows: rows @ head.T, hidden, tokens, temperature, entropy="gradient")
+
+    _run(setting, turns, scores, tokens=setting.case.tokens)
+
+
+def plain(setting: Setting, turns: Turns) -> None:
+    """Logits of all tokens at once. Where memory would not do, it takes fewer tokens and its time is scaled up."""
+
+    def scores(hidden: Tensor, head: Tensor, tokens: Tensor) -> Scores:
+        logprobs = (hidden @ head.T).log_softmax(-1)
+        return logprobs.gather(-1, tokens[:, None]).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
+
+    case = setting.case
+    needed = COPIES * 4 * case.shape.vocabulary * case.tokens
+    tokens = case.tokens
+    while needed * tokens // case.tokens > _free(setting.device) // 2 and tokens > 1:
+        tokens //= 2
+    _run(setting, turns, scores, tokens=tokens)
+
+
+def _run(setting: Setting, turns: Turns, scores: Callable[..., Scores], *, tokens: int) -> None:
+    shape, device = setting.case.shape, setting.device
+    hidden = torch.randn(tokens, shape.hidden, device=device).requires_grad_()
+    head = (SCALE * torch.randn(shape.vocabulary, shape.hidden, device=device)).requires_grad_()
+    chosen = torch.randint(shape.vocabulary, (tokens,), device=device)
+    times = setting.case.tokens / tokens
+
+    def turn() -> Turn:
+        hidden.grad = head.grad = None
+        began = time.perf_counter()
+        logprobs, entropies = scores(hidden, head, chosen)
+        (logprobs.sum() + 0.01 * entropies.sum()).backward()
+        synchronise(device)
+        taken = time.perf_counter() - began
+        return Turn(seconds=taken * times, tokens=tokens, times=times, bytes=most_memory(device))
+
+    turns.take(turn)
+
+
+def _free(device: str) -> int:
+    """Bytes."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info()[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
