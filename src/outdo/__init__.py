@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outdo.data import questions_from as questions_from
     from outdo.engines.base import SamplingParams as SamplingParams
     from outdo.engines.builtin import BuiltinEngine as BuiltinEngine
+    from outdo.engines.team import TeamEngine as TeamEngine
     from outdo.environments.base import Rollouts as Rollouts
     from outdo.environments.question import Question as Question
     from outdo.environments.refill import Refill as Refill
@@ -79,8 +80,12 @@ if TYPE_CHECKING:
     from outdo.objectives.target import target as target
     from outdo.objectives.tpo import tpo as tpo
     from outdo.optimiser import OptimiserSettings as OptimiserSettings
+    from outdo.optimiser import adafactor as adafactor
+    from outdo.optimiser import adamw as adamw
+    from outdo.optimiser import adamw8bit as adamw8bit
     from outdo.policy import Policy as Policy
     from outdo.policy import Work as Work
+    from outdo.processes import Team as Team
     from outdo.prompts import Prompts as Prompts
     from outdo.prompts import tokenise as tokenise
     from outdo.record.foreign import record_step as record_step
@@ -136,12 +141,17 @@ HOME = {  # public name: the room it lives in
     "SamplingParams": "outdo.engines.base",
     "Step": "outdo.types",
     "Stream": "outdo.types",
+    "Team": "outdo.processes",
+    "TeamEngine": "outdo.engines.team",
     "Terms": "outdo.types",
     "TokenScores": "outdo.types",
     "Totals": "outdo.types",
     "TrlRecord": "outdo.record.trl",
     "Update": "outdo.types",
     "Work": "outdo.policy",
+    "adafactor": "outdo.optimiser",
+    "adamw": "outdo.optimiser",
+    "adamw8bit": "outdo.optimiser",
     "batch_standardised": "outdo.advantages",
     "best_of_group": "outdo.advantages",
     "bnpo": "outdo.objectives.presets",
@@ -170,13 +180,13 @@ HOME = {  # public name: the room it lives in
     "leave_one_out": "outdo.advantages",
     "length_weighted": "outdo.advantages",
     "like": "outdo.objectives.conventions",
-    "load_reference": "outdo.models",
     "likelihood": "outdo.objectives.presets",
+    "load_reference": "outdo.models",
     "load_reward": "outdo.rewards",
     "luspo": "outdo.objectives.presets",
-    "opo": "outdo.objectives.presets",
     "max_rl": "outdo.advantages",
     "needing": "outdo.needs",
+    "opo": "outdo.objectives.presets",
     "own_head": "outdo.critic",
     "own_model": "outdo.critic",
     "per_token": "outdo.advantages",

@@ -8,11 +8,11 @@ given the tokens before it. Index 0 has nothing before it and is never trained.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from outdo.cutting import cut
 from outdo.notebook import Html, group_html, step_html
@@ -317,7 +317,11 @@ def _padded(rows: Sequence[_Row], name: str, dtype: torch.dtype) -> Tensor:
     """The values of each row, zeros to the right of them, [B, T]."""
     if not rows:
         return torch.zeros(0, 1, dtype=dtype)
-    return pad_sequence([torch.tensor(getattr(row, name), dtype=dtype) for row in rows], batch_first=True)
+    values = [getattr(row, name) for row in rows]
+    lengths = torch.tensor([len(each) for each in values])
+    inside = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
+    flat = torch.tensor([*chain.from_iterable(values)], dtype=dtype)  # one tensor: one for each row takes longer
+    return torch.zeros(inside.shape, dtype=dtype).masked_scatter(inside, flat)
 
 
 def _count(loss_mask: Tensor, group: Tensor) -> Totals:

@@ -166,6 +166,11 @@ class Forward:
 
         return _forwards(_layers(self.model), wrap)
 
+    @property
+    def products(self) -> Precision:
+        """What products are computed in: to run another model as precisely as this one."""
+        return "bfloat16" if self.autocast else "float32"
+
     def precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
 
