@@ -20,21 +20,19 @@ BASE = Case(
 )
 Varied = Callable[[Case, int], Case]
 SIZES: Mapping[str, tuple[Sequence[int], Varied]] = {
-    "answers per group": ((2, 4, 8, 16, 32), lambda case, n: replace(case, answers=(case.answers[0],) * n)),
-    "prompts": ((1, 2, 4, 8, 16), lambda case, n: replace(case, prompts=n)),
-    "prompt tokens": ((32, 128, 512, 1024), lambda case, n: replace(case, prompt_tokens=n)),
-    "answer tokens": ((16, 64, 256, 512), lambda case, n: replace(case, answers=(n,) * case.group)),
-    "width": ((64, 128, 256, 512), lambda case, n: replace(case, shape=_wider(case.shape, n))),
+    "answers per group": ((4, 8, 16, 32), lambda case, n: replace(case, answers=(case.answers[0],) * n)),
+    "prompts": ((2, 4, 8, 16), lambda case, n: replace(case, prompts=n)),
+    "prompt tokens": ((32, 256, 1024), lambda case, n: replace(case, prompt_tokens=n)),
+    "answer tokens": ((32, 128, 512), lambda case, n: replace(case, answers=(n,) * case.group)),
+    "width": ((128, 256, 512), lambda case, n: replace(case, shape=_wider(case.shape, n))),
     "vocabulary": ((512, 8192, 131072), lambda case, n: replace(case, shape=replace(case.shape, vocabulary=n))),
 }
 GROUPS: Sequence[tuple[int, tuple[int, ...]]] = (
     (32, (64,) * 16),
-    (512, (64,) * 4),
     (512, (64,) * 16),
     (1024, (64,) * 8),
     (32, (512, *(32,) * 15)),
     (128, (512, *(32,) * 31)),
-    (256, (256,) * 8),
 )
 """Prompts and answers of very different shapes."""
 
