@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.attention.forward import AttentionSetting, Forward, Precision
 from outdo.cutting import rounds
+from outdo.errors import OutdoError
 from outdo.hands import Hand
 from outdo.loading import choose_device, load_model, load_tokenizer, max_context, without_bars
 from outdo.logprobs import Entropy
@@ -99,16 +100,22 @@ class Scorer:
         while True:
             try:
                 return compute()
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
                 self.hands.here.drop()
                 self._clear()
                 if self.work.micro_tokens <= 1:
-                    raise
+                    raise OutdoError(
+                        "not even one row fits into memory: shorter answers (`sampling.max_tokens`) or "
+                        f"`train.recompute = true` need less ({error})"
+                    ) from error
             self.asked_micro_tokens = self.asked_micro_tokens or self.work.micro_tokens
             self.work = replace(self.work, micro_tokens=self.work.micro_tokens // 2)
 
     def _clear(self) -> None:
         """Away with what was gathered of a gradient."""
+        self.forward.model.zero_grad()
+        for gradient in chain(*self.gradients):
+            gradient.zero_()
 
 
 class Policy(Scorer):
@@ -221,12 +228,6 @@ class Policy(Scorer):
             for weight, gradient in zip(self.optimiser.weights.values(), gradients, strict=True):
                 weight.grad = gradient.clone() if weight.grad is None else weight.grad.add_(gradient)
                 gradient.zero_()
-
-    def _clear(self) -> None:
-        for weight in self.optimiser.weights.values():
-            weight.grad = None
-        for gradient in chain(*self.gradients):
-            gradient.zero_()
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer."""

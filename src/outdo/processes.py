@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import count
 from multiprocessing import util
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 import torch
@@ -107,8 +108,15 @@ class _Other:
 
     def hold(self, name: int, part: Any) -> None:
         """Send an object, its tensors as shared memory; wait until it has arrived."""
+        try:
+            parcel = ForkingPickler.dumps(part)  # which shares the memory of tensors, where `_plain` copies it
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise WorkerError(
+                f"the model cannot be sent to a worker process: {error}; `workers = 1` has none"
+            ) from error
         self._send(("hold", name))
-        self._pipe.send(part)  # not as bytes: this way of sending shares memory
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send_bytes(parcel)
         outcome = self.answer()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -152,7 +160,7 @@ def _serve(pipe: Connection, threads: int) -> None:
             method, name, *arguments = pickle.loads(pipe.recv_bytes())
             try:
                 if method == "hold":
-                    held[name] = pipe.recv()
+                    held[name] = pickle.loads(pipe.recv_bytes())
                     outcome = None
                 else:
                     outcome = getattr(held[name], method)(*arguments)

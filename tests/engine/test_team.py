@@ -12,7 +12,7 @@ from test_policy import ADVANTAGE, ALL_TERMS, double, prepared, updated, weights
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
 from outdo.engines.team import TeamEngine
-from outdo.errors import WorkerError
+from outdo.errors import OutdoError, WorkerError
 from outdo.models import Models
 from outdo.objectives.presets import grpo
 from outdo.optimiser import OptimiserSettings
@@ -105,6 +105,14 @@ def test_a_mistake_in_another_process_is_raised_in_this_one(team):
         policy.logprobs(broken)
     assert any("raised in a worker process" in note for note in caught.value.__notes__)
     torch.testing.assert_close(policy.logprobs(batch), fresh().logprobs(batch), rtol=0, atol=1e-5)  # it goes on
+
+
+def test_a_model_that_cannot_be_sent_is_refused_with_the_way_out(team):
+    policy = fresh()
+    policy.model.local = lambda: None
+    with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*`workers = 1` has none"):
+        together(policy, team)
+    together(fresh(), team).logprobs(ragged())  # the team goes on
 
 
 def test_a_process_that_is_gone_is_said_and_not_waited_for():
@@ -200,5 +208,5 @@ def test_the_split_that_memory_forced_is_saved_with_the_run(monkeypatch):
 def test_a_row_that_does_not_fit_alone_is_an_error(monkeypatch):
     policy = fresh(work=Work(micro_tokens=64))
     scarce(policy, 0, monkeypatch)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(OutdoError, match="not even one row fits into memory"):
         policy.logprobs(ragged())
