@@ -27,6 +27,9 @@ LOGITS = 2
 LOGIT_BYTES, LOGIT_COLUMNS = {"cpu": 8 << 20, "mps": 256 << 20, "cuda": 256 << 20}, 256
 """Of one buffer, by the device; but it holds at least so many columns of the vocabulary."""
 
+PACKED = 2**30
+"""Bytes of weights up to which a processor samples from a copy in the order in which it reads them."""
+
 DEFAULT_TOKENS = 16384
 """Tokens computed at once, where the run is going to find how many."""
 
@@ -79,6 +82,7 @@ def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool =
     parts: dict[str, int | None] = {
         **standing,
         "KV cache while sampling": kv_cache(facts, recipe),
+        "weights in another order while sampling": packed(facts, recipe),
         "activations while training": activations(facts, recipe),
         "a chunk of logits": logits(facts, recipe),
     }
@@ -108,14 +112,22 @@ def workers(recipe: Recipe) -> int:
 
 def peak(parts: Mapping[str, int]) -> int:
     """The most of `memory` that is there at one time."""
-    cache, acts = parts.get("KV cache while sampling", 0), parts.get("activations while training", 0)
-    return sum(parts.values()) - min(cache, acts)
+    sampling = sum(size for name, size in parts.items() if name.endswith("while sampling"))
+    return sum(parts.values()) - min(sampling, parts.get("activations while training", 0))
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Bytes of the keys and values of all sequences that are sampled at once, each at its longest."""
     rows = min(recipe.train.prompts * recipe.train.group, ROWS_AT_ONCE)
     return _times(2 * FLOAT32 * rows * longest_sequence(recipe), facts.layers, facts.kv_heads, facts.head_dim)
+
+
+def packed(facts: ModelFacts, recipe: Recipe) -> int | None:
+    """Bytes of the copy of the weights in the order in which a processor reads them, one for each worker."""
+    one = _times(FLOAT32, facts.parameters)
+    if one is None or recipe.device not in ("auto", "cpu"):
+        return None
+    return workers(recipe) * one if one <= PACKED else 0
 
 
 def activations(facts: ModelFacts, recipe: Recipe) -> int | None:

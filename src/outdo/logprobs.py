@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from outdo.products import product
+
 Entropy = Literal["none", "value", "gradient"]
 Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
 # Bytes of logits at a time. A processor is quickest while they stay in its cache, an accelerator at large products.
@@ -93,7 +95,7 @@ def _linear_scores(
     head: nn.Linear, hidden: Tensor, token_ids: Tensor, temperature: Tensor, entropy: Entropy, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
     kind, weight = hidden.device.type, head.weight
-    product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    width = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     with torch.autocast(kind, enabled=False):
         hidden = hidden.to(torch.promote_types(weight.dtype, torch.float32))
         if head.bias is not None:  # as one more column: below there are only products
@@ -103,7 +105,7 @@ def _linear_scores(
         bytes_at_once = ON_PROCESSOR if kind == "cpu" else ON_ACCELERATOR
         logits = chunk * len(weight) if chunk else bytes_at_once // hidden.element_size()
         columns = min(len(weight), max(256, logits // max(1, len(hidden))))
-        logprobs, entropies = _LinearScores.apply(hidden, weight, token_ids, columns, product, entropy != "none")
+        logprobs, entropies = _LinearScores.apply(hidden, weight, token_ids, columns, width, entropy != "none")
     return logprobs, entropies if entropy == "gradient" else entropies.detach()
 
 
@@ -118,27 +120,27 @@ class _LinearScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, columns: int, product: torch.dtype, entropy: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, columns: int, width: torch.dtype, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         chosen, z, s = (hidden.new_zeros(len(hidden)) for _ in range(3))
         peak = torch.full_like(z, torch.finfo(z.dtype).min)
-        narrow, rooms = hidden.to(product), hidden.new_empty(1 + entropy, len(hidden) * columns)
+        narrow, room = hidden.to(width), _room(hidden, columns if entropy else 0)
         for start in range(0, len(weight), columns):
-            part = weight[start : start + columns].to(product)
-            logits, *spare = rooms[:, : len(hidden) * len(part)].view(len(rooms), len(hidden), len(part))
-            _multiply(narrow, part.T, out=logits)
+            part = weight[start : start + columns].to(width)
+            logits = product(narrow, part.T).to(hidden.dtype)  # [N, columns]
             inside, at = _within(token_ids, start, len(part))
             chosen = torch.where(inside, logits.gather(1, at)[:, 0], chosen)
             higher = torch.maximum(peak, logits.amax(1))
             shift, peak = peak - higher, higher
-            weights = torch.exp(logits.sub_(peak[:, None]), out=spare[0] if entropy else logits)
+            logits.sub_(peak[:, None])
+            weights = torch.exp(logits, out=room[: logits.numel()].view_as(logits) if entropy else logits)
             shrink = shift.exp()
             if entropy:
                 s = (s + shift * z) * shrink + logits.mul_(weights).sum(1)
             z = z * shrink + weights.sum(1)
         entropies = z.log() - s / z if entropy else s
         ctx.save_for_backward(hidden, weight, token_ids, peak + z.log(), entropies)
-        ctx.columns, ctx.product = columns, product
+        ctx.columns, ctx.width = columns, width
         ctx.set_materialize_grads(False)
         return chosen - peak - z.log(), entropies
 
@@ -147,29 +149,30 @@ class _LinearScores(torch.autograd.Function):
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, token_ids, log_total, entropies = ctx.saved_tensors
         of_logprobs = torch.zeros_like(log_total) if of_logprobs is None else of_logprobs
-        narrow, to_hidden = hidden.to(ctx.product), torch.zeros_like(hidden)
+        narrow, to_hidden = hidden.to(ctx.width), torch.zeros_like(hidden)
         to_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        rooms = hidden.new_empty(1 if of_entropies is None else 2, len(hidden) * ctx.columns)
+        room = _room(hidden, 0 if of_entropies is None else ctx.columns)
         for start in range(0, len(weight), ctx.columns):
-            part = weight[start : start + ctx.columns].to(ctx.product)
-            logits, *spare = rooms[:, : len(hidden) * len(part)].view(len(rooms), len(hidden), len(part))
-            _multiply(narrow, part.T, out=logits).sub_(log_total[:, None])  # [N, columns] log p
+            part = weight[start : start + ctx.columns].to(ctx.width)
+            logprobs = product(narrow, part.T).to(hidden.dtype).sub_(log_total[:, None])  # [N, columns]
             if of_entropies is None:
-                slope = logits.exp_().mul_(-of_logprobs[:, None])
+                slope = logprobs.exp_().mul_(-of_logprobs[:, None])
             else:
-                slope = torch.add(logits, entropies[:, None], out=spare[0]).mul_(of_entropies[:, None])
-                slope.add_(of_logprobs[:, None]).mul_(logits.exp_()).neg_()
+                slope = torch.add(logprobs, entropies[:, None], out=room[: logprobs.numel()].view_as(logprobs))
+                slope.mul_(of_entropies[:, None])
+                slope.add_(of_logprobs[:, None]).mul_(logprobs.exp_()).neg_()
             inside, at = _within(token_ids, start, len(part))
             slope.scatter_add_(1, at, (of_logprobs * inside)[:, None])
-            slope = slope.to(ctx.product)
-            to_hidden.addmm_(slope, part) if slope.dtype == to_hidden.dtype else to_hidden.add_(slope @ part)
+            slope = slope.to(ctx.width)
+            to_hidden += product(slope, part)
             if to_weight is not None:
-                _multiply(slope.T, narrow, out=to_weight[start : start + ctx.columns])
+                to_weight[start : start + ctx.columns] = product(slope.T, narrow)
         return to_hidden, to_weight, None, None, None, None
 
 
-def _multiply(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
-    return torch.mm(left, right, out=out) if left.dtype == out.dtype else out.copy_(left @ right)
+def _room(hidden: Tensor, columns: int) -> Tensor:
+    """Taken once: memory of this size is given back to the system when it is freed, and costly to ask for again."""
+    return hidden.new_empty(len(hidden) * columns)
 
 
 def _within(token_ids: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     """Over scored rollouts; what was not scored is counted by its verdict."""
     batch = step.batch
     rewards = batch.rewards[batch.scored]
-    spreads = [batch.rewards[batch.scored & (batch.group == group)] for group in batch.group.unique()]
-    spreads = [spread for spread in spreads if len(spread)]
+    _, sizes = batch.group[batch.scored].unique_consecutive(return_counts=True)
+    spreads = rewards.split(sizes.tolist())  # of each group that has any
     metrics: dict[str, float | None] = {"reward": _mean(rewards), "right": _mean(rewards >= RIGHT)}
     if spreads:
         metrics |= {

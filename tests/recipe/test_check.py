@@ -160,9 +160,9 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     # keys and values × bytes × sequences × tokens × layers × heads × numbers a head
     assert parts["KV cache while sampling"] == 2 * 4 * 16 * 16 * 2 * 2 * 2
     assert parts["a chunk of logits"] == 2 * 4 * 256 * 100
-    assert estimate.peak(parts) == sum(parts.values()) - min(
-        parts["KV cache while sampling"], parts["activations while training"]
-    )
+    assert parts["weights in another order while sampling"] == 4 * PARAMETERS
+    sampling = parts["KV cache while sampling"] + 4 * PARAMETERS
+    assert estimate.peak(parts) == sum(parts.values()) - min(sampling, parts["activations while training"])
     assert "reference weights" not in estimate.memory(facts, recipe(model, data), reference=False)
 
 
@@ -183,7 +183,8 @@ def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(mo
     facts = inspect_folder(model)
     one, three = (estimate.memory(facts, recipe(model, data, f"workers={number}"), reference=True) for number in (1, 3))
     grown = {name for name in one if three[name] != one[name]}
-    assert grown == {"gradients", "activations while training", "a chunk of logits"}
+    copied = "weights in another order while sampling"
+    assert grown == {"gradients", "activations while training", "a chunk of logits", copied}
     assert all(three[name] == 3 * one[name] for name in grown)
 
 

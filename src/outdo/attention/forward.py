@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
+from outdo import products
 from outdo.attention.kernel import Rule
 from outdo.attention.packed import pack
 from outdo.errors import ModelError
@@ -64,6 +65,7 @@ class Forward:
         self.compile = compile  # layers that are to be trained; sampling and measuring go as they are
         self.recompute = recompute  # backward, each layer is computed again from its input, which alone is kept
         self.device = model.device
+        self._prepared = False
 
     @classmethod
     def probe(
@@ -121,8 +123,7 @@ class Forward:
 
     def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """Hidden states [N, H] of a flat row of tokens [N] at `positions` [N]: the shared way."""
-        with _attention_replaced(self.model):
-            return self._run(input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
+        return self._run(input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
 
     def scores(
         self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
@@ -143,8 +144,27 @@ class Forward:
             head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
             return head(hidden)
 
+    @contextmanager
+    def prepared(self, *, packed: bool = False) -> Iterator[None]:
+        """The model with outdo's parts in it, for the length of a `with` block: around many calls it is quicker.
+
+        Outside of it the model is what its authors made, and usable by everybody else. `packed`: see `products`; the
+        weights must stay as they are in the block.
+        """
+        if self._prepared:
+            yield
+            return
+        compiled = self.compile and torch.is_grad_enabled()  # the compiler has products of its own
+        attention = _attention_replaced(self.model) if self.way == "shared" else nullcontext()
+        self._prepared = True
+        try:
+            with attention, nullcontext() if compiled else products.replaced(self.model, packed=packed):
+                yield
+        finally:
+            self._prepared = False
+
     def _run(self, **inputs: Any) -> Tensor:
-        with self.precision(), self._layers_wrapped():
+        with self.prepared(), self.precision(), self._layers_wrapped():
             if self.plain_head:
                 return self.model.base_model(**inputs, use_cache=False).last_hidden_state  # [R, L, H]
             return self.model(**inputs, use_cache=False).logits  # [R, L, V]
@@ -152,12 +172,10 @@ class Forward:
     def _layers_wrapped(self) -> AbstractContextManager[None]:
         if not ((self.compile or self.recompute) and torch.is_grad_enabled()):
             return nullcontext()
-        # The backward pass comes when the model's own attention is back in its place.
-        replaced = partial(_attention_replaced, self.model) if self.way == "shared" else nullcontext
         again = {
             "use_reentrant": False,
             "preserve_rng_state": False,
-            "context_fn": lambda: (nullcontext(), replaced()),
+            "context_fn": lambda: (nullcontext(), self.prepared()),  # the backward pass comes when this block is left
         }
 
         def wrap(layer: nn.Module) -> Callable[..., Any]:
@@ -201,7 +219,6 @@ AttentionInterface.register(NAME, _attend)
 
 @contextmanager
 def _attention_replaced(model: PreTrainedModel) -> Iterator[None]:
-    """Only for the length of a call, so that the model stays usable by everybody else."""
     own = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:

@@ -59,7 +59,7 @@ class Tally(TorchDispatchMode):
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor) and _storage(each) not in known]
         self.found["operations"] += 1
         self.found["new_tensors"] += len(made)
-        self.found["new_bytes"] += sum(each.untyped_storage().nbytes() for each in made)
+        self.found["new_bytes"] += sum(_bytes(each) for each in made)
         return result
 
 
@@ -70,7 +70,11 @@ def _operations(work: Callable[[], object]) -> dict[str, int]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()  # packed weights have none
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.is_mkldnn else tensor.untyped_storage().nbytes()
 
 
 def _sampled(steps: Steps, setting: Setting, length: int) -> None:

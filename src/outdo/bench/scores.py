@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outdo.bench.setting import Setting, Turn, Turns
 from outdo.bench.work import most_memory, synchronise
@@ -13,15 +13,14 @@ from outdo.logprobs import chunked_scores
 
 Scores = tuple[Tensor, Tensor]
 COPIES = 6  # of the logits that the plain way may hold at once
-SCALE = 0.02  # of the random weights
 
 
 def chunked(setting: Setting, turns: Turns) -> None:
     """outdo's way."""
 
-    def scores(hidden: Tensor, head: Tensor, tokens: Tensor) -> Scores:
+    def scores(hidden: Tensor, head: nn.Linear, tokens: Tensor) -> Scores:
         temperature = torch.ones(len(tokens), device=hidden.device)
-        return chunked_scores(lambda rows: rows @ head.T, hidden, tokens, temperature, entropy="gradient")
+        return chunked_scores(head, hidden, tokens, temperature, entropy="gradient")
 
     _run(setting, turns, scores, tokens=setting.case.tokens)
 
@@ -29,8 +28,8 @@ def chunked(setting: Setting, turns: Turns) -> None:
 def plain(setting: Setting, turns: Turns) -> None:
     """Logits of all tokens at once. Where memory would not do, it takes fewer tokens and its time is scaled up."""
 
-    def scores(hidden: Tensor, head: Tensor, tokens: Tensor) -> Scores:
-        logprobs = (hidden @ head.T).log_softmax(-1)
+    def scores(hidden: Tensor, head: nn.Linear, tokens: Tensor) -> Scores:
+        logprobs = head(hidden).log_softmax(-1)
         return logprobs.gather(-1, tokens[:, None]).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
 
     case = setting.case
@@ -44,12 +43,12 @@ def plain(setting: Setting, turns: Turns) -> None:
 def _run(setting: Setting, turns: Turns, scores: Callable[..., Scores], *, tokens: int) -> None:
     shape, device = setting.case.shape, setting.device
     hidden = torch.randn(tokens, shape.hidden, device=device).requires_grad_()
-    head = (SCALE * torch.randn(shape.vocabulary, shape.hidden, device=device)).requires_grad_()
+    head = nn.Linear(shape.hidden, shape.vocabulary, bias=False, device=device)
     chosen = torch.randint(shape.vocabulary, (tokens,), device=device)
     times = setting.case.tokens / tokens
 
     def turn() -> Turn:
-        hidden.grad = head.grad = None
+        hidden.grad = head.weight.grad = None
         began = time.perf_counter()
         logprobs, entropies = scores(hidden, head, chosen)
         (logprobs.sum() + 0.01 * entropies.sum()).backward()

@@ -46,10 +46,11 @@ class BuiltinEngine:
         policy = self._loaded()
         rule = StopRule(policy, sampling)
         rows = [Row(request, stream_key(self.seed, request.stream), rule.limit(request)) for request in requests]
-        if policy.forward.way == "padded":
-            generate_padded(policy, rows, sampling, rule, at_once=self.rows)
-        else:
-            Sampler(policy, sampling, rule, min(self.rows, len(rows))).run(rows)
+        with policy.forward.prepared(packed=True):
+            if policy.forward.way == "padded":
+                generate_padded(policy, rows, sampling, rule, at_once=self.rows)
+            else:
+                Sampler(policy, sampling, rule, min(self.rows, len(rows))).run(rows)
         return [
             Completion(
                 token_ids=tuple(row.token_ids),

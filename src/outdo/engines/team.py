@@ -22,10 +22,14 @@ class TeamEngine:
     def __init__(self, policy: Weights, team: Team, *, seed: int = 0, rows: int = 256) -> None:
         self.team = team
         self.how = {"seed": seed, "rows": rows}
-        self.load(policy)
+        self._place(policy)
 
     def load(self, policy: Weights) -> None:
         """Sample from this policy's weights, as they are at each call of `generate`."""
+        if policy is not self.policy:  # the weights of this one are shared: what becomes of them is seen everywhere
+            self._place(policy)
+
+    def _place(self, policy: Weights) -> None:
         self.policy = policy
         there = [BuiltinEngine(_Sampled.of(policy), **self.how) for _ in self.team.others]
         self.engines = self.team.place([BuiltinEngine(policy, **self.how), *there])
