@@ -6,6 +6,7 @@ only longer neighbours need add exact zeros.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy
@@ -93,14 +94,17 @@ class RowCache:
         """Prepare for a forward pass of one new token in each of the first n rows, whose lengths then count it."""
         lengths = self.lengths[:n]
         blocks, offset = divmod(lengths, self.block)
-        for stores in self.layers:
-            for store in stores:
-                self._reserve(store, int(blocks.max()) + 1, n, store[0])
+        needed = int(blocks.max()) + 1
+        first = self.layers[0][0]  # as full as all others
+        if len(first) < needed or any(len(block) < n for block in first[:needed]):
+            for store in chain.from_iterable(self.layers):
+                self._reserve(store, needed, n, store[0])
         self._places = []
-        for block in numpy.unique(blocks).tolist():
+        for block in range(int(blocks.min()), needed):
             rows = numpy.flatnonzero(blocks == block)
-            place = (torch.from_numpy(each).to(self.device) for each in (rows, offset[rows]))
-            self._places.append(Place(block, *place, every=len(rows) == n))
+            if len(rows):
+                place = (torch.from_numpy(each).to(self.device) for each in (rows, offset[rows]))
+                self._places.append(Place(block, *place, every=len(rows) == n))
         self._last = torch.tensor(lengths, device=self.device)
         self._masks = {}
         lengths += 1
@@ -159,7 +163,7 @@ def _block_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], ma
         scores = [part + rule.softcap * torch.tanh(each) for part, each in zip(masks, raw, strict=True)]
     joined = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
     weights = joined.float().softmax(-1).to(values[0].dtype).split(keys[0].shape[1], -1)
-    output = weights[0] @ values[0]
+    output = torch.bmm(weights[0], values[0])
     for weight, value in zip(weights[1:], values[1:], strict=True):  # in order: a block of zeros changes no bit
         output = torch.baddbmm(output, weight, value)
     return output
