@@ -22,6 +22,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from outdo.errors import WorkerError
+from outdo.memory import keep_freed
 
 PRELOADED = ["outdo.hands"]  # what a child is going to need: imported while the parent does its own loading
 
@@ -154,6 +155,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    keep_freed()
     held: dict[int, Any] = {}
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

@@ -21,6 +21,7 @@ from outdo.environments.question import Question
 from outdo.environments.refill import Refill
 from outdo.errors import Mistakes
 from outdo.loading import choose_device
+from outdo.memory import keep_freed
 from outdo.model_folder import inspect_folder
 from outdo.models import Models, load_reference
 from outdo.needs import Needs, needs_of
@@ -218,6 +219,7 @@ def _settled(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
     workers, because = workers_of(recipe, device=device.type, threads=threads, parameters=size)
     each = max(1, threads // workers)
     torch.set_num_threads(each)
+    keep_freed()
     here = {"device": device.type, "threads": threads, "workers": workers}
     notes = [f"device: {device.type} ({why})", f"workers: {workers}, threads of each: {each} ({because})"]
     return placed(recipe).model_copy(update=here), notes

@@ -17,6 +17,7 @@ from outdo.engines.team import TeamEngine
 from outdo.environments.base import Rollouts
 from outdo.environments.question import Question
 from outdo.loop import train
+from outdo.memory import keep_freed
 from outdo.models import Models
 from outdo.objectives.presets import grpo
 from outdo.optimiser import OptimiserSettings
@@ -90,6 +91,7 @@ class Steps:
         self.weights = weights_of(model)
         workers = 1 if setting.options.get("threads") or setting.device != "cpu" else setting.threads
         torch.set_num_threads(setting.threads // workers)
+        keep_freed()
         team = Team(workers - 1, threads=torch.get_num_threads())
         settings = OptimiserSettings(lr=LR)
         self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, team=team)
