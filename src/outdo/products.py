@@ -44,16 +44,23 @@ def replaced(model: nn.Module, *, packed: bool = False) -> Iterator[None]:
     layers = [each for each in model.modules() if type(each) is nn.Linear and "forward" not in vars(each)]
     packed = packed and sum(layer.weight.nbytes for layer in layers) <= PACKED
     for layer in layers:
-        weight = layer.weight
-        if packed and _served(weight):
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        by = _by_onednn if weight.is_mkldnn else linear
-        layer.forward = partial(by, weight=weight, bias=layer.bias)  # type: ignore[method-assign]
+        by = partial(_by_layer, layer)
+        if packed and _served(layer.weight):
+            by = partial(_by_packed, layer, torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach()))
+        layer.forward = by  # type: ignore[method-assign]
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
+
+
+def _by_layer(layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
+
+
+def _by_packed(layer: nn.Linear, weight: Tensor, x: Tensor) -> Tensor:
+    return _by_onednn(x, weight, layer.bias) if _served(x) else linear(x, layer.weight, layer.bias)
 
 
 def _served(*factors: Tensor) -> bool:

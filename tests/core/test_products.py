@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear as torchs_linear
 
 from outdo import estimate, products
@@ -116,9 +116,18 @@ def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
         layer.weight.mul_(2.0)
         with replaced(layer, packed=True):
             torch.testing.assert_close(layer(x), 2 * before - layer.bias)
-    monkeypatch.setattr(products, "PACKED", layer.weight.nbytes - 1)
-    with replaced(layer, packed=True):
-        assert not layer.forward.keywords["weight"].is_mkldnn
+            assert layer(x[:0]).shape == (0, 4)
+    packed = torch.ops.mkldnn._reorder_linear_weight
+    asked: list[Tensor] = []
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: asked.append(weight) or packed(weight)
+    )
+    for room, expected in ((layer.weight.nbytes, 1), (layer.weight.nbytes - 1, 0)):
+        monkeypatch.setattr(products, "PACKED", room)
+        asked.clear()
+        with replaced(layer, packed=True):
+            layer(x)
+        assert len(asked) == expected
 
 
 def test_the_estimate_of_memory_knows_how_much_is_packed():

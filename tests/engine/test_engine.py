@@ -9,6 +9,7 @@ import torch
 from engine_cases import SHARED, fresh, requests, rollout, shared, threads, tokens
 from transformers import PreTrainedTokenizerFast
 
+from outdo import products
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
 from outdo.engines.rows import Row, StopRule
@@ -309,3 +310,15 @@ def test_a_request_that_asks_for_nothing_sensible_is_refused(prompt, limit):
     asked = [*requests((4,), siblings=1), Request(token_ids=prompt, stream=Stream("t", 1, "q7", 0), max_tokens=limit)]
     with pytest.raises(ValueError, match="q7"):
         BuiltinEngine(shared("qwen3")).generate(asked, LONG)
+
+
+def test_the_engine_multiplies_as_precisely_as_training_does(monkeypatch):
+    ask, asked = products._by_onednn, []
+    monkeypatch.setattr(products, "_by_onednn", lambda *how, **more: asked.append(1) or ask(*how, **more))
+    model = fresh()
+    for precision, expected in (("float32", products.X86), ("bfloat16", False)):
+        asked.clear()
+        policy = Policy(model.model, model.tokenizer, precision=precision)
+        asked.clear()
+        BuiltinEngine(policy).generate(requests(), SamplingParams())
+        assert bool(asked) is expected

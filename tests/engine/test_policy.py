@@ -9,6 +9,7 @@ from engine_cases import apart, fresh, ragged, ragged_groups, requests, rollout,
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from outdo import products
 from outdo.advantages import group_standardised, per_token
 from outdo.engines.base import SamplingParams
 from outdo.engines.builtin import BuiltinEngine
@@ -94,6 +95,30 @@ def test_loss_and_gradient_do_not_depend_on_the_order_of_sequences(double_precis
     assert apart(found, expected) < tolerance
     assert update.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=tolerance)
     torch.testing.assert_close(update.tokens["push"], whole.tokens["push"][order], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gemma2", "mamba"])  # the last is padded
+@pytest.mark.parametrize("recompute", [False, True])
+def test_whose_products_they_are_changes_no_more_than_the_last_digits(arch, recompute, monkeypatch):
+    ask, asked = products._by_onednn, []
+    monkeypatch.setattr(products, "_by_onednn", lambda *how, **more: asked.append(1) or ask(*how, **more))
+
+    def done() -> tuple[Update, Tensor]:
+        made = fresh(arch)
+        return updated(Policy(made.model, made.tokenizer, recompute=recompute), batch, ALL_TERMS)
+
+    batch = prepared(policy=fresh(arch))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    asked.clear()
+    whole, expected = done()
+    assert not asked
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    update, found = done()
+    assert asked or not products.X86
+    assert apart(found, expected) < 1e-5
+    assert update.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
+    for name in ("logprobs", "entropy", "push"):
+        torch.testing.assert_close(update.tokens[name], whole.tokens[name], rtol=1e-5, atol=1e-5)
 
 
 def test_padding_changes_nothing():

@@ -54,6 +54,18 @@ def test_a_team_samples_from_the_weights_as_they_are_now(team):
     assert {completion.policy_version for completion in after} == {1}
 
 
+def test_a_team_is_sent_a_policy_once(team, monkeypatch):
+    policy, other = fresh(), fresh("gpt_neox")
+    place, placed = Team.place, []
+    monkeypatch.setattr(Team, "place", lambda self, parts: placed.append(parts) or place(self, parts))
+    engine = TeamEngine(policy, team)
+    for asked in (policy, policy, other, other):
+        engine.load(asked)
+        found = engine.generate(requests(), SamplingParams())
+        assert found == BuiltinEngine(asked).generate(requests(), SamplingParams())
+    assert len(placed) == 2
+
+
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
 @pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
 def test_a_team_finds_the_gradient_of_one_process(team, budget, wide):

@@ -154,11 +154,12 @@ class Forward:
         if self._prepared:
             yield
             return
-        compiled = self.compile and torch.is_grad_enabled()  # the compiler has products of its own
         attention = _attention_replaced(self.model) if self.way == "shared" else nullcontext()
+        compiled = self.compile and torch.is_grad_enabled()  # the compiler has products of its own, as autocast has
+        plain = compiled or self.autocast
         self._prepared = True
         try:
-            with attention, nullcontext() if compiled else products.replaced(self.model, packed=packed):
+            with attention, nullcontext() if plain else products.replaced(self.model, packed=packed):
                 yield
         finally:
             self._prepared = False

@@ -3,7 +3,7 @@
 A prompt is read once for all requests that begin with it. Sequences that finish leave the batch, and waiting ones
 take their places. On a CPU in float32 the tokens of a request do not depend on what it was batched with: its random
 numbers are keyed by its stream, and every row of the computation is made independent of its neighbours (see
-`attention/cache.py`; matrix products are given a multiple of four rows, below which their bits change with the count).
+`attention/cache.py`; matrix products are given a multiple of four rows, or MKL would change their bits with the count).
 """
 
 from collections import Counter, deque
