@@ -130,5 +130,13 @@ def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
         assert len(asked) == expected
 
 
+@given(rows=st.integers(1, 100_000))
+def test_few_numbers_of_rows_come_again_and_again(rows):
+    filled = products.recurring(rows)
+    assert rows <= filled < rows + max(32, rows / 16 + 1)
+    assert products.recurring(filled) == filled
+    assert len({products.recurring(each) for each in range(1024, 2048)}) == 17
+
+
 def test_the_estimate_of_memory_knows_how_much_is_packed():
     assert estimate.PACKED == products.PACKED

@@ -121,6 +121,17 @@ def test_whose_products_they_are_changes_no_more_than_the_last_digits(arch, reco
         torch.testing.assert_close(update.tokens[name], whole.tokens[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("filling", [0, 1, 200])
+def test_what_fills_a_row_up_changes_nothing(filling, monkeypatch):
+    batch = prepared()
+    whole, expected = updated(fresh(), batch, ALL_TERMS)
+    monkeypatch.setattr(products, "recurring", lambda rows: rows + filling)
+    update, found = updated(fresh(), batch, ALL_TERMS)
+    assert apart(found, expected) < 1e-5
+    for name in ("logprobs", "entropy", "push"):
+        torch.testing.assert_close(update.tokens[name], whole.tokens[name], rtol=1e-5, atol=1e-5)
+
+
 def test_padding_changes_nothing():
     batch = prepared()
     wide = batch._each(lambda value: torch.nn.functional.pad(value, (0, 9)) if value.dim() == 2 else value)

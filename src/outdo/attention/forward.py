@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -112,7 +113,10 @@ class Forward:
         """Hidden states [N, H] of a batch, and for each token the index of the one that predicts it, [B, T]."""
         if self.way == "shared":
             packed = pack(batch)
-            return self.flat(packed.token_ids, packed.positions, packed), packed.source
+            tokens = len(packed.token_ids)
+            filling = products.recurring(tokens) - tokens if self.device.type == "cpu" else 0
+            token_ids, positions = (pad(each, (0, filling)) for each in (packed.token_ids, packed.positions))
+            return self.flat(token_ids, positions, packed), packed.source
         rows, width = batch.token_ids.shape
         positions = torch.arange(width, device=self.device).expand(rows, width)
         hidden = self._run(

@@ -58,9 +58,11 @@ class Packed:
         return frozenset(self._masks)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]; what is beyond N stays 0."""
         among, *after = self._allowed(rule.window)
-        first, *others = zip(*(x[0].transpose(0, 1).split(self.sizes) for x in (query, key, value)), strict=True)
+        filling = query.shape[2] - len(self.token_ids)
+        sizes = (*self.sizes, filling)
+        first, *others, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
         q, k, v = (self.prompts.spread(x) for x in first)  # [P, heads, Lp, d]
         outputs = [self.prompts.gathered(attention(q, k, v, among, rule))]
         for part, own, allowed in zip(self.completions, others, after, strict=True):
@@ -69,6 +71,7 @@ class Packed:
                 torch.cat([x.index_select(0, part.prompt_of), y], 2) for x, y in zip((k, v), after_prompt, strict=True)
             )
             outputs.append(part.gathered(attention(q, keys, values, allowed, rule)))
+        outputs.append(query.new_zeros(filling, *outputs[0].shape[1:]))
         return torch.cat(outputs)[None]  # [1, N, heads, d]
 
     def _allowed(self, window: int | None) -> list[Tensor]:
