@@ -66,10 +66,10 @@ _running: ContextVar[Clock | None] = ContextVar("running clock", default=None)
 
 
 @contextmanager
-def span(name: str) -> Iterator[None]:
+def span(name: str, *, shown: bool = True) -> Iterator[None]:
     """Count the seconds of a `with` block as `name`, if a `Clock` is running; a profiler shows the block too."""
     clock = _running.get()
-    with record_function(name) if torch.autograd._profiler_enabled() else nullcontext():
+    with record_function(name) if shown and torch.autograd._profiler_enabled() else nullcontext():
         if clock is None:
             yield
             return

@@ -27,6 +27,19 @@ def profiled(home, tmp_path_factory):
     return run, outdo_(home, "train", "recipe.toml", f"run={run}", *how, "--profile")
 
 
+def nested(events):
+    """Whether each of a thread's events ends before the one that it began in: viewers stack them."""
+    open_until = []
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        end = event["ts"] + event["dur"]
+        while open_until and open_until[-1] <= event["ts"]:
+            open_until.pop()
+        if open_until and end > open_until[-1] + 1e-3:  # microseconds, rounded
+            return False
+        open_until.append(end)
+    return True
+
+
 def test_the_spans_of_every_step_add_up_to_its_seconds(profiled):
     lines = metrics(profiled[0])
     for line in lines:
@@ -49,6 +62,8 @@ def test_the_trace_has_two_steps_with_their_spans(profiled):
     names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
     assert sum(name.startswith("ProfilerStep#") for name in names) == 2
     assert {"sample", "reward", "old", "reference", "forward", "backward", "optimiser", "record"} <= set(names)
+    own = [event for event in events if event.get("cat") in ("user_annotation", "cpu_op") and event["ph"] == "X"]
+    assert all(nested([event for event in own if event["tid"] == tid]) for tid in {event["tid"] for event in own})
     assert "profile/trace.json.gz; open it at ui.perfetto.dev" in profiled[1].replace("\n", "")
 
 
