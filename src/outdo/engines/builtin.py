@@ -1,4 +1,4 @@
-"""Sampling from the trainer's own weights, in place: nothing is copied, nothing can be out of date.
+"""Sampling from the trainer's own weights: nothing is synchronised, nothing can be out of date.
 
 A prompt is read once for all requests that begin with it. Sequences that finish leave the batch, and waiting ones
 take their places. On a CPU in float32 the tokens of a request do not depend on what it was batched with: its random
