@@ -140,7 +140,7 @@ def own_model(
     else:
         _check_vocabulary(path, policy)
         loaded = load_model(path, policy.device, policy.model.dtype)
-        found, model = Forward.probe(loaded, precision=found.products), _backbone(loaded.base_model)
+        found, model = Forward.probe(loaded, precision=found.width), _backbone(loaded.base_model)
     forward = found.on(model, plain_head=True)
     head = _linear(_width(forward), 1, like=policy)
     nn.init.zeros_(head.weight)

@@ -157,4 +157,4 @@ def load_reference(policy: Policy, path: str | Path) -> Scorer:
     if load_tokenizer(path, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(f"the reference {path} has another vocabulary than the policy, and would read other words")
     model = load_model(path, policy.device, policy.model.dtype).requires_grad_(False)
-    return Scorer(Forward.probe(model, precision=policy.forward.products), policy.work, policy.team)
+    return Scorer(Forward.probe(model, precision=policy.forward.width), policy.work, policy.team)

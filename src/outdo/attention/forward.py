@@ -159,11 +159,10 @@ class Forward:
             yield
             return
         attention = _attention_replaced(self.model) if self.way == "shared" else nullcontext()
-        compiled = self.compile and torch.is_grad_enabled()  # the compiler has products of its own, as autocast has
-        plain = compiled or self.autocast
+        others = self.autocast or (self.compile and torch.is_grad_enabled())  # they have products of their own
         self._prepared = True
         try:
-            with attention, nullcontext() if plain else products.replaced(self.model, packed=packed):
+            with attention, nullcontext() if others else products.replaced(self.model, packed=packed):
                 yield
         finally:
             self._prepared = False
@@ -190,7 +189,7 @@ class Forward:
         return _forwards(_layers(self.model), wrap)
 
     @property
-    def products(self) -> Precision:
+    def width(self) -> Precision:
         """What products are computed in: to run another model as precisely as this one."""
         return "bfloat16" if self.autocast else "float32"
 
