@@ -13,13 +13,16 @@ BIN      := $(VENV)/bin
 EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long clean
+.PHONY: quickstart test check test-long bench clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
 
 test: check
 	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/.installed-for-tests
+	$(BIN)/python -m benchmarks.suite $(ARGS)
 
 test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q -m long

@@ -5,7 +5,7 @@
 Both sample 32 questions x 8 answers of at most 48 tokens at temperature 1, take one AdamW step on them in float32, and
 are judged after every step, outside the clock, by the same evaluation: the held-out sums that are right greedily. A
 run ends at 90 % or after 100 steps. Each is run at each learning rate with each seed, and compared by the rate at which
-it is quickest in the mean. TRL has the settings with which it is quickest here (`trl-tuned` of `outdo bench`). One run
+it is quickest in the mean. TRL has the settings with which it is quickest here (`trl-tuned` of `make bench`). One run
 at a time, each in a process of its own, with as many threads as there are cores. Results are appended to a file, and a
 run that stands there is not made again.
 """
@@ -27,23 +27,23 @@ from typing import Any
 import tasks
 import torch
 
-from outdo.advantages import group_standardised, per_token
-from outdo.data import questions_from
-from outdo.engines.base import SamplingParams
-from outdo.engines.builtin import BuiltinEngine
-from outdo.engines.team import TeamEngine
-from outdo.environments.base import Rollouts
-from outdo.environments.question import Question
-from outdo.evaluation import evaluate
+from outdo.algorithms.advantages import group_standardised, per_token
+from outdo.algorithms.objectives.presets import grpo
+from outdo.data.prompts import Prompts, tokenise
+from outdo.data.questions import questions_from
+from outdo.distributed.worker_pool import Team
 from outdo.loop import train
-from outdo.models import Models
-from outdo.objectives.presets import grpo
-from outdo.optimiser import OptimiserSettings
-from outdo.policy import Policy
-from outdo.processes import Team
-from outdo.prompts import Prompts, tokenise
+from outdo.models.bundle import Models
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy
 from outdo.rewards import load_reward
 from outdo.rewards.exact import exact
+from outdo.rollouts.engines.base import SamplingParams
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.environments.base import Rollouts
+from outdo.rollouts.environments.single_turn import Question
+from outdo.trainer.evaluation import evaluate
 
 RESULTS = tasks.HERE / "learning.jsonl"
 ENOUGH, STEPS = 0.9, 100

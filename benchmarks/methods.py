@@ -14,7 +14,7 @@ from typing import Any
 
 import tasks
 
-from outdo.catalogue import OBJECTIVES, PUBLISHED_WITH
+from outdo.config.names import OBJECTIVES, PUBLISHED_WITH
 
 RESULTS = tasks.HERE.parent / "docs/methods/quickstart.jsonl"
 TABLE = RESULTS.with_suffix(".md")

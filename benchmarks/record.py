@@ -18,10 +18,10 @@ from pathlib import Path
 
 import tasks
 
+from outdo.config.file import load
+from outdo.config.recipe import Recipe
 from outdo.loop import train
-from outdo.recipe import Recipe
-from outdo.recipe_file import load
-from outdo.session import open_session
+from outdo.trainer.build import open_session
 
 WAYS = {"none": ["record.every=0"], "default": [], "all": ["record.after=all"]}
 SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000", "seed=0"]

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from outdo.data import questions_from
-from outdo.finetuning import sft
-from outdo.policy import Policy
-from outdo.prompts import Prompts, tokenise
-from outdo.quickstart import settings
-from outdo.quickstart.model import build
-from outdo.quickstart.task import Problem, demonstrations, held_out, problems, rows
+from outdo.cli.quickstart import settings
+from outdo.cli.quickstart.model import build
+from outdo.cli.quickstart.task import Problem, demonstrations, held_out, problems, rows
+from outdo.data.prompts import Prompts, tokenise
+from outdo.data.questions import questions_from
+from outdo.models.policy import Policy
+from outdo.trainer.sft import sft
 
 HERE = Path(__file__).parent
 
@@ -90,7 +90,7 @@ def train(files: Mapping[str, Path], overrides: Sequence[str]) -> dict[str, Any]
             "checkpoint.every=100000",
             *overrides,
         ]
-        command = [sys.executable, "-m", "outdo.cli", "train", *arguments]
+        command = [sys.executable, "-m", "outdo.cli.main", "train", *arguments]
         made = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if made.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{made.stdout[-2000:]}\n{made.stderr[-2000:]}")

@@ -1,5 +1,23 @@
-"""For every test: one thread, for what is tested is small, and a second one waits longer than it helps."""
+"""For every test: one torch thread, the same hypothesis examples on every machine, and no hypothesis deadline."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported, here and in every command started
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("outdo", deadline=None, derandomize=True, database=None)
+settings.load_profile("outdo")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors of tests are small: a second thread costs more than it gains, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -18,7 +18,7 @@ MODULES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(SOURCE.rglob("*.py"))
 }
-PAGE = {path.name: path for path in (SOURCE / "outdo/inspector/static").glob("*.[jc]s*")}
+PAGE = {path.name: path for path in (SOURCE / "outdo/observability/page/static").glob("*.[jc]s*")}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 LINES, COMPLEXITY, PARAMETERS, FILE, LOOP = 60, 12, 7, 400, 40

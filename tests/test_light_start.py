@@ -17,7 +17,7 @@ except SystemExit as stop:
 heavy = [name for name in ("torch", "transformers", "datasets", "vllm", "ray") if name in sys.modules]
 print(json.dumps([status, heavy]), file=sys.stderr)
 """
-CLI = "import runpy; runpy.run_module('outdo.cli', run_name='__main__')"
+CLI = "import runpy; runpy.run_module('outdo.cli.main', run_name='__main__')"
 
 
 def loaded(statement: str, *arguments: str) -> tuple[int, list[str], str]:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from outdo.advantages import Advantage
-from outdo.models import Models
-from outdo.needs import Needs, needs_of
-from outdo.objectives.objective import Objective
-from outdo.policy import Policy
-from outdo.stopping import Stop, never
-from outdo.timing import span
+from outdo.algorithms.advantages import Advantage
+from outdo.algorithms.early_stopping import Stop, never
+from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.requirements import Needs, needs_of
+from outdo.models.bundle import Models
+from outdo.models.policy import Policy
 from outdo.types import Batch, Group, Prompt, Step, Update
+from outdo.utils.timing import span
 
 
 class Rollout(Protocol):
@@ -50,8 +50,7 @@ def train(
             passes.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
             reason = stop(batch, passes) if passes[-1].tokens else ""  # none: a critic warms up alone
         models.refresh(index)  # π_ref ← πθ when an iteration ends
-        how = {"stopped": reason or "maximum", "tokenizer": models.policy.tokenizer}
-        yield Step(index=index, groups=groups, batch=batch, updates=passes, **how)  # your body
+        yield Step(index=index, groups=groups, batch=batch, updates=passes, stopped=reason or "maximum")  # your body
 
 
 def score(batch: Batch, models: Models, needs: Needs, *, passes: int) -> Batch:

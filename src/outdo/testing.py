@@ -13,9 +13,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from outdo.engines.base import SamplingParams, Weights
-from outdo.errors import EngineError
+from outdo.rollouts.engines.base import SamplingParams, Weights
 from outdo.types import Completion, FinishReason, Request
+from outdo.utils.errors import EngineError
 
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from outdo.cutting import cut
-from outdo.notebook import Html, group_html, step_html
+from outdo.utils.batching import cut
+from outdo.utils.rng import Stream
 
 RIGHT = 1.0 - 1e-6
 """An answer counts as right when it is rewarded with 1 or more."""
@@ -27,15 +27,6 @@ class FinishReason(StrEnum):
     stop = "stop"  # the policy sampled an end-of-sequence token, or a stop string appeared
     length = "length"  # the token limit or the model's context was reached: the answer is truncated
     abort = "abort"  # the engine gave the request up
-
-
-class Stream(NamedTuple):
-    """Names one stream of random numbers. Equal streams give equal numbers, on any machine, in any batch."""
-
-    purpose: str  # "train", "eval", "chat" ...: evaluation never repeats the numbers of training
-    step: int  # training step the sampling belongs to
-    prompt_id: str
-    sample: int  # index within the group, 0 .. G-1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +111,6 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     baseline: float | None = None  # reward of the likeliest answer, where an advantage is relative to it
-
-    def _repr_html_(self) -> str:
-        """The answers in a notebook, the best first."""
-        return group_html(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,13 +357,8 @@ class Step:
     batch: Batch
     updates: Sequence[Update]  # one per inner pass; none where there was no token to train on
     stopped: str = "maximum"  # why the inner passes ended: they were all done, or a stopping rule's name
-    tokenizer: Any = None  # the policy's, for whoever wants to read the tokens
 
     @property
     def update(self) -> Update | None:
         """The last inner pass."""
         return self.updates[-1] if self.updates else None
-
-    def show(self, group: int = 0) -> Html:
-        """One group in a notebook, its tokens coloured by how they were pushed."""
-        return Html(step_html(self, group=group))

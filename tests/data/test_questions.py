@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.data import LONGEST_PROMPT, SHOWN, hold_out, overlap, questions_from, questions_of
-from outdo.data_files import fingerprint, read
-from outdo.errors import Mistakes
-from outdo.recipe_file import load
+from outdo.config.file import load
+from outdo.data.files import fingerprint, read
+from outdo.data.questions import LONGEST_PROMPT, SHOWN, hold_out, overlap, questions_from, questions_of
+from outdo.utils.errors import Mistakes
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
 EXCERPT = Path(__file__).parents[2] / "examples" / "gsm8k_100.jsonl"

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig
 
-from outdo.errors import Mistakes, ModelError
-from outdo.loading import choose_device, encode_prompt, load_model, load_tokenizer, max_context
+from outdo.models.loading import choose_device, encode_prompt, load_model, load_tokenizer, max_context
 from outdo.testing import ARCHITECTURES, byte_bpe_tokenizer, tiny_model
+from outdo.utils.errors import Mistakes, ModelError
 
 
 @pytest.fixture(scope="module")

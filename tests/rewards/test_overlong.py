@@ -2,9 +2,9 @@
 
 import pytest
 
-from outdo.errors import Mistakes
 from outdo.rewards import Answered, Verdict, load_reward
 from outdo.rewards.overlong import overlong
+from outdo.utils.errors import Mistakes
 
 
 def punished(length: int, max_tokens: int, cache: int) -> float:

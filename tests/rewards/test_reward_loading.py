@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from outdo.errors import Mistakes, RewardError
 from outdo.rewards import BUILTIN, Answered, Combined, Local, Reward, Scored, Verdict, check_failures, load_reward
-from outdo.rewards.base import unscored
-from outdo.rewards.budget import inert
+from outdo.rewards.failures import inert
+from outdo.rewards.types import unscored
+from outdo.utils.errors import Mistakes, RewardError
 
 Sample = Callable[..., Answered]
 DOCUMENTATION = (Path(__file__).parents[2] / "docs/rewards.md").read_text()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.errors import Mistakes
 from outdo.rewards import Answered, load_reward
 from outdo.rewards.exact import exact, final_number, last_number
 from outdo.rewards.format import format, matches
 from outdo.rewards.math import math
+from outdo.utils.errors import Mistakes
 
 ROOT = Path(__file__).parents[2]
 MATCHERS = {"exact": exact, "last_number": last_number, "math": math}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outdo.errors import Mistakes
 from outdo.rewards import Answered, Verdict, load_reward
+from outdo.utils.errors import Mistakes
 
 Sample = Callable[..., Answered]
 CHAT = [{"role": "user", "content": "1?"}]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.rewards.base import LARGEST_VALUE, Scored, Verdict, judged, judged_all
+from outdo.rewards.types import LARGEST_VALUE, Scored, Verdict, judged, judged_all
 
 
 @pytest.mark.parametrize(

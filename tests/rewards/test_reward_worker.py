@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from outdo.errors import Mistakes, RewardError
 from outdo.rewards import Answered, Reward, Verdict
 from outdo.rewards import worker as worker_module
+from outdo.utils.errors import Mistakes, RewardError
 
 Make = Callable[..., Reward]
 Sample = Callable[..., Answered]

@@ -3,11 +3,11 @@
 `load_reward` makes a reward of a name, a file, a function or a list of these. The room knows neither torch nor models.
 """
 
-from outdo.rewards.base import Answered, Reward, Scored, Verdict
-from outdo.rewards.budget import check_failures
 from outdo.rewards.combine import Combined
+from outdo.rewards.failures import check_failures
+from outdo.rewards.in_process import Local
 from outdo.rewards.loading import BUILTIN, load_reward
-from outdo.rewards.local import Local
+from outdo.rewards.types import Answered, Reward, Scored, Verdict
 from outdo.rewards.worker import Worker
 
 __all__ = [

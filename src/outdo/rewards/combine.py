@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from outdo.errors import Mistakes
-from outdo.rewards.base import Answered, Reward, Scored, Verdict, judged
+from outdo.rewards.types import Answered, Reward, Scored, Verdict, judged
+from outdo.utils.errors import Mistakes
 
 
 class Combined:

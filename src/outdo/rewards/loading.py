@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from outdo.errors import Mistakes
-from outdo.rewards.adapt import ARGUMENTS, Convention
-from outdo.rewards.base import Reward
 from outdo.rewards.combine import Combined
-from outdo.rewards.local import Local
+from outdo.rewards.in_process import Local
+from outdo.rewards.signatures import ARGUMENTS, Convention
+from outdo.rewards.types import Reward
 from outdo.rewards.worker import DEADLINE, Worker
-from outdo.signatures import did_you_mean, resolve, signature_of, source_file, split
+from outdo.utils.errors import Mistakes
+from outdo.utils.imports import did_you_mean, resolve, signature_of, source_file, split
 
 BUILTIN = {
     "exact": "outdo.rewards.exact:exact",

@@ -9,8 +9,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from outdo.errors import Mistakes
 from outdo.rewards.exact import MARK, reference_text
+from outdo.utils.errors import Mistakes
 
 try:
     from math_verify import parse, verify

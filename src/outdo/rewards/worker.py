@@ -19,9 +19,9 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from outdo.errors import Mistakes, RewardError
-from outdo.rewards.adapt import Convention, spread
-from outdo.rewards.base import Answered, Scored, Verdict, judged, unscored
+from outdo.rewards.signatures import Convention, spread
+from outdo.rewards.types import Answered, Scored, Verdict, judged, unscored
+from outdo.utils.errors import Mistakes, RewardError
 
 DEADLINE = 10.0
 """Seconds that one call of a reward function may take, unless told otherwise."""

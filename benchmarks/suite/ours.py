@@ -1,0 +1,147 @@
+"""outdo's side: a training step, put together as `outdo train` does it."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.suite.setting import Setting, Turn, Turns
+from benchmarks.suite.work import model_of, most_memory, prompts_of, reward_of, synchronise, tokenizer_of, weights_of
+from outdo.algorithms.advantages import group_standardised, per_token
+from outdo.algorithms.objectives.presets import grpo
+from outdo.distributed.worker_pool import Team
+from outdo.loop import train
+from outdo.models.bundle import Models
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy
+from outdo.observability.record.background_writer import Behind
+from outdo.observability.record.parquet import make_room
+from outdo.observability.record.recorder import Recorder
+from outdo.rewards.types import Answered, Scored, Verdict
+from outdo.rollouts.engines.base import Engine, SamplingParams, Weights
+from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.environments.base import Rollouts
+from outdo.rollouts.environments.single_turn import Question
+from outdo.types import Completion, Prompt, Request
+from outdo.utils.malloc import keep_freed
+
+LR = 1e-6
+
+
+class EndlessPolicy(Policy):
+    """Answers end where they are cut off: lengths are the case's, not the model's."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """None."""
+        return frozenset()
+
+
+class TimedEngine:
+    """An engine that cuts each answer of a group off at its own length; `sampling` is what it took, in seconds."""
+
+    def __init__(self, engine: Engine, lengths: Sequence[int]) -> None:
+        self.engine = engine
+        self.lengths = lengths
+        self.sampling = 0.0
+
+    def load(self, policy: Weights) -> None:
+        """Sample from these weights."""
+        self.engine.load(policy)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer."""
+        return self.engine.decode(token_ids)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """One completion per request, in their order."""
+        asked = [dataclasses.replace(each, max_tokens=self.lengths[each.stream.sample]) for each in requests]
+        began = time.perf_counter()
+        completions = self.engine.generate(asked, sampling)
+        self.sampling = time.perf_counter() - began
+        return completions
+
+
+class EveryOther:
+    """Rewards by the place in the group: what is right does not matter, that answers differ does."""
+
+    name = "every_other"
+
+    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+        """One verdict for each."""
+        return [
+            Scored(value=reward_of(index), verdict=Verdict.ok, parts={self.name: reward_of(index)})
+            for index in range(len(answered))
+        ]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Steps:
+    """The training loop of a case; `next` makes a step."""
+
+    def __init__(self, setting: Setting) -> None:
+        case = setting.case
+        model = model_of(setting)
+        self.weights = weights_of(model)
+        workers = 1 if setting.options.get("threads") or setting.device != "cpu" else setting.threads
+        torch.set_num_threads(setting.threads // workers)
+        keep_freed()
+        team = Team(workers - 1, threads=torch.get_num_threads())
+        settings = OptimiserSettings(lr=LR)
+        self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, team=team)
+        self.engine = TimedEngine(TeamEngine(self.policy, team), case.answers)
+        self.objective = grpo(beta=0.0)
+        sampling = SamplingParams(max_tokens=max(case.answers))
+        rollout = Rollouts(self.engine, Question(EveryOther()), group_size=case.group, sampling=sampling)
+        prompts = [
+            Prompt(id=str(number), text="", token_ids=ids)
+            for number, ids in enumerate(prompts_of(setting, model.config.get_text_config().vocab_size))
+        ]
+        models = Models.of(self.policy, self.objective)
+        advantage = per_token(group_standardised)
+        self.steps = train(models, itertools.repeat(prompts), rollout, advantage, self.objective)
+
+
+def step(setting: Setting, turns: Turns) -> None:
+    """Sample, score, update; with the option `record`, write down what was trained as well.
+
+    In as many processes as there are threads, as `outdo train` does with models of these sizes; with the option
+    `threads` in one.
+    """
+    steps = Steps(setting)
+    recorder = Recorder(steps.policy, steps.objective)
+    with TemporaryDirectory() as place, Behind() as behind:
+        folder = Path(place)
+        make_room(folder)
+
+        def turn() -> Turn:
+            began = time.perf_counter()
+            made = next(steps.steps)
+            synchronise(setting.device)
+            stepped = time.perf_counter()
+            if setting.options.get("record"):  # as `outdo train` does: written while the next step is made
+                assert behind.refused() is None
+                _, write = recorder.taken(made, folder)
+                behind.begin(write)
+            ended = time.perf_counter()
+            return Turn(
+                seconds=ended - began,
+                sampling=steps.engine.sampling,
+                tokens=setting.case.sampled,
+                bytes=most_memory(setting.device),
+                figures={"recording": ended - stepped, "recorded": _newest(folder)},
+            )
+
+        turns.take(turn, weights=dataclasses.asdict(steps.weights))
+
+
+def _newest(folder: Path) -> int:
+    """Bytes of the last file that is complete; 0 if there is none yet."""
+    files = sorted(path for path in folder.rglob("*.parquet"))
+    return files[-1].stat().st_size if files else 0

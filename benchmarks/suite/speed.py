@@ -1,0 +1,43 @@
+"""How fast this machine multiplies and copies, at the threads in use: measured in turn with everything else."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.suite.setting import Setting, Turn, Turns
+from outdo.models.onednn import product
+
+SIDES = (512, 1024, 2048)  # of square matrices
+COPIED = 2**26  # bytes, read and written: more than a cache holds
+ENOUGH = 0.1  # seconds for each measurement
+
+
+def measure(setting: Setting, turns: Turns) -> None:
+    """Operations a second of the best square product, and bytes a second that pass through memory in a copy."""
+    with torch.no_grad():
+        turns.take(lambda: Turn(figures=speed(setting.device)))
+
+
+def speed(device: str) -> dict[str, float]:
+    """`multiply` [operations/s] and `copy` [bytes/s]."""
+    multiply = 0.0
+    for side in SIDES:
+        a, b = torch.randn(2, side, side, device=device)
+        quickest = min(_best(lambda a=a, b=b, by=by: by(a, b), device) for by in (torch.mm, product))
+        multiply = max(multiply, 2 * side**3 / quickest)
+    source = torch.ones(COPIED // 4, device=device)  # not zeros: those need not be read from memory
+    target = torch.empty_like(source)
+    return {"multiply": multiply, "copy": 2 * COPIED / _best(lambda: target.copy_(source), device)}
+
+
+def _best(work: Callable[[], object], device: str) -> float:
+    """Seconds of the quickest of some repetitions."""
+    best, end = float("inf"), time.perf_counter() + ENOUGH
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        work()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return best

@@ -1,0 +1,161 @@
+"""TRL's side: `GRPOTrainer.train()` as it is, held at the start of each step until its turn has come.
+
+A step is timed from `on_step_begin` to `on_step_end`: sampling, rewards, log-probabilities, update. What TRL does
+between steps (its data loader, logs) is not counted.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from datasets import Dataset, disable_progress_bars
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.generation.logits_process import LogitsProcessorList
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.suite.ours import LR
+from benchmarks.suite.setting import Setting, Turn, Turns
+from benchmarks.suite.work import (
+    ForcedLengths,
+    model_of,
+    most_memory,
+    prompts_of,
+    reward_of,
+    synchronise,
+    tokenizer_of,
+)
+
+TUNED = {"bf16": False, "gradient_checkpointing": False}
+"""What makes TRL quicker than its defaults, besides a batch of its own size: float32 on a CPU, nothing computed twice.
+
+Its default of β = 0 needs no reference, and is left.
+"""
+USUAL_BATCH = 8
+"""Answers that TRL trains on at once unless told otherwise; more are accumulated."""
+STEPS = 10**6  # as many as are asked for
+
+
+class Gate(TrainerCallback):
+    """Waits for the turn before a step, and says afterwards what it took. Only the first process speaks."""
+
+    def __init__(self, setting: Setting, turns: Turns) -> None:
+        self.setting = setting
+        self.turns = turns
+        self.first = _rank() == 0
+        self.sampling = 0.0
+        self.began = 0.0
+
+    def on_step_begin(self, *args: Any, **how: Any) -> None:
+        """Wait, all processes together."""
+        if self.first:
+            self.turns.wait()
+        _together()
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *args: Any, **how: Any) -> None:
+        """The step is done when it is in all processes."""
+        _together()
+        synchronise(self.setting.device)
+        turn = Turn(
+            seconds=time.perf_counter() - self.began,
+            sampling=self.sampling,
+            tokens=self.setting.case.sampled,
+            bytes=most_memory(self.setting.device),
+        )
+        if self.first:
+            self.turns.done(turn)
+
+    def time_sampling(self, model: PreTrainedModel, lengths: tuple[int, ...]) -> None:
+        """Have `generate` keep to the lengths, and take its time."""
+        own = model.generate
+
+        def generate(*args: Any, **how: Any) -> Any:
+            began = time.perf_counter()
+            found = own(*args, **how, logits_processor=LogitsProcessorList([ForcedLengths(lengths)]))  # type: ignore[operator]
+            self.sampling = time.perf_counter() - began
+            return found
+
+        model.generate = generate  # type: ignore[method-assign]
+
+
+def step(setting: Setting, turns: Turns) -> None:
+    """Train until there are no more turns. Options: `tuned`, `processes`, and what `GRPOConfig` takes besides."""
+    options = dict(setting.options)
+    tuned, several = options.pop("tuned", False), options.pop("processes", False)
+    processes = setting.threads if several else 1
+    if processes > 1:
+        _start_others(setting, processes)
+        torch.set_num_threads(1)
+    case, model = setting.case, model_of(setting)
+    answers = case.prompts * case.group // processes  # of this process
+    tokenizer = tokenizer_of(model)
+    gate = Gate(setting, turns)
+    start = _rank() * answers
+    gate.time_sampling(model, (case.answers * case.prompts)[start : start + answers])
+    batch = answers if tuned else min(USUAL_BATCH, answers)
+    disable_progress_bars()
+    words = [" ".join(f"t{token}" for token in prompt) for prompt in prompts_of(setting, len(tokenizer))]
+    rows = Dataset.from_list([{"prompt": text} for text in words])
+    with TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=str(Path(folder) / "trl"),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=answers // batch,
+            num_generations=case.group,
+            max_completion_length=max(case.answers),
+            learning_rate=LR,
+            max_steps=STEPS,
+            shuffle_dataset=False,
+            use_cpu=setting.device == "cpu",
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            **(TUNED if tuned else {}),
+            **options,
+        )
+        trainer = GRPOTrainer(
+            model=model,
+            args=config,
+            reward_funcs=_every_other,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            callbacks=[gate],
+        )
+        turns.ready()
+        trainer.train()
+
+
+def _every_other(completions: list[str], **columns: Any) -> list[float | None]:
+    return [reward_of(index) for index in range(len(completions))]
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _together() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def _start_others(setting: Setting, processes: int) -> None:
+    """Start the other processes of a data-parallel run, as `torchrun` would; they end with this one's connection."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    for rank in range(1, processes):
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-m", "benchmarks.suite.worker", "trl-processes", setting.dumps()]
+        subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    os.environ.update(shared, RANK="0", LOCAL_RANK="0")

@@ -1,0 +1,291 @@
+"""Advantages of a `Batch`, token by token, and the steps that may stand before or after them.
+
+An `Advantage` takes a batch and returns it with `advantages` [B, T] filled; `chain` makes one of several. Whatever
+stands in a batch outside of `loss_mask` is never looked at, and gets the advantage 0. Rewards per token
+(`token_rewards`) count where they are set, and only on trained tokens; otherwise a rollout's reward falls on its last
+trained token.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
+
+from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
+from outdo.algorithms.requirements import needing, needs_of
+from outdo.types import RIGHT, Batch
+
+Advantage = Callable[[Batch], Batch]
+
+
+# ---------------------------------------------------------------------------------------------- one advantage a rollout
+
+
+def per_token(advantage: RewardAdvantage) -> Advantage:
+    """Give every trained token of a rollout the rollout's advantage: [B] -> [B, T], as GRPO does.
+
+    Only scored rollouts enter `advantage`; the others get 0, and count in no mean and no deviation.
+    """
+
+    @needing(**asdict(needs_of(advantage)))
+    def fill(batch: Batch) -> Batch:
+        rewards = rewards_of(batch)
+        rows = torch.zeros_like(rewards)  # [B]
+        if batch.scored.any():
+            found = advantage(rewards[batch.scored], batch.group[batch.scored])
+            if found.shape != (len(batch.group[batch.scored]),):
+                raise ValueError(f"an advantage of {list(found.shape)} numbers for {int(batch.scored.sum())} answers")
+            rows[batch.scored] = found.to(rows)
+        return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
+
+    return fill
+
+
+def length_weighted(batch: Batch) -> Batch:
+    """Â_i = r_i - Σ n_j r_j / Σ n_j over the group, n_j the trained tokens; OPO (arXiv 2505.23585).
+
+    The baseline of least variance if every token's gradient has the same expected square. The paper is exactly on
+    policy: one update per batch, and no KL.
+    """
+    lengths = batch.loss_mask.sum(1)[batch.scored]  # [scored]
+
+    def estimate(rewards: Tensor, group: Tensor) -> Tensor:
+        same = group[:, None] == group
+        centred = group_centred(rewards, group)  # what is equal is 0 from here on
+        weights = same * lengths
+        return centred - (weights * centred).sum(1) / weights.sum(1).clamp(min=1)
+
+    return per_token(estimate)(batch)
+
+
+def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float = 1e-4) -> Batch:
+    """Every part of the reward by itself first; GDPO (arXiv 2601.05242).
+
+    a_i = Σ_parts weight · (r_i - μ) / (σ + eps) with μ and σ of that part in the group, then Â_i = (a_i - mean) /
+    (std + eps) over the rollouts of the batch. So no part drowns in another's scale. A part that did not apply adds
+    0. `weights` by the part's name, all 1 unless given. As TRL's "normalize_then_sum"; verl takes the last mean and
+    deviation over tokens instead.
+
+    Raises ValueError if the batch has no reward parts, or has rewards per token, or if a part has no weight.
+    """
+    if batch.token_rewards is not None:
+        raise ValueError("gdpo reads the parts of the reward: rewards per token, as a KL penalty sets, would be lost")
+    parts = batch.reward_parts
+    if not parts and batch.scored.any():
+        raise ValueError("gdpo needs the parts of the reward, and the batch has none")
+    if unknown := sorted(set(parts) - set(parts if weights is None else weights)):
+        raise ValueError(f"gdpo: no weight for {', '.join(unknown)}; there are weights for {', '.join(weights or ())}")
+    total = torch.zeros_like(batch.rewards)  # [B]
+    for name, part in parts.items():
+        there = batch.scored & ~part.isnan()
+        if there.any():
+            standardised = group_standardised(part[there], batch.group[there], eps=eps)
+            total[there] += (1.0 if weights is None else weights[name]) * standardised
+    whole = batch.with_(rewards=total, group=torch.zeros_like(batch.group))  # the batch as one group
+    advantages = per_token(lambda rewards, group: group_standardised(rewards, group, eps=eps))(whole).advantages
+    return batch.with_(advantages=advantages)
+
+
+def rejection(batch: Batch, *, threshold: float = 1.0) -> Batch:
+    """Â = 1 for answers with a reward of at least `threshold`; the others are not trained on, nor counted.
+
+    With the plain log-likelihood as the objective this is fine-tuning on the model's own good answers: RAFT (arXiv
+    2304.06767), the inner loop of STaR and ReST, and the baseline for everything else.
+    """
+    kept = rewards_of(batch) >= threshold - (1.0 - RIGHT)
+    mask = batch.loss_mask & kept[:, None]
+    return batch.with_(loss_mask=mask, advantages=mask.to(batch.rewards.dtype)).recounted()
+
+
+# ------------------------------------------------------------------------------------------------ one advantage a token
+
+
+@needing(values=True)
+def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = True, bootstrap: bool = False) -> Batch:
+    """Generalised advantage estimation (arXiv 1506.02438): Â and, for the critic, the returns Â + V.
+
+    Whitened, as in verl and OpenRLHF, over the trained tokens of the batch, after the returns were taken. What follows
+    the last token is worth 0, as in verl and OpenRLHF; with `bootstrap`, an answer that was cut off goes on to be worth
+    what the critic said before its last token, as in AReaL.
+    """
+    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+        raise ValueError(f"gae: gamma and lam must be from 0 to 1, not {gamma} and {lam}")
+    rewards, values, mask = token_rewards_of(batch), _given(batch, "values"), batch.loss_mask
+    last = values.gather(1, _last(mask)[:, None]).squeeze(1)  # [B]
+    end = last.where(batch.truncated & mask.any(1), 0.0) if bootstrap else torch.zeros_like(last)
+    advantages = generalised_advantages(rewards, values, mask, end, gamma=gamma, lam=lam)
+    returns = (advantages + values).where(mask, 0.0)
+    return batch.with_(advantages=whitened(advantages, mask) if whiten else advantages, returns=returns)
+
+
+def reinforce_pp(batch: Batch, *, gamma: float = 1.0) -> Batch:
+    """Returns-to-go Σ_{s>=t} γ^{s-t} r_s, whitened over the trained tokens; REINFORCE++ (arXiv 2501.03262).
+
+    The rewards are those per token: with a KL penalty in them, as published (`kl_penalty`), each token answers for the
+    divergence that follows it. verl as here; OpenRLHF divides by the deviation with the divisor N.
+    """
+    returns = returns_to_go(token_rewards_of(batch), batch.loss_mask, gamma=gamma)
+    return batch.with_(advantages=whitened(returns, batch.loss_mask))
+
+
+def reinforce_pp_baseline(batch: Batch) -> Batch:
+    """r_i - μ on every token, whitened over the trained tokens: REINFORCE++-baseline (arXiv 2501.03262).
+
+    The deviation is that of the centred rewards, a row counting as often as it has tokens; `batch_standardised` takes
+    that of the raw rewards. verl as here; OpenRLHF divides by the deviation with the divisor N.
+    """
+    centred = per_token(group_centred)(batch).advantages
+    assert centred is not None
+    return batch.with_(advantages=whitened(centred, batch.loss_mask))
+
+
+@needing(baselines=True)
+def remax(batch: Batch) -> Batch:
+    """Return-to-go minus the reward of the likeliest answer to the same question; ReMax (arXiv 2310.10505)."""
+    if batch.baselines is None:
+        raise ValueError("remax needs `baselines`, which the batch does not have")
+    returns = returns_to_go(token_rewards_of(batch), batch.loss_mask)
+    return batch.with_(advantages=(returns - batch.baselines[:, None]).where(batch.loss_mask, 0.0))
+
+
+@needing(reference=True, old_logprobs=True)
+def distillation(batch: Batch) -> Batch:
+    """Â_t = log π_ref - log π_old: learn from a teacher, the reference, on the policy's own answers.
+
+    Minus k1 of each token: its mean over answers sampled from the policy is -KL(π_old‖π_ref), so the policy moves to
+    where the teacher would have said the same (on-policy distillation; GKD, arXiv 2306.13649, with reverse KL; MiniLLM,
+    arXiv 2306.08543). The rewards are not used.
+    """
+    return batch.with_(advantages=_given(batch, "ref_logprobs") - _given(batch, "old_logprobs"))
+
+
+# ------------------------------------------------------------------------------------------------ before and after them
+
+
+def kl_penalty(estimator: Callable[[Tensor, Tensor], Tensor], *, beta: SupportsFloat) -> Advantage:
+    """A step before the advantage: r_t ← r_t - beta · k(log π_old, log π_ref), on every trained token.
+
+    `estimator` is a divergence of `outdo.algorithms.objectives.divergences`: k1 as in InstructGPT and REINFORCE++. As a
+    reward it is taken at the policy that sampled, and its derivative is that of the policy gradient: unlike in the
+    loss, k1 is right here, and k3 is not. TRL's RLOO takes the sum off the rollout's reward, before the baseline, which
+    is what the advantages of whole rollouts do here; OpenRLHF puts the penalty on the tokens after the baseline.
+    """
+
+    @needing(reference=True, old_logprobs=True)
+    def penalise(batch: Batch) -> Batch:
+        divergence = estimator(_given(batch, "old_logprobs"), _given(batch, "ref_logprobs"))
+        penalised = token_rewards_of(batch) - float(beta) * divergence
+        return batch.with_(token_rewards=penalised.where(batch.loss_mask, 0.0))
+
+    return penalise
+
+
+def without_truncated(batch: Batch) -> Batch:
+    """A step after the advantage: answers that were cut off are not trained on; DAPO's overlong filtering.
+
+    They leave `loss_mask` and the totals, but have had their say in μ and σ, as in TRL, where they go on to count in
+    the number of rows as well.
+
+    Raises ValueError before the advantage, where it would change μ and σ of what needs lengths.
+    """
+    if batch.advantages is None:
+        raise ValueError("without_truncated comes after the advantage: truncated answers count in its means")
+    mask = batch.loss_mask & ~batch.truncated[:, None]
+    return batch.with_(loss_mask=mask, advantages=batch.advantages.where(mask, 0.0)).recounted()
+
+
+def chain(*steps: Advantage) -> Advantage:
+    """The steps one after another; it needs what they need together."""
+
+    @needing(**asdict(needs_of(*steps)))
+    def run(batch: Batch) -> Batch:
+        for step in steps:
+            batch = step(batch)
+        return batch
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------ rewards, returns, whitening
+
+
+def rewards_of(batch: Batch) -> Tensor:
+    """A reward for each row, [B]: the sum of its rewards per token, where those are set.
+
+    A row without a trained token has no place for them, and keeps its own.
+    """
+    if batch.token_rewards is None:
+        return batch.rewards
+    sums = batch.token_rewards.where(batch.loss_mask, 0.0).sum(1)
+    return sums.where(batch.loss_mask.any(1), batch.rewards)
+
+
+def token_rewards_of(batch: Batch) -> Tensor:
+    """A reward for each trained token, [B, T]: those that are set, or the rollout's on its last trained token."""
+    if batch.token_rewards is None:
+        return terminal_rewards(batch.rewards, batch.loss_mask)
+    return batch.token_rewards.where(batch.loss_mask, 0.0)
+
+
+def terminal_rewards(rewards: Tensor, loss_mask: Tensor) -> Tensor:
+    """Each row's reward [B] on its last trained token, 0 on all others: [B, T]. Rows without one are all 0."""
+    columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
+    here = (columns == _last(loss_mask)[:, None]) & loss_mask
+    return rewards[:, None].where(here, 0.0)
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, loss_mask: Tensor, end: Tensor, *, gamma: float, lam: float
+) -> Tensor:
+    """Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γ V_{t+1} - V_t; GAE (arXiv 1506.02438) equation 16. [B, T]
+
+    t counts the trained tokens of a row and nothing else: what a tool wrote between two of them takes no time, and V
+    and Â are carried over it. `end` [B] is V after the last token. Outside of `loss_mask` the advantage is 0.
+    """
+    advantages = torch.zeros_like(values)
+    value, advantage = end, torch.zeros_like(end)  # [B], those of the trained token after t
+    for t in reversed(range(values.shape[1])):
+        trained = loss_mask[:, t]
+        delta = rewards[:, t] + gamma * value - values[:, t]
+        advantage = (delta + gamma * lam * advantage).where(trained, advantage)
+        value = values[:, t].where(trained, value)
+        advantages[:, t] = advantage.where(trained, 0.0)
+    return advantages
+
+
+def returns_to_go(rewards: Tensor, loss_mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """Σ_{s>=t} γ^{s-t} r_s over the trained tokens of each row: GAE with λ = 1 and V = 0. [B, T]"""
+    nothing = torch.zeros_like(rewards)
+    return generalised_advantages(rewards, nothing, loss_mask, nothing[:, 0], gamma=gamma, lam=1.0)
+
+
+def whitened(values: Tensor, loss_mask: Tensor) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) over the trained tokens, as in verl; 0 elsewhere. [B, T]
+
+    var has the divisor N - 1. Equal values are exactly 0.
+    """
+    chosen = values[loss_mask]  # [N]
+    if not len(chosen):
+        return torch.zeros_like(values)
+    raised = chosen - chosen.min()  # of equal values exactly 0, whatever their mean rounds to
+    centred = raised - raised.mean()
+    variance = centred.square().sum() / max(1, len(chosen) - 1)
+    return torch.zeros_like(values).masked_scatter(loss_mask, centred / (variance + 1e-8).sqrt())
+
+
+def _last(loss_mask: Tensor) -> Tensor:
+    """The column of each row's last trained token, [B]; 0 where there is none."""
+    columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
+    return (loss_mask * columns).amax(1)
+
+
+def _given(batch: Batch, name: str) -> Tensor:
+    """`batch.<name>` [B, T], with 0 outside of `loss_mask`. A batch without a trained token need not have it."""
+    value: Tensor | None = getattr(batch, name)
+    if value is not None:
+        return value.where(batch.loss_mask, 0.0)
+    if batch.loss_mask.any():
+        raise ValueError(f"the advantage needs `{name}`, which the batch does not have")
+    return torch.zeros_like(batch.rollout_logprobs)

@@ -1,0 +1,144 @@
+"""What an objective is, and the formula that most of them are.
+
+    J = Σ_{b,t} w · ( c · S(ρ, Â) - β · D ) + η · Σ_{b,t} w_H · H,        loss = -J
+
+with ρ at some `level`, `surrogate` S, `divergence` D, `correction` c and `weight` w. An objective that is not of this
+shape is a callable of its own that satisfies the Protocol.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, SupportsFloat
+
+import torch
+from torch import Tensor
+
+from outdo.algorithms.objectives.corrections import Correction, none
+from outdo.algorithms.objectives.divergences import Divergence, k3
+from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT, Level, log_ratio, token
+from outdo.algorithms.objectives.surrogates import Surrogate
+from outdo.algorithms.objectives.weights import Weight, sequence_mean
+from outdo.algorithms.requirements import Needs, needs_of
+from outdo.types import Batch, Terms, TokenScores
+
+Preparation = Callable[[Batch], Batch]
+
+
+class Objective(Protocol):
+    """Scores and a batch into terms. `prepare` runs once per batch, before the first pass."""
+
+    @property
+    def needs(self) -> Needs:
+        """What must be in the batch and the scores."""
+        ...
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Fill in what is fixed for all passes over a batch: targets, batch statistics."""
+        ...
+
+    def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
+        """The objective's terms over a micro-batch; those of all micro-batches add up to the step's."""
+        ...
+
+
+def as_it_is(batch: Batch) -> Batch:
+    """The preparation of an objective that fixes nothing per batch."""
+    return batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """The six pieces put together. `beta` is β, `entropy_bonus` η: numbers from 0, or `outdo.algorithms.adaptive`."""
+
+    surrogate: Surrogate
+    level: Level = token
+    correction: Correction = none
+    divergence: Divergence = k3
+    beta: SupportsFloat = 0.0
+    kl_ratio: bool = False  # D is multiplied by ρ, its gradient included: what makes it unbiased off-policy
+    weight: Weight = sequence_mean
+    entropy_bonus: SupportsFloat = 0.0
+    entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
+    preparation: Preparation = as_it_is
+    limit: float = LOG_RATIO_LIMIT  # log-ratios are kept within ±limit
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "entropy_bonus"):
+            if not 0 <= float(getattr(self, name)) < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    @property
+    def needs(self) -> Needs:
+        """What the pieces need; the reference where β counts, the entropy where η does."""
+        pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.preparation)
+        own = Needs(reference=_counts(self.beta), entropy=_counts(self.entropy_bonus))
+        return own | needs_of(*pieces, self.entropy_weight)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """What the preparation fixes for all passes over the batch; nothing where there is no token to train on."""
+        return self.preparation(batch) if batch.totals.tokens else batch
+
+    def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
+        """The formula. The pieces see 0 outside of `loss_mask`, and π_old always: in a first and only pass it is πθ."""
+        logprobs = scores.logprobs.where(batch.loss_mask, 0.0)
+        batch = _cut(batch, logprobs)
+        mask, advantages = batch.loss_mask, given(batch.advantages, "advantages")
+        ratio = self.level(log_ratio(logprobs, batch, limit=self.limit), mask)
+
+        def weighted(values: Tensor, weight: Weight) -> Tensor:
+            return (weight(batch) * values.where(mask, 0.0)).sum()
+
+        surrogate = self.surrogate(ratio, logprobs, advantages, batch)
+        policy = weighted(self.correction(logprobs.detach(), batch) * surrogate, self.weight)
+        divergence = entropy = torch.zeros_like(policy)
+        if _counts(self.beta):
+            away = self.divergence(logprobs, given(batch.ref_logprobs, "ref_logprobs"))
+            divergence = float(self.beta) * weighted(away * ratio.exp() if self.kl_ratio else away, self.weight)
+        if _counts(self.entropy_bonus):
+            spread = given(scores.entropy, "entropy")
+            entropy = float(self.entropy_bonus) * weighted(spread, self.entropy_weight or self.weight)
+        return Terms(policy=policy, divergence=divergence, entropy=entropy, loss=-(policy - divergence + entropy))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainObjective:
+    """A function from scores and batch to terms, as an objective. It may be marked with `needing`."""
+
+    function: Callable[[TokenScores, Batch], Terms]
+
+    @property
+    def needs(self) -> Needs:
+        """What the function is marked with."""
+        return needs_of(self.function)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Nothing is fixed per batch."""
+        return batch
+
+    def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
+        """What the function says. Raises TypeError if that is no `Terms`."""
+        terms: object = self.function(scores, batch)
+        if not isinstance(terms, Terms):
+            name = getattr(self.function, "__name__", "the objective")
+            raise TypeError(f"{name} returned {type(terms).__name__}; an objective returns outdo.Terms")
+        return terms
+
+
+def given(value: Tensor | None, name: str) -> Tensor:
+    """The value, or an error that says what an objective lacks."""
+    if value is None:
+        raise ValueError(f"the objective needs `{name}`, which the batch does not have")
+    return value
+
+
+def _counts(coefficient: SupportsFloat) -> bool:
+    """False for a plain 0; one that adapts may be 0 for a while."""
+    return not isinstance(coefficient, int | float) or coefficient > 0
+
+
+def _cut(batch: Batch, logprobs: Tensor) -> Batch:
+    """The batch with 0 outside of `loss_mask`, whatever stood there, and with `old_logprobs`."""
+    names = ("advantages", "ref_logprobs", "old_logprobs", "rollout_logprobs")
+    found = {name: getattr(batch, name) for name in names}
+    cut = {name: value.where(batch.loss_mask, 0.0) for name, value in found.items() if value is not None}
+    return batch.with_(**{"old_logprobs": logprobs.detach(), **cut})

@@ -1,0 +1,164 @@
+"""Piece 4, the correction c: what makes up for an engine that is not quite the policy. Detached, [B, T], [B, 1] or 1.
+
+A correction takes `(logprobs, batch)`: log πθ without its gradient [B, T], and a batch whose `old_logprobs` and
+`rollout_logprobs` are there, 0 outside of `loss_mask`. The built-in engine samples from the trainer's own weights and
+needs none; the mismatch is measured at every step.
+
+w = π_old / π_rollout is taken at one of three levels:
+
+    "token"      w_it                        the probability of the token
+    "sequence"   Π_t w_it                    that of the whole answer, its logarithm kept within ±20
+    "geometric"  (Π_t w_it)^(1 / |o_i|)      its mean per token
+
+A correction multiplies S alone, never D or H, and denominators stay as they are: a token with c = 0 still counts.
+TRL's four modes are `truncate` and `mask` at the levels "token" and "sequence", with low = 0 and high = 3.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Literal, TypeVar
+
+from torch import Tensor
+
+from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
+from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT, Level, old_logprobs, sequence, sequence_product, token
+from outdo.algorithms.requirements import needing, needs_of
+from outdo.types import Batch
+
+Correction = Callable[[Tensor, Batch], Tensor | float]
+At = Literal["token", "sequence", "geometric"]
+Choice = TypeVar("Choice")
+
+LEVELS: dict[str, Level] = {"token": token, "sequence": sequence_product, "geometric": sequence}
+ESTIMATORS: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def none(logprobs: Tensor, batch: Batch) -> float:
+    """1: the engine is the policy."""
+    return 1.0
+
+
+def truncate(*, level: At = "token", low: float = 0.0, high: float = 2.0) -> Correction:
+    """c = clip(w, low, high): truncated importance sampling (TIS), bounded but biased beyond the bounds.
+
+    verl's default cap is 2, TRL's 3 (`token_truncate`, `sequence_truncate`).
+    """
+    _in_order(low, high)
+    weight = _weight(level)
+
+    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+        return weight(logprobs, batch).clamp(low, high)
+
+    return correction
+
+
+def mask(*, level: At = "token", low: float = 0.5, high: float = 2.0) -> Correction:
+    """c = w · 1[low ≤ w ≤ high]: IcePop (arXiv 2510.18855) at the level "token", masked importance sampling (MIS).
+
+    What lies outside is dropped, not trimmed. TRL's `token_mask`, and its default `sequence_mask`, have low = 0 unless
+    set, and high = 3.
+    """
+    _in_order(low, high)
+    weight = _weight(level)
+
+    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+        w = weight(logprobs, batch)
+        return w * ((low <= w) & (w <= high))
+
+    return correction
+
+
+def sequence_mask(*, low: float = 0.5, high: float = 2.0) -> Correction:
+    """c_it = w_it · 1[low ≤ (Π_t w_it)^(1/|o_i|) ≤ high]: the answer decides, the token weighs.
+
+    OpenRLHF's `seq-mask-tis`.
+    """
+    _in_order(low, high)
+    weight, mean = _weight("token"), _weight("geometric")
+
+    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+        whole = mean(logprobs, batch)
+        return weight(logprobs, batch) * ((low <= whole) & (whole <= high))
+
+    return correction
+
+
+def reject(
+    *,
+    high: float,
+    low: float | None = None,
+    estimator: Literal["k1", "k2", "k3"] = "k3",
+    level: At = "geometric",
+) -> Correction:
+    """c = 1[low ≤ k ≤ high]: drop what the engine and the trainer disagree on, and leave the rest unweighted.
+
+    k estimates KL(π_rollout‖π_old), in nats, with d = log π_rollout - log π_old = -log w: of the token, or the answer's
+    sum ("sequence") or mean ("geometric") of it. `low` unset is -high; k2 and k3 are never negative. The trap: k1 is
+    *minus* log w, and verl's bounds for k1 are exponentials of these, on π_rollout / π_old; `low = math.log(0.5)`,
+    `high = math.log(2)` is verl's "0.5_2".
+    """
+    estimate, gather = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS)
+    least = -high if low is None else low
+
+    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+        k = gather(estimate(batch.rollout_logprobs, old_logprobs(logprobs, batch)), batch.loss_mask)
+        return ((least <= k) & (k <= high)).to(logprobs.dtype)
+
+    return correction
+
+
+def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") -> Correction:
+    """c = 0 where Â < 0 and 1/|o_i| Σ_t (log π_by - log πθ) > limit, else 1; DeepSeek-V3.2 (arXiv 2512.02556).
+
+    A bad answer that the policy has moved away from is left alone. π_by is what sampled it ("rollout"), or π_old. πθ
+    is the policy of this pass, so that answers drop out between passes. TRL's `off_policy_mask_threshold` is this, and
+    falls back on π_old where the engine reports nothing.
+    """
+    _choice("by", by, {"rollout": None, "old": None})
+
+    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+        sampled = batch.rollout_logprobs if by == "rollout" else old_logprobs(logprobs, batch)
+        kept = sequence(sampled - logprobs, batch.loss_mask) <= limit
+        return (kept if batch.advantages is None else kept | (batch.advantages >= 0)).to(logprobs.dtype)
+
+    return correction
+
+
+def product(*corrections: Correction) -> Correction:
+    """c = c_1 c_2 ...: several together, such as a weight for those that `reject` keeps."""
+
+    @needing(**asdict(needs_of(*corrections)))
+    def correction(logprobs: Tensor, batch: Batch) -> Tensor | float:
+        together: Tensor | float = 1.0
+        for each in corrections:
+            together = together * each(logprobs, batch)
+        return together
+
+    return correction
+
+
+def _in_order(low: float, high: float) -> None:
+    if not 0 <= low <= high:
+        raise ValueError(f"expected 0 <= low <= high, not {low} and {high}")
+
+
+def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:
+    """w = π_old / π_rollout: by token [B, T], 1 outside of the mask, or by answer [B, 1]."""
+    gather = _choice("level", level, LEVELS)
+
+    def weight(logprobs: Tensor, batch: Batch) -> Tensor:
+        log_w = gather(old_logprobs(logprobs, batch) - batch.rollout_logprobs, batch.loss_mask)
+        if level != "token":  # one number, which stands at each of the answer's tokens
+            log_w = log_w.sum(1, keepdim=True) / batch.loss_mask.sum(1, keepdim=True).clamp(min=1)
+        return log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+    return weight
+
+
+def _choice(option: str, name: str, known: Mapping[str, Choice]) -> Choice:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f'{option} must be one of {", ".join(known)}, not "{name}"{hint}')
+    return known[name]

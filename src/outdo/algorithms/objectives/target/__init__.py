@@ -1,0 +1,1 @@
+"""Objectives with target probabilities: the essay's `target`, and `tpo`."""

@@ -1,0 +1,154 @@
+"""The objective `target`: say how likely each sampled token shall become, and train until it is.
+
+    L = Σ_c [ -Σ_{v ∈ S(c)} τ_v log πθ(v|c) - τ_R log(1 - Σ_S πθ) ]
+
+over the contexts c of a batch, each once; S, τ and the rest are defined in `outdo.algorithms.objectives.target.rules`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outdo.algorithms.objectives.target.rules import (
+    FULL,
+    Aim,
+    Rule,
+    capped,
+    clip_rule,
+    power_rule,
+    tilt_rule,
+    with_targets,
+)
+from outdo.algorithms.requirements import Needs
+from outdo.types import Batch, Terms, TokenScores
+from outdo.utils.imports import did_you_mean
+
+CAP = 3.0
+"""The farthest a target of `squared` and `hinge` may be (nats), whose pull would otherwise grow with the distance."""
+
+Loss = Callable[[Tensor, Aim], Tensor]
+"""`(log πθ [N], aim) -> []` of the N trained tokens; minimised."""
+
+
+def target(
+    *,
+    rule: str = "power",
+    power: float = 2.0,
+    eta: float = 1.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    loss: str = "cross_entropy",
+    merge: str = "tree",
+    keep: float = 0.5,
+    hold: bool = False,
+) -> "TargetObjective":
+    """Target probabilities, as an essay on GRPO proposes them: only *how much* a token shall change is decided.
+
+    `rule` sets the target of a token with probability p and advantage s (an advantage beyond ±1 counts as ±1):
+
+        "power"   p^(power^-s)      good tokens get √p, bad ones p², neutral and evenly disputed ones keep p
+        "tilt"    p e^(eta s)
+        "clip"    p (1 + clip_high s), p (1 + clip_low s) where s < 0: the bounds at which GRPO would stop
+
+    and where the good tokens of a context would take more than `1 - keep` of the rest, they get less, so that targets
+    are probabilities (see `target_logprobs`). With power 2 and keep 0.5 a token alone in its context always gets
+    its root: √p ≤ (1 + p) / 2.
+
+    `loss` is "cross_entropy" to {sampled tokens, rest}, whose gradient by the logits of S is πθ - τ: a step from π_old
+    pushes log πθ of a token alone by (τ - p) / (1 - p), never more than 1/2 upwards and p downwards. "squared" is
+    (log πθ - log τ)² / 2, "hinge" |log πθ - log τ| until the target is reached and 0 beyond it; neither sees the
+    rest, and neither reaches farther than `CAP` nats. `merge` "tree" shares contexts on the group's prefix tree, with
+    "none" every token of every answer has its own.
+
+    A context where no token is good or bad is not trained on; with `hold` its tokens are kept where they were, which in
+    later passes pulls back what others have moved along with them.
+
+    What differs from the essay: `keep`, and the tree, are how its "scale back down the probabilities so that they do
+    not sum to more than one" is made exact. As the essay asks there is no 1/G, no 1/|o| and no KL: the loss is a sum
+    over contexts, and grows with the batch. Use it with the advantage `sign` and several updates per batch.
+
+    Raises `ValueError` for an unknown rule, loss or merge, or a number out of its range.
+    """
+    rules = {"power": power_rule(power), "tilt": tilt_rule(eta), "clip": clip_rule(clip_low, clip_high)}
+    wrong = [
+        *_unknown("rule", rule, rules),
+        *_unknown("loss", loss, LOSSES),
+        *_unknown("merge", merge, {"tree": True, "none": False}),
+        *([] if power > 1 else [f"power must be above 1, not {power}"]),
+        *([] if eta > 0 else [f"eta must be above 0, not {eta}"]),
+        *([] if 0 < clip_low < 1 else [f"clip_low must be between 0 and 1, not {clip_low}"]),
+        *([] if clip_high > 0 else [f"clip_high must be above 0, not {clip_high}"]),
+        *([] if 0 <= keep <= 1 else [f"keep must be from 0 to 1, not {keep}"]),
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    full = loss == "cross_entropy"
+    return TargetObjective(
+        rule=rules[rule] if full else capped(rules[rule], CAP),
+        loss=LOSSES[loss],
+        merge=merge == "tree",
+        keep=keep,
+        hold=hold,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetObjective:
+    """A rule that sets targets, and a loss that is least where they are reached."""
+
+    rule: Rule
+    loss: Loss
+    merge: bool
+    keep: float
+    hold: bool = False
+
+    @property
+    def needs(self) -> Needs:
+        """π_old always; whole groups where the loss adds up over the rows of one."""
+        return Needs(old_logprobs=True, whole_groups=self.merge and self.loss is cross_entropy)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Set the targets, from `old_logprobs` and `advantages`."""
+        return with_targets(batch, rule=self.rule, keep=self.keep, merge=self.merge, hold=self.hold)
+
+    def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
+        """The loss of a micro-batch; there is no divergence and no entropy in it."""
+        loss = self.loss(scores.logprobs[batch.loss_mask], Aim.of(batch))
+        nothing = loss.detach() * 0
+        return Terms(policy=-loss, divergence=nothing, entropy=nothing, loss=loss)
+
+
+def cross_entropy(logprobs: Tensor, aim: Aim) -> Tensor:
+    """-Σ_c [ Σ_S τ log πθ + τ_R log(1 - Σ_S πθ) ].
+
+    Rows that took the same token agree on its probability; each has an equal share in it. The rest is followed from
+    where it was: what the sampled tokens gain it loses. Below `FULL`, where the difference of two float32 numbers
+    near 1 is noise, its logarithm stops to fall, but not to push back.
+    """
+    ids, context = aim.context.unique(return_inverse=True)
+    gain = aim.share * (logprobs.exp() - aim.old.exp())
+    nothing = logprobs.new_zeros(len(ids))  # [C]
+    now = nothing.scatter(0, context, aim.old_rest) - nothing.index_add(0, context, gain)
+    now = now + (now.clamp(min=FULL) - now).detach()
+    sampled = aim.share * aim.target.exp() * logprobs
+    return -sampled.sum() - (nothing.scatter(0, context, aim.rest) * now.log()).sum()
+
+
+def squared(logprobs: Tensor, aim: Aim) -> Tensor:
+    """Σ_c Σ_S (log πθ - log τ)² / 2."""
+    return (aim.share * (logprobs - aim.target).square()).sum() / 2
+
+
+def hinge(logprobs: Tensor, aim: Aim) -> Tensor:
+    """Σ_c Σ_S of the nats still missing to the target: 0, without a pull back, for a token that went farther."""
+    return (aim.share * ((aim.target - logprobs) * (aim.target - aim.old).sign()).relu()).sum()
+
+
+LOSSES: Mapping[str, Loss] = {"cross_entropy": cross_entropy, "squared": squared, "hinge": hinge}
+
+
+def _unknown(option: str, name: str, known: Mapping[str, object]) -> list[str]:
+    if name in known:
+        return []
+    return [f'{option} "{name}" is not one of {", ".join(known)}{did_you_mean(name, list(known))}']

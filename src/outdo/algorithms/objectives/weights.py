@@ -1,0 +1,76 @@
+"""Piece 5, the weight w: how much a token counts. Built from the mask and the totals of the whole optimiser step, so
+that micro-batches add up to exactly the step. Each takes the batch and gives [B, 1] or a number.
+
+B is the number of answers that have a trained token, in all of the optimiser step.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from torch import Tensor
+
+from outdo.algorithms.requirements import needing, needs_of
+from outdo.types import Batch
+
+Weight = Callable[[Batch], Tensor | float]
+
+
+def sequence_mean(batch: Batch) -> Tensor:
+    """1 / (B |o_i|): every answer counts the same, GRPO's 1/G and 1/|o| (DeepSeekMath, equation 3). [B, 1]
+
+    TRL's B counts the answers without a trained token too: see `every_row`.
+    """
+    return 1.0 / (_lengths(batch).clamp(min=1) * max(1, batch.totals.sequences))
+
+
+def token_mean(batch: Batch) -> float:
+    """1 / Σ_i |o_i|: every token counts the same (DAPO, arXiv 2503.14476, equation 8)."""
+    return 1.0 / max(1, batch.totals.tokens)
+
+
+def constant(*, length: int) -> Weight:
+    """1 / (B · length): every token counts the same in every step (Dr. GRPO, arXiv 2503.20783)."""
+    if length < 1:
+        raise ValueError(f"length must be 1 or more, not {length}")
+
+    def weight(batch: Batch) -> float:
+        return 1.0 / (max(1, batch.totals.sequences) * length)
+
+    return weight
+
+
+@needing(whole_groups=True)
+def prompt_mean(batch: Batch) -> Tensor:
+    """1 / (P Σ_{j in the group of i} |o_j|): every prompt counts the same, and within it every token. [B, 1]
+
+    P is the number of prompts with a trained token.
+    """
+    same = batch.group[:, None] == batch.group  # [B, B]
+    lengths = _lengths(batch)
+    return 1.0 / ((same.to(lengths.dtype) @ lengths).clamp(min=1) * max(1, batch.totals.groups))
+
+
+def sequence_sum(batch: Batch) -> float:
+    """1 / B: the mean over answers of the sum over tokens, the gradient of the expected reward as it is derived."""
+    return 1.0 / max(1, batch.totals.sequences)
+
+
+def total(batch: Batch) -> float:
+    """1: the sum over tokens."""
+    return 1.0
+
+
+def every_row(weight: Weight) -> Weight:
+    """`weight` with answers counted in B whether or not they have a trained token, as in TRL."""
+
+    @needing(**asdict(needs_of(weight)))
+    def counted(batch: Batch) -> Tensor | float:
+        return weight(batch.with_(totals=replace(batch.totals, sequences=batch.totals.rows)))
+
+    return counted
+
+
+def _lengths(batch: Batch) -> Tensor:
+    """|o_i|, as exact as the log-probabilities are. [B, 1]"""
+    precision = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return batch.loss_mask.sum(1, keepdim=True).to(precision.dtype)

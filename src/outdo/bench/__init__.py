@@ -1,1 +1,0 @@
-"""`outdo bench`: the same work by outdo and by its peers, in turns, beside what the machine can do."""

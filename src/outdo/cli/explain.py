@@ -1,0 +1,318 @@
+"""`outdo explain`: what an objective does to one token, in numbers, in sentences and as a picture."""
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from outdo.algorithms.objectives.base import Formula, Objective
+from outdo.algorithms.objectives.divergences import k3
+from outdo.algorithms.objectives.presets import grpo
+from outdo.config.method_rules import objective_mistakes
+from outdo.config.recipe import Piece
+from outdo.observability.explain import Explanation, Point, explain, mistakes_in, table
+from outdo.observability.explain_plot import plot, refuse_other_endings
+from outdo.trainer.build_method import composed
+from outdo.utils.errors import Mistakes
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arguments of `outdo explain`."""
+
+    old: float | None
+    news: Sequence[float] = ()  # none: πθ = π_old
+    ref: float | None = None  # None: π_ref = π_old
+    advantage: float = 1.0
+    group: int = 1
+    length: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One of the essay's worked examples: grpo with ε = 0.2."""
+
+    old: float
+    news: Sequence[float]
+    advantage: float
+    refs: Sequence[float | None] = (None,)
+    beta: float = 0.0
+
+    @property
+    def objective(self) -> Objective:
+        return grpo(clip_low=0.2, clip_high=0.2, beta=self.beta)
+
+    def points(self) -> list[Point]:
+        """Its rows, as printed."""
+        return [
+            point
+            for ref in self.refs
+            for point in table(self.objective, old=self.old, news=self.news, advantage=self.advantage, ref=ref)
+        ]
+
+
+EXAMPLES: Mapping[int, Example] = {
+    1: Example(old=0.010, news=(0.008, 0.010, 0.012, 0.100, 0.500), advantage=1.0),
+    2: Example(old=0.900, news=(0.800, 0.900, 0.950, 1.000), advantage=1.0),
+    3: Example(old=0.900, news=(0.900, 0.800, 0.720, 0.500, 0.100), advantage=-1.0),
+    4: Example(old=0.500, news=(0.600,), advantage=0.01, refs=(0.500, 0.100, 1e-50), beta=0.02),
+}
+
+
+def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objective:
+    """The objective of a name and of settings such as `"beta=0.02"`; `length` is the longest answer, where it asks.
+
+    Raises `Mistakes` with all that is wrong with them.
+    """
+    options: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for text in settings:
+        key, equals, written = text.partition("=")
+        if not equals:
+            mistakes.append(f"explain: --set {text}: expected key=value, such as beta=0.02")
+            continue
+        try:
+            options[key] = tomllib.loads(f"value = {written}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[key] = written
+    piece = Piece(name=name, options=options)
+    mistakes += objective_mistakes(piece, key="explain")
+    if mistakes:
+        raise Mistakes(mistakes)
+    return composed(piece, filled={"length": length})
+
+
+def run_explain(
+    title: str,
+    make: Callable[[], Objective],
+    asked: Asked,
+    console: Console,
+    *,
+    picture: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Explain the objective that `make` gives. Raises `Mistakes` with all that is wrong, those of `make` included."""
+    mistakes = [f"explain: --{each}" for each in _mistakes(asked)]
+    objective = _tried(make, mistakes)
+    if picture is not None:
+        _tried(lambda: refuse_other_endings(picture), mistakes)
+    if mistakes or objective is None or asked.old is None:
+        raise Mistakes(mistakes)
+    where = {"old": asked.old, "advantage": asked.advantage, "ref": asked.ref}
+    news = asked.news or [asked.old]
+    told = explain(objective, new=news[0], group=asked.group, length=asked.length, **where)
+    points = table(objective, news=news, **where)
+    if picture is not None:
+        plot(
+            objective,
+            picture,
+            old=told.old,
+            news=news,
+            advantage=told.advantage,
+            refs=[told.ref],
+            title=_head(title, told),
+        )
+    if as_json:
+        console.file.write(
+            json.dumps({"objective": title, "points": [*map(asdict, points)]} | told.surroundings()) + "\n"
+        )
+        return
+    _say(console, _head(title, told))
+    console.print(_rows(told, points))
+    for line in _sentences(objective, told):
+        _say(console, line)
+    if picture is not None:
+        _say(console, f"the picture is {picture}")
+
+
+def run_example(number: int, console: Console, *, picture: Path | None = None, as_json: bool = False) -> None:
+    """Print a worked example of the essay as it stands there. Raises `Mistakes` where there is no such example."""
+    if number not in EXAMPLES:
+        raise Mistakes([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
+    example = EXAMPLES[number]
+    if picture is not None:
+        refuse_other_endings(picture)
+        where = {"old": example.old, "news": example.news, "advantage": example.advantage, "refs": example.refs}
+        plot(example.objective, picture, **where, title=f"Example {number}: {_given(example)}")
+    points = example.points()
+    if as_json:
+        console.file.write(json.dumps({"example": number, "points": [*map(asdict, points)]}) + "\n")
+        return
+    _say(console, f"Example {number}: {_given(example)}")
+    console.print(_table(*(_pulled(points) if example.beta else _clipped(points))))
+    if picture is not None:
+        _say(console, f"the picture is {picture}")
+
+
+def _mistakes(asked: Asked) -> list[str]:
+    old = 1.0 if asked.old is None else asked.old
+    missing = ["old is needed: the probability of the token when it was sampled"] if asked.old is None else []
+    size = {"group": asked.group, "length": asked.length}
+    return missing + mistakes_in(old=old, news=asked.news, advantage=asked.advantage, ref=asked.ref, **size)
+
+
+def _tried(call: Callable[[], Made], mistakes: list[str]) -> Made | None:
+    """What `call` gives, or None and its mistakes among the others."""
+    try:
+        return call()
+    except Mistakes as error:
+        mistakes += error.mistakes
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- the essay's tables
+
+
+def _given(example: Example) -> str:
+    beta = f", β = {example.beta}" if example.beta else ""
+    return f"Â = {example.advantage}, ε = 0.2{beta}"
+
+
+def _clipped(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
+    """Examples 1 to 3."""
+    values = ([p.old, p.new, p.ratio, p.clipped_ratio or 0.0, p.objective] for p in points)
+    return ["π_old", "πθ", "Ratio", "Clipped ratio", "Clipped objective"], [[f"{v:.3f}" for v in row] for row in values]
+
+
+def _pulled(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
+    """Example 4."""
+    names = ["π_ref", "π_old", "πθ", "dJ/dπθ (clip term)", "dJ/dπθ (KL)", "Total gradient"]
+    rows = [
+        [
+            f"{p.ref:.3f}" if p.ref and p.ref >= 0.001 else f"{p.ref:.0e}",
+            f"{p.old:.3f}",
+            f"{p.new:.3f}⁻",
+            f"{p.policy_gradient:+.3f}",
+            f"{p.divergence_gradient:+.4f}",
+            f"{p.gradient:+.4f}",
+        ]
+        for p in points
+    ]
+    return names, rows
+
+
+# ---------------------------------------------------------------------------------------------------- any objective
+
+
+def _head(title: str, told: Explanation) -> str:
+    reference = "" if told.ref is None else f", π_ref = {_short(told.ref)}"
+    return f"{title}: one token, π_old = {_short(told.old)}{reference}, Â = {_short(told.advantage)}"
+
+
+def _rows(told: Explanation, points: Sequence[Point]) -> Table:
+    """A row for each πθ; the gradients are by πθ."""
+    edges = [edge for interval in told.flat for edge in interval]
+
+    def place(point: Point) -> str:
+        at_edge = point.new != point.old and any(abs(edge - point.new) < 1e-9 for edge in edges)
+        side = ("⁻" if point.new > point.old else "⁺") if at_edge else ""
+        return f"{_short(point.new)}{side}"
+
+    names = ["πθ", "ratio", "clipped ratio", "objective", "dJ/dπθ"]
+    rows = [
+        [
+            place(p),
+            _short(p.ratio),
+            "-" if p.clipped_ratio is None else _short(p.clipped_ratio),
+            _short(p.objective),
+            _signed(p.policy_gradient),
+        ]
+        for p in points
+    ]
+    if told.ref is not None:
+        names += ["reference term", "together"]
+        rows = [
+            [*row, _signed(p.divergence_gradient), _signed(p.gradient)] for row, p in zip(rows, points, strict=True)
+        ]
+    return _table(names, rows)
+
+
+def _sentences(objective: Objective, told: Explanation) -> Iterator[str]:
+    """How fast, how much, and what DeepSeekMath says of it."""
+    factors = dict(told.factors)
+    size, pull = factors.pop("the size of Â", None), factors.pop("the reference's pull", 0.0)
+    yield "how fast: at πθ = π_old, ∇ log πθ is multiplied with"
+    share = "" if size is None else f", in which the size of Â is a factor of {_short(size)}"
+    yield f"    {_short(told.coefficient - pull):<9} by the policy term{share}"
+    if told.ref is not None:
+        yield f"  + {_short(pull):<9} by the reference's pull"
+    for name, value in factors.items():
+        yield f"  × {_fraction(value):<9} for {name}"
+    yield f"  = {_short(told.coefficient * math.prod(factors.values()))}"
+    yield "how much"
+    yield from (f"  {line}" for line in _how_much(told))
+    if objective.needs.whole_groups:
+        yield "  It looks across the answers to a question; here the answer is the only one."
+    yield from (f"  {line}" for line in _equation_21(objective, told))
+
+
+def _how_much(told: Explanation) -> Iterator[str]:
+    way = "up" if told.advantage > 0 else "down"
+    if told.bound is None:
+        still = told.flat == ((0.0, 1.0),)
+        yield "The policy term has no gradient." if still else f"The policy term pulls {way}, and has no bound."
+    else:
+        beyond = "" if told.reachable else ", which no probability reaches"
+        ratio = _short(told.bound / told.old)
+        yield f"The policy term pulls {way} until πθ = {_short(told.bound)}, a ratio of {ratio}{beyond}."
+    if told.bound is not None and told.flat:
+        intervals = " and ".join(f"from {_short(low)} to {_short(high)}" for low, high in told.flat)
+        yield f"It has no gradient {intervals}."
+    for turn in told.turns:
+        how = "at a kink" if turn.kink else "stationary"
+        yield f"All terms together have a {turn.kind} at {_short(turn.probability)} ({how})."
+    yield f"Any number of small updates takes πθ from {_short(told.old)} to {_short(told.destination)}."
+
+
+def _equation_21(objective: Objective, told: Explanation) -> Iterator[str]:
+    """The statement of DeepSeekMath's equation 21, where the objective's coefficient is that one."""
+    if not isinstance(objective, Formula) or objective.divergence is not k3 or told.ref is None:
+        return
+    beta, advantage = float(objective.beta), told.advantage
+    if not math.isclose(told.coefficient, advantage + beta * (told.ref / told.old - 1), abs_tol=1e-9):
+        return
+    numbers = f"{advantage:g} + {beta:g} ({told.ref:g} / {told.old:g} - 1) = {_short(told.coefficient)}"
+    yield f"Â + β (π_ref / πθ - 1) = {numbers} at π_old (DeepSeekMath, equation 21)."
+    if advantage > beta:
+        yield "Â > β: at πθ = π_old there is no π_ref for which it is 0."
+    else:
+        balance = told.old * (1 - advantage / beta)
+        reached = "" if balance <= 1 else ", which no probability is"
+        yield f"Â ≤ β: at πθ = π_old it is 0 for π_ref = {_short(balance)}{reached}."
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _fraction(value: float) -> str:
+    """1/160 where it is one, else digits."""
+    fraction = Fraction(value).limit_denominator(1_000_000)
+    exact = fraction.numerator == 1 and math.isclose(value, 1 / fraction.denominator)
+    return str(fraction) if exact and fraction.denominator > 1 and value < 0.5 else _short(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4g}" if value else "0"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,60 @@
+"""The settings of the first job, and what they were chosen by.
+
+The teacher forgets most carries, and so does the model after the warm start: greedily it is right only where there is
+nothing to carry, sampled now and then elsewhere too. That is what reinforcement can choose from.
+
+Measured: after a warm start of 240 steps, 60 steps of GRPO ended at 94 % right greedily (seed 1); after 320, at 97 to
+100 % (seeds 0 to 2). At twice the learning rate it was 90 to 98 % after 20 steps, where this gives 97 to 100 %. With
+randomly wrong digits in place of forgotten carries, the likeliest answers are right before it starts.
+"""
+
+from functools import partial
+
+from outdo.models.optimiser import OptimiserSettings, adamw
+
+WORKERS = 2  # the same everywhere, so that everybody's run ends with the same weights
+QUESTIONS = 12800  # to learn from and to train on
+CARELESS = 0.7  # chance that the teacher forgets a carry
+
+WARM_START_STEPS = 400
+WARM_START_PAIRS = 64  # per step
+WARM_START = OptimiserSettings(
+    lr=2e-3,
+    warmup=10,
+    schedule="linear",
+    total=WARM_START_STEPS,
+    algorithm=partial(adamw, betas=(0.9, 0.99)),
+)
+
+RECIPE = """\
+# What `outdo quickstart` trains by. Change a line, and: outdo train THIS_FILE
+model = "{model}"
+seed = {seed}
+threads = {workers}
+workers = {workers}                   # processes, of a thread each, that share the weights: see docs/speed.md
+steps = 80
+rewards = "exact"             # the text after `#` has to be the answer
+
+[data]
+path = "{questions}"
+eval_path = "{held_out}"
+
+[sampling]
+max_tokens = 48
+
+[train]
+prompts = 32
+group = 8
+objective = {{name = "grpo", beta = 0.0}}
+
+[optim]
+lr = 1e-4
+schedule = {{name = "linear", warmup = 10}}
+
+[eval]
+rows = 512
+samples = 4
+
+[checkpoint]
+every = 40
+"""

@@ -1,0 +1,244 @@
+"""`outdo reward-model`: preferences or rated answers in, a reward model out."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from outdo.data.files import Rows, read
+from outdo.data.questions import PROMPT_COLUMNS, SHOWN, Columns, questions
+from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
+from outdo.models.loading import load_tokenizer
+from outdo.models.optimiser import OptimiserSettings
+from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, Text, comparisons_of, fit, teaches
+from outdo.trainer.display import Display
+from outdo.utils.errors import Mistakes, ModelError
+from outdo.utils.imports import did_you_mean
+
+Kind = Literal["pairs", "scored", "regression"]
+ROLES: Mapping[Kind, tuple[str, ...]] = {
+    "pairs": ("prompt", "chosen", "rejected"),
+    "scored": ("prompt", "completion", "reward"),
+    "regression": ("prompt", "completion", "reward"),
+}
+NAMES: Mapping[str, tuple[str, ...]] = {  # the columns that are taken for each, the likeliest first
+    "prompt": PROMPT_COLUMNS,
+    "chosen": ("chosen", "preferred", "better", "winner"),
+    "rejected": ("rejected", "dispreferred", "worse", "loser"),
+    "completion": ("completion", "response", "answer", "output", "text"),
+    "reward": ("reward", "score", "rating", "value", "label"),
+}
+
+
+def run_reward_model(
+    model: str,
+    data: str,
+    out: Path,
+    display: Display,
+    *,
+    kind: Kind = "pairs",
+    steps: int,
+    batch: int,
+    optimiser: OptimiserSettings,
+    seed: int,
+    device: str,
+    holdout: float = 0.1,
+    template: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
+) -> None:
+    """Train a reward model on a file, and write it to a new folder.
+
+    `model` is a language model, which gets a new head, or a reward model, which is trained on. `columns` names those of
+    `data` that are not found by themselves. The share `holdout` of the prompts is kept apart, to be ranked at the end.
+
+    Raises `Mistakes` with all that is wrong with the folders and the data, before a model is loaded.
+    """
+    loss: Loss = "regression" if kind == "regression" else "pairs"
+    train, held_out = _checked(model, data, out, kind, columns or {}, holdout, seed)
+    useful = [each for each in train if teaches(each, loss)]
+    if len(useful) < len(train):
+        display.say(f"left out: {len(train) - len(useful)} of {len(train)} prompts, whose answers are worth the same")
+    reward = _opened(model, seed, device=device, optimiser=replace(optimiser, total=steps), template=template)
+    fitting, judged = _short_enough(reward, useful, display), _short_enough(reward, held_out, display)
+    if not fitting:
+        raise Mistakes([f"{data}: no comparison fits into the model's context of {reward.context} tokens"])
+    before = reward.ranking(judged)
+    for line in _fitted(fit(reward, fitting, steps=steps, batch=batch, seed=seed, loss=loss), steps, display):
+        display.say(line)
+    reward.save(out)
+    if before.pairs:
+        display.say(f"held-out: {_said(reward.ranking(judged))} (before training {before.share:.1%})")
+    display.say(f"the reward model is in {out}")
+
+
+def _fitted(fitting: Iterable[FitStep], steps: int, display: Display) -> Iterator[str]:
+    """Train; twenty times, where no bar does it, say how the steps since the last time went."""
+    since: list[FitStep] = []
+    for step in display.track(fitting, total=steps):
+        since.append(step)
+        if not display.live and (step.index % max(1, steps // 20) == 0 or step.index == steps):
+            ranking = sum((each.ranking for each in since), Ranking())
+            mean = math.fsum(each.metrics["loss"] for each in since) / len(since)
+            yield f"step {step.index}/{steps}  {_said(ranking)}  loss {mean:.4g}"
+            since = []
+
+
+def _short_enough(reward: RewardModel, comparisons: Sequence[Comparison], display: Display) -> list[Comparison]:
+    """Those that the model has positions for; that others are left out is said."""
+    kept = [each for each in comparisons if reward.fits(each)]
+    if left := len(comparisons) - len(kept):
+        longer = f"longer than the model's context of {reward.context} tokens"
+        display.say(f"left out: {left} of {len(comparisons)} comparisons, {longer}")
+    return kept
+
+
+def _said(ranking: Ranking) -> str:
+    if not ranking.pairs:
+        return "has no two answers to one prompt to rank"
+    return f"ranks {ranking.share:.1%} of {ranking.pairs} pair{'s' * (ranking.pairs != 1)} right"
+
+
+def _opened(model: str, seed: int, **how: Any) -> RewardModel:
+    """A reward model as it is; a language model's body with a new head."""
+    load_tokenizer(model, kind=EITHER)  # of a hub model, config.json is here only now
+    architecture = inspect_folder(model, EITHER).architecture or ""
+    if architecture.endswith(REWARD_MODEL.endings):
+        return RewardModel.load(model, **how)
+    return RewardModel.from_policy(model, seed=seed, **how)
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+
+
+def _checked(
+    model: str, data: str, out: Path, kind: Kind, columns: Mapping[str, str | None], holdout: float, seed: int
+) -> tuple[list[Comparison], list[Comparison]]:
+    """What is trained on and what is held out. Raises `Mistakes` with everything that is wrong."""
+    mistakes: list[str] = []
+    split: tuple[list[Comparison], list[Comparison]] = ([], [])
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        mistakes.append(f"{out}: there is something there already; choose a new folder")
+    try:
+        inspect_folder(model, EITHER)
+    except ModelError as error:
+        mistakes.append(str(error))
+    try:
+        split = hold_out(comparisons_from(data, kind, columns), holdout, seed)
+        if not any(teaches(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
+            missing = "two answers of different reward to one prompt" if kind == "scored" else "an answer"
+            mistakes.append(f"{data}: nothing to train on: there has to be {missing}, beside those held out")
+    except Mistakes as error:
+        mistakes += error.mistakes
+    if mistakes:
+        raise Mistakes(mistakes)
+    return split
+
+
+def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -> list[Comparison]:
+    """The comparisons of a file or Hub data set. Raises `Mistakes` with every row that is none, and why.
+
+    An answer is text, or chat messages: the prompt's own, or none, and one by the assistant.
+    """
+    rows = read(path)
+    names = _columns(rows, kind, columns)
+    prompts, told = _prompts(rows, names["prompt"])
+    answers: list[tuple[Text, Any, Any]] = []
+    for number, row in rows.values.items():
+        prompt = prompts.get(number, "")
+        first, second = (_value(row, names[role], role, prompt) for role in ROLES[kind][1:])
+        told += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, Wrong)]
+        answers.append((prompt, first, second))
+    if told:
+        rest = [f"{path}: and {len(told) - SHOWN} more faults like these"] if len(told) > SHOWN else []
+        raise Mistakes([*told[:SHOWN], *rest])
+    if kind == "pairs":
+        return [Comparison(prompt=prompt, completions=tuple(pair), values=(1.0, 0.0)) for prompt, *pair in answers]
+    return comparisons_of(answers)
+
+
+def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
+    """The prompts by row number, and what is wrong with rows and prompts. An `id` may stand in many rows."""
+    bare = {number: {key: row[key] for key in row if key != "id"} for number, row in rows.values.items()}
+    try:
+        asked = questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
+    except Mistakes as error:
+        usable = {number: row[name] for number, row in bare.items() if isinstance(row.get(name), str | list)}
+        return usable, list(error.mistakes)
+    return {int(each.id): each.prompt for each in asked}, []
+
+
+def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:
+    """Split into `(train, held_out)`; no prompt is in both.
+
+    Held out are, of all prompts, the share whose SHA-256 with the seed is smallest, and one at least.
+    """
+    prompts = sorted({repr(each.prompt) for each in comparisons}, key=lambda text: _hash(seed, text))
+    apart = set(prompts[: max(1, round(share * len(prompts))) if share else 0])
+    train = [each for each in comparisons if repr(each.prompt) not in apart]
+    return train, [each for each in comparisons if repr(each.prompt) in apart]
+
+
+def _hash(seed: int, text: str) -> bytes:
+    return hashlib.sha256(f"{seed}:{text}".encode()).digest()
+
+
+def _columns(rows: Rows, kind: Kind, named: Mapping[str, str | None]) -> dict[str, str]:
+    """The column of each role: the one named, else the likeliest that is there."""
+    found: dict[str, str] = {}
+    mistakes: list[str] = []
+    listed = f"(columns: {', '.join(rows.columns[:20])})"
+    for role in ROLES[kind]:
+        name = named.get(role) or next((each for each in NAMES[role] if each in rows.columns), None)
+        found[role] = name or ""
+        if name is None:
+            mistakes.append(f"{rows.source}: no column looks like the {role}; name it: --{role} NAME {listed}")
+        elif name not in rows.columns:
+            near = did_you_mean(name, rows.columns)
+            mistakes.append(f'{rows.source}: no column "{name}" (asked for by --{role}){near} {listed}')
+    if mistakes and rows.values:
+        raise Mistakes([*mistakes, *_other_kind(rows, kind)])
+    return found
+
+
+def _other_kind(rows: Rows, kind: Kind) -> Iterator[str]:
+    """Where the file holds what another kind of training asks for."""
+    other: Kind = "scored" if kind == "pairs" else "pairs"
+    if all(any(name in rows.columns for name in NAMES[role]) for role in ROLES[other]):
+        yield f"{rows.source}: it has the columns of --kind {other}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Why a value is of no use."""
+
+    reason: str
+
+
+def _value(row: Mapping[str, Any], name: str, role: str, prompt: Text) -> str | float | Wrong:
+    """What stands in a column: a number for a reward, else text."""
+    if row.get(name) is None:
+        return Wrong(
+            f'column "{name}" is null' if name in row else f'no column "{name}"{did_you_mean(name, list(row))}'
+        )
+    return _number(name, row[name]) if role == "reward" else _answer(name, row[name], prompt)
+
+
+def _number(name: str, value: Any) -> float | Wrong:
+    try:
+        number = float(value)  # a CSV file has only text
+    except (TypeError, ValueError):
+        number = math.nan
+    return number if math.isfinite(number) else Wrong(f'column "{name}" holds {str(value)[:40]!r}, which is no number')
+
+
+def _answer(name: str, value: Any, prompt: Text) -> str | Wrong:
+    if isinstance(value, str):
+        return value
+    messages = [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and isinstance(last.get("content"), str) and messages[:-1] in ([], own):
+        return last["content"]
+    return Wrong(f'column "{name}" is neither text nor the prompt\'s messages with one by the assistant after them')

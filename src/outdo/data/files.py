@@ -1,0 +1,253 @@
+"""Files of questions into rows: JSONL, JSON, CSV, Parquet, and data sets of the Hub.
+
+A row that cannot be read does not stop the reading: it is kept as a fault with its number, so that all faults of a
+file are told at once, together with what `outdo.data.questions` finds wrong in the rows that could be read.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from outdo.utils.errors import Mistakes
+from outdo.utils.imports import did_you_mean
+
+HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<split>[\w.\[\]:%+-]+))?")
+LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
+"""A name that ends so means a file on this machine, never a data set of the Hub."""
+
+DEEPEST = 100
+"""Lists within lists. What is deeper could not be written as JSON again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row that cannot be used, and why."""
+
+    row: int  # the line of a .jsonl file, else the record; the first is 1
+    reason: str
+
+
+Parsed = tuple[int, Mapping[str, Any]] | Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a file as they stand there."""
+
+    source: str  # the path or the Hub name, as given
+    values: Mapping[int, Mapping[str, Any]]  # row number: its columns
+    faults: tuple[Fault, ...]  # rows that could not be read; `outdo.data.questions.questions` reports them
+    fingerprint: str  # SHA-256 of the file, or of the rows of a Hub data set
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that any row has, in the order first seen."""
+        return tuple(dict.fromkeys(name for row in self.values.values() for name in row))
+
+
+def read(path: str, *, limit: int | None = None) -> Rows:
+    """The first `limit` rows (all, if `None`) of a file or of a Hub data set `owner/name:split`.
+
+    The Hub is asked only where `path` cannot mean a file here. Raises `Mistakes` if there is no such file, if it is
+    empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
+    """
+    hub = HUB_NAME.fullmatch(path)
+    if hub and not _looks_local(path):
+        records = _hub_records(path, hub["name"], hub["split"] or "train")
+        parsed: list[Parsed] = [_checked(n, row) for n, row in enumerate(islice(records, limit), 1)]
+        fingerprint = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
+    else:
+        reader = _reader(path)
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise Mistakes([f"{path}: cannot be read: {error.strerror}"]) from None
+        parsed = list(islice(reader(path, content), limit)) if content.strip() else []
+        fingerprint = hashlib.sha256(content).hexdigest()
+    if not parsed:
+        raise Mistakes([f"{path}: is empty: it holds no rows"])
+    return Rows(
+        source=path,
+        values=dict(row for row in parsed if not isinstance(row, Fault)),
+        faults=tuple(row for row in parsed if isinstance(row, Fault)),
+        fingerprint=fingerprint,
+    )
+
+
+def fingerprint(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal: the same string as `read(path).fingerprint`."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _looks_local(path: str) -> bool:
+    """A slip of the pen in a local path must never become a question to the Hub."""
+    return Path(path).exists() or path.endswith(LOCAL_SUFFIXES) or Path(path.partition("/")[0]).is_dir()
+
+
+def _reader(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
+    file = Path(path)
+    if "\0" in path or not file.exists():
+        near = did_you_mean(file.name, [p.name for p in file.parent.glob("*.*")]) if "\0" not in path else ""
+        raise Mistakes([f"{path}: no such file (looked in {Path.cwd()}){near}"])
+    if file.is_dir():
+        inside = sorted(str(p) for p in file.iterdir() if p.suffix in READERS)
+        raise Mistakes([f"{path}: is a folder; name a file in it{f', such as {inside[0]}' if inside else ''}"])
+    if file.suffix not in READERS:
+        raise Mistakes([f"{path}: unknown format; expected a file ending in {', '.join(READERS)}"])
+    return READERS[file.suffix]
+
+
+# ------------------------------------------------------------------------------------------------------------ formats
+
+
+def _jsonl(path: str, content: bytes) -> Iterator[Parsed]:
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            yield _record(number, line)
+
+
+def _record(number: int, line: bytes) -> Parsed:
+    try:
+        return _checked(number, _loads(line.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        return Fault(number, f"not UTF-8 text (byte {error.start} of the line)")
+    except json.JSONDecodeError as error:
+        return Fault(number, f"broken JSON: {error.msg} (column {error.colno})")
+    except ValueError as error:
+        return Fault(number, str(error))
+    except RecursionError:
+        return Fault(number, "nested too deeply")
+
+
+def _json(path: str, content: bytes) -> Iterator[Parsed]:
+    try:
+        value = _loads(_text(path, content))
+    except json.JSONDecodeError as error:
+        raise Mistakes([f"{path}: broken JSON in line {error.lineno}: {error.msg}"]) from None
+    except (ValueError, RecursionError) as error:
+        raise Mistakes([f"{path}: {error}"]) from None
+    if not isinstance(value, list):
+        raise Mistakes([f"{path}: expected a list of rows, [{{...}}, {{...}}]; one row a line is .jsonl"])
+    yield from (_checked(number, row) for number, row in enumerate(value, 1))
+
+
+def _csv(path: str, content: bytes) -> Iterator[Parsed]:
+    records = csv.reader(io.StringIO(_text(path, content), newline=""), strict=True)
+    try:
+        header = next(records, [])
+    except csv.Error as error:
+        raise Mistakes([f"{path}: broken CSV in its header: {error}"]) from None
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise Mistakes([f"{path}: the header names {', '.join(repeated)} twice"])
+    number = 0
+    try:
+        for number, fields in enumerate(filter(None, records), 1):
+            if len(fields) == len(header):
+                yield _checked(number, dict(zip(header, fields, strict=True)))
+            else:
+                yield Fault(number, f"it has {len(fields)} fields, the header {len(header)}")
+    except csv.Error as error:  # what follows a broken quote cannot be told apart
+        yield Fault(number + 1, f"broken CSV: {error}; nothing after it was read")
+
+
+def _parquet(path: str, content: bytes) -> Iterator[Parsed]:
+    try:
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+        rows = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise Mistakes([f"{path}: not a whole Parquet file: {str(error).splitlines()[0]}"]) from None
+    yield from (_checked(number, row) for number, row in enumerate(rows, 1))
+
+
+READERS: Mapping[str, Callable[[str, bytes], Iterator[Parsed]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+
+
+def _hub_records(path: str, name: str, split: str) -> Iterable[Mapping[str, Any]]:
+    try:
+        import datasets
+    except ImportError:
+        hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
+        raise Mistakes([f"{path}: data sets of the Hub need the package datasets: {hint}"]) from None
+    try:
+        return datasets.load_dataset(name, split=split)  # type: ignore[return-value]
+    except Exception as error:  # a library's many ways of saying no: offline, no such name, no such split
+        said = (str(error).strip() or "no reason given").splitlines()[0]
+        raise Mistakes([f"{path}: the Hub's data set cannot be loaded: {type(error).__name__}: {said}"]) from error
+
+
+def _text(path: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Mistakes([f"{path}: not UTF-8 text (line {line}, byte {error.start} of the file)"]) from None
+
+
+# ------------------------------------------------------------------------------------------------------- single values
+
+
+def _loads(text: str) -> Any:
+    """JSON as its standard has it: no NaN, and no key given twice, where Python would quietly take the last."""
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'"{next(name for name in names if names.count(name) > 1)}" is given twice')
+    return row
+
+
+def _checked(number: int, row: Any) -> Parsed:
+    if not isinstance(row, Mapping):
+        return Fault(number, f"expected an object with columns, found {json.dumps(row, default=repr)[:40]}")
+    for name, value in row.items():
+        reason = next(_unusable(value), None) or next(_unusable(name), None)
+        if reason:
+            return Fault(number, f"column {json.dumps(name)} {reason}")
+    return number, row
+
+
+def _unusable(value: Any, depth: int = 0) -> Iterator[str]:
+    """Why a value could not travel to a tokenizer, to a reward in a worker, and into a report."""
+    if depth > DEEPEST:
+        yield "is nested too deeply"
+        return
+    match value:
+        case str():
+            if "\0" in value:
+                yield "holds a NUL character"
+            elif any("\ud800" <= character <= "\udfff" for character in value):
+                yield "holds half of a surrogate pair, which is no character"
+        case float():
+            if not math.isfinite(value):
+                yield f"holds {value}, which is not a finite number"
+        case Mapping():
+            for part in (*value.keys(), *value.values()):
+                yield from _unusable(part, depth + 1)
+        case list() | tuple():
+            for part in value:
+                yield from _unusable(part, depth + 1)

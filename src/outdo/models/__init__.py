@@ -1,0 +1,1 @@
+"""Everything with weights: policy, critic, reference, optimiser, and how their log-probabilities are computed."""

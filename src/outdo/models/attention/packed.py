@@ -1,0 +1,165 @@
+"""A batch computed without padding, every group's prompt once.
+
+All tokens stand in one flat row: first each distinct prompt, then each completion, the longest first. Everything in a
+transformer but attention looks at single tokens and does not notice; attention is done here, on padded views of the
+flat row, each completion reading its own prompt and itself. What comes out equals the padded forward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outdo.models.attention.kernel import Rule, attention, within
+from outdo.models.logprobs import predecessors
+from outdo.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Neighbours in the flat row, n tokens, that attention sees as R sequences of length L."""
+
+    shape: tuple[int, int]  # R, L
+    places: Tensor | None  # [n] where in R x L each token stands; None where nothing is padded
+    at: Tensor  # [R, L] position within the sequence; 0 on padding
+    real: Tensor  # [R, L] False on padding
+    prompt_of: Tensor  # [R] which prompt a row goes on from
+
+    def spread(self, tokens: Tensor) -> Tensor:
+        """[n, heads, d] -> [R, heads, L, d], 0 on padding."""
+        if self.places is not None:
+            room = tokens.new_zeros(self.real.numel(), *tokens.shape[1:])
+            tokens = room.index_copy(0, self.places, tokens)  # [R * L, heads, d]
+        return tokens.unflatten(0, self.shape).transpose(1, 2)
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """[R, heads, L, d] -> [n, heads, d]."""
+        tokens = rows.transpose(1, 2).flatten(0, 1)  # [R * L, heads, d]
+        return tokens if self.places is None else _Taken.apply(tokens, self.places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Where each token of a batch stands in the flat row of N tokens; also the attention over it."""
+
+    token_ids: Tensor  # [N]
+    positions: Tensor  # [N] position within the sequence; completions go on where their prompt ends
+    sizes: tuple[int, ...]  # tokens of the prompts, and of each part of the completions
+    prompts: Part
+    completions: tuple[Part, ...]
+    source: Tensor  # [B, T] index into the row of the position that predicts token t
+    _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The windows that attention over this row was asked to keep to."""
+        return frozenset(self._masks)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]; what is beyond N stays 0."""
+        among, *after = self._allowed(rule.window)
+        filling = query.shape[2] - len(self.token_ids)
+        sizes = (*self.sizes, filling)
+        first, *others, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
+        q, k, v = (self.prompts.spread(x) for x in first)  # [P, heads, Lp, d]
+        outputs = [self.prompts.gathered(attention(q, k, v, among, rule))]
+        for part, own, allowed in zip(self.completions, others, after, strict=True):
+            q, *after_prompt = (part.spread(x) for x in own)  # [R, heads, L, d]
+            keys, values = (
+                torch.cat([x.index_select(0, part.prompt_of), y], 2) for x, y in zip((k, v), after_prompt, strict=True)
+            )
+            outputs.append(part.gathered(attention(q, keys, values, allowed, rule)))
+        outputs.append(query.new_zeros(filling, *outputs[0].shape[1:]))
+        return torch.cat(outputs)[None]  # [1, N, heads, d]
+
+    def _allowed(self, window: int | None) -> list[Tensor]:
+        """Who may read whom: [P, 1, Lp, Lp] among prompts, then [R, 1, L, Lp + L] for each part."""
+        if window not in self._masks:
+            masks = [within(self.prompts.at, self.prompts.at, self.prompts.real, window)]
+            for part in self.completions:
+                read = torch.cat([self.prompts.at[part.prompt_of], part.at], 1)  # [R, Lp + L]
+                real = torch.cat([self.prompts.real[part.prompt_of], part.real], 1)
+                # A padded query reads whatever stands first, so that no row of a softmax is empty; nobody reads it.
+                masks.append(within(part.at, read, real, window))
+            self._masks[window] = masks
+        return self._masks[window]
+
+
+def pack(batch: Batch) -> Packed:
+    """Lay out a batch. Neighbouring rows of one group whose prompts are equal share them."""
+    device, width = batch.token_ids.device, batch.token_ids.shape[1]
+    is_prompt = torch.arange(width, device=device) < batch.prompt_lengths[:, None]  # [B, T]
+    first = _first_of_prompt(batch, is_prompt)  # [B] True where a row brings its prompt
+    owner, prompt_of = first.nonzero().squeeze(1), first.cumsum(0) - 1  # [P] the row a prompt is taken from, [B]
+    lengths = batch.attention_mask.sum(1) - batch.prompt_lengths  # [B]
+
+    nothing = torch.zeros_like(batch.prompt_lengths)
+    laid = [_lay(owner, nothing, batch.prompt_lengths, prompt_of)]
+    for rows in _similar(lengths.tolist()):
+        laid.append(_lay(torch.tensor(rows, device=device), batch.prompt_lengths, lengths, prompt_of))
+    parts, rows, columns = zip(*laid, strict=True)
+    row, column = torch.cat(rows), torch.cat(columns)  # [N] where in the batch each token of the flat row stands
+
+    place = torch.zeros_like(batch.token_ids)  # [B, T] where in the flat row each token of the batch stands
+    place[row, column] = torch.arange(len(row), device=device)
+    place = place[owner[prompt_of]].where(is_prompt, place)
+    return Packed(
+        token_ids=batch.token_ids[row, column],
+        positions=column,
+        sizes=tuple(len(part) for part in rows),
+        prompts=parts[0],
+        completions=parts[1:],
+        source=place[:, predecessors(width, device)],
+    )
+
+
+def _lay(rows: Tensor, starts: Tensor, lengths: Tensor, prompt_of: Tensor) -> tuple[Part, Tensor, Tensor]:
+    """Some rows of a batch side by side, from column `starts` on; also of each token the row and the column, [n]."""
+    starts, lengths = starts[rows, None], lengths[rows, None]
+    columns = torch.arange(int(lengths.max()), device=rows.device)  # [L]
+    real = columns < lengths  # [R, L]
+    at = (starts + columns) * real
+    places = real.flatten().nonzero().squeeze(1)
+    padded = len(places) < real.numel()
+    part = Part(
+        shape=(real.shape[0], real.shape[1]),
+        places=places if padded else None,
+        at=at,
+        real=real,
+        prompt_of=prompt_of[rows],
+    )
+    return part, rows[:, None].expand_as(real)[real], at[real]
+
+
+def _similar(lengths: Sequence[int]) -> list[list[int]]:
+    """The rows that hold anything, longest first, cut where one would be padded to more than twice its length."""
+    cut: list[list[int]] = []
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
+        if not cut or lengths[cut[-1][0]] > 2 * lengths[row]:
+            cut.append([])
+        cut[-1].append(row)
+    return cut
+
+
+class _Taken(torch.autograd.Function):
+    """x[places], no place twice: so the way back is a copy, where autograd's would add up one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.length = len(x)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.length, *gradient.shape[1:]).index_copy(0, places, gradient), None
+
+
+def _first_of_prompt(batch: Batch, is_prompt: Tensor) -> Tensor:
+    """Which rows' prompts differ from that of the row before them, [B] bool."""
+    prompts = batch.token_ids.where(is_prompt, -1)
+    same = (prompts[1:] == prompts[:-1]).all(1) & (batch.group[1:] == batch.group[:-1])
+    return torch.cat([same.new_ones(1), ~same])

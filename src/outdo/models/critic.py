@@ -1,0 +1,203 @@
+"""Values and their updates: what the rest of an answer is expected to earn.
+
+A critic reads hidden states: those of a model of its own (`own_model`), which it trains, or the policy's (`own_head`),
+which it only looks at. V of a token is read where the token is predicted, before it is seen.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils import skip_init
+from transformers import PreTrainedModel
+
+from outdo.models.attention.forward import Forward
+from outdo.models.loading import load_model, load_tokenizer
+from outdo.models.optimiser import Optimiser, OptimiserSettings
+from outdo.models.policy import Policy, Work
+from outdo.types import Batch
+from outdo.utils.errors import ModelError
+
+
+class Critic:
+    """V of the prefix before each token, learned by regression on the returns.
+
+    In the first `warmup` training steps only the critic learns (see `Models.update`). `clip` keeps a value within that
+    distance of the one it had before the step, as PPO's clip keeps a ratio; None lets it go.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        head: nn.Module,
+        *,
+        trains_model: bool,
+        optimiser: OptimiserSettings | None = None,
+        work: Work | None = None,
+        clip: float | None = 0.2,
+        warmup: int = 0,
+    ) -> None:
+        if clip is not None and not clip > 0:
+            raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
+        if warmup < 0:
+            raise ValueError(f"the critic's warmup is a number of steps, not {warmup}")
+        self.forward = forward
+        self.head = head.to(forward.device)
+        self.trains_model = trains_model
+        self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
+        self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
+        self.work = work or Work()
+        self.clip = clip
+        self.warmup = warmup
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        """V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
+        width = batch.token_ids.shape[1]
+        micros = batch.microbatches(self.work.micro_tokens, whole_groups=False)
+        parts = [self._values(micro.to(self.forward.device)) for micro in micros]
+        return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One pass over the batch: regression of the values on `returns`, one optimiser step a minibatch; its metrics.
+
+        The loss is 1/2 · mean over the trained tokens of max((V - R)², (clip(V, V_old - c, V_old + c) - R)²), V_old
+        being `batch.values` (verl, OpenRLHF; AReaL has a Huber loss too). `value/explained_variance`, 1 - var(R - V) /
+        var(R) as the pass went along, is left out where all returns are equal.
+
+        Raises ValueError if the batch has no `values` or `returns`.
+        """
+        for name in ("values", "returns"):
+            if getattr(batch, name) is None:
+                raise ValueError(
+                    f"the critic needs `{name}`, which the batch does not have; see `outdo.algorithms.advantages.gae`"
+                )
+        steps: list[dict[str, float]] = []
+        measured: list[Tensor] = []  # each [2, n]: values and returns
+        for minibatch in batch.minibatches(self.work.minibatches):
+            sums = torch.zeros(2, dtype=torch.float64)  # squares, clipped tokens
+            for micro in minibatch.microbatches(self.work.micro_tokens, whole_groups=False):
+                part, seen = self._backward(micro.to(self.forward.device))
+                sums += part
+                measured.append(seen)
+            tokens = max(1, minibatch.totals.tokens)
+            loss = float(sums[0]) / 2 / tokens
+            taken = self.optimiser.step(loss)
+            named = {f"value/{name.removeprefix('updates/')}": value for name, value in taken.items()}
+            steps.append({"value/loss": loss, "value/clipped": float(sums[1]) / tokens} | named)
+        means = {name: math.fsum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        return means | _explained(torch.cat(measured, dim=1))
+
+    def _backward(self, micro: Batch) -> tuple[Tensor, Tensor]:
+        """Add a micro-batch's gradient; its squared errors and clipped tokens, summed [2], its values and returns."""
+        mask = micro.loss_mask
+        assert micro.values is not None
+        assert micro.returns is not None
+        values, old, returns = self._values(micro)[mask], micro.values[mask], micro.returns[mask]  # [n]
+        error, clipped = (values - returns).square(), torch.zeros_like(values, dtype=torch.bool)
+        if self.clip is not None:
+            near = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
+            error, clipped = torch.maximum(error, near), near > error
+        (error.sum() / 2 / max(1, micro.totals.tokens)).backward()
+        sums = torch.stack([error.detach().double().sum(), clipped.double().sum()])
+        return sums.cpu(), torch.stack([values.detach(), returns]).cpu()
+
+    def _values(self, batch: Batch) -> Tensor:
+        """[B, T]; differentiable by what the critic trains."""
+        with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
+            hidden, source = self.forward.hidden(batch)
+        rows, columns = batch.loss_mask.nonzero(as_tuple=True)
+        weight = next(self.head.parameters())
+        values = self.head(hidden[source[rows, columns]].to(weight.dtype)).squeeze(-1)
+        return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)
+
+    def state(self) -> dict[str, Any]:
+        """All of it: weights and optimiser."""
+        return {"weights": dict(self.trained.state_dict()), "optimiser": self.optimiser.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state` was written."""
+        self.trained.load_state_dict(state["weights"])
+        self.optimiser.load_state(state["optimiser"])
+
+
+def own_model(
+    policy: Policy, *, lr: float = 1e-5, clip: float | None = 0.2, warmup: int = 0, path: str | None = None
+) -> Critic:
+    """A critic with a model of its own: a copy of the policy's, or that of the folder `path`, all of it trained.
+
+    Its head is one linear map that starts at 0, so every first value is 0. A model from a folder may be of any size and
+    must have the policy's vocabulary; otherwise `ModelError`.
+    """
+    found = policy.forward
+    if path is None:
+        model = _backbone(copy.deepcopy(policy.model.base_model))
+    else:
+        _check_vocabulary(path, policy)
+        loaded = load_model(path, policy.device, policy.model.dtype)
+        found, model = Forward.probe(loaded, precision=found.width), _backbone(loaded.base_model)
+    forward = found.on(model, plain_head=True)
+    head = _linear(_width(forward), 1, like=policy)
+    nn.init.zeros_(head.weight)
+    settings = OptimiserSettings(lr=lr)
+    return Critic(forward, head, trains_model=True, optimiser=settings, work=policy.work, clip=clip, warmup=warmup)
+
+
+def own_head(
+    policy: Policy, *, lr: float = 1e-3, clip: float | None = 0.2, warmup: int = 0, hidden: int = 256, seed: int = 0
+) -> Critic:
+    """A critic that reads the policy's hidden states and trains a small network on them: H → `hidden` → 1.
+
+    It costs next to no memory, and its gradient never reaches the policy. The network starts from `seed` with a last
+    layer of 0, so every first value is 0.
+    """
+    found = policy.forward
+    forward = found.on(policy.model, plain_head=True)
+    first, last = _linear(_width(forward), hidden, like=policy), _linear(hidden, 1, like=policy)
+    start = torch.empty(first.weight.shape).normal_(generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        first.weight.copy_(start / math.sqrt(first.in_features))
+    nn.init.zeros_(last.weight)
+    head = nn.Sequential(first, nn.GELU(), last)
+    settings = OptimiserSettings(lr=lr)
+    return Critic(forward, head, trains_model=False, optimiser=settings, work=policy.work, clip=clip, warmup=warmup)
+
+
+def _linear(inputs: int, outputs: int, *, like: Policy) -> nn.Linear:
+    """A linear map with a bias of 0, on the policy's device and in its precision, that takes no random number."""
+    linear = skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.model.dtype)
+    assert isinstance(linear, nn.Linear)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def _backbone(model: nn.Module) -> PreTrainedModel:
+    """`transformers` says only that it is some module."""
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _width(forward: Forward) -> int:
+    """H of the hidden states."""
+    width: int = forward.model.config.get_text_config().hidden_size
+    return width
+
+
+def _check_vocabulary(path: str | Path, policy: Policy) -> None:
+    own = load_tokenizer(path, stop_token_ids=(0,))  # it will end no answer
+    if own.get_vocab() != policy.tokenizer.get_vocab():
+        raise ModelError(f"the critic {path} has another vocabulary than the policy, and would read other words")
+
+
+def _explained(measured: Tensor) -> dict[str, float]:
+    """1 - var(R - V) / var(R) of values and returns [2, N], in float64."""
+    values, returns = measured.double()
+    spread = float(returns.var(correction=0)) if len(returns) else 0.0
+    if spread == 0:
+        return {}
+    return {"value/explained_variance": 1 - float((returns - values).var(correction=0)) / spread}

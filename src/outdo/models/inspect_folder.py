@@ -1,0 +1,294 @@
+"""What can be known about a model before anything of it is loaded: where it lies, whether it is sound, how large it is.
+
+Only JSON and the headers of safetensors files are read. No pickle is opened and no code of the folder is run; this
+module needs neither torch nor transformers, and answers in a fraction of a second.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
+
+from outdo.utils.errors import ModelError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
+PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+SIZES = {  # fact: the names it has in the config.json of various architectures
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a folder has to hold to be of use."""
+
+    what: str  # as a message calls it
+    endings: tuple[str, ...]  # how transformers ends the names of such architectures
+    expected: str  # what a message says of them
+
+
+LANGUAGE_MODEL = Kind(
+    "causal language model", ("ForCausalLM", "LMHeadModel"), "outdo trains ...ForCausalLM and ...LMHeadModel"
+)
+REWARD_MODEL = Kind(
+    "reward model", ("ForSequenceClassification",), "`outdo reward-model` makes a ...ForSequenceClassification of it"
+)
+EITHER = Kind(
+    "language model or reward model",
+    LANGUAGE_MODEL.endings + REWARD_MODEL.endings,
+    f"{LANGUAGE_MODEL.expected}, and ...ForSequenceClassification as rewards",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What `config.json` and the headers of the weights say. `None`: not said, or not on this machine yet."""
+
+    name: str  # as given
+    folder: Path | None  # where it lies; None for a hub model that still has to be downloaded
+    architecture: str | None  # for example Qwen3ForCausalLM
+    model_type: str | None  # for example qwen3
+    parameters: int | None  # numbers stored in the weight files; tied weights are stored, and counted, once
+    dtype: str | None  # of most of them, in torch's words: float32, bfloat16, ...
+    hidden_size: int | None
+    layers: int | None
+    heads: int | None  # attention heads of the queries
+    kv_heads: int | None  # attention heads of keys and values
+    head_dim: int | None
+    vocab_size: int | None  # rows of the embedding
+    max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
+
+
+def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
+    """Look a model over without loading it: a folder, or a hub name `owner/name` (read if it was downloaded before).
+
+    Raises `ModelError` with every problem found, one a line: a folder that does not exist (with the nearest name that
+    does), a missing or broken `config.json`, an architecture that is not of the `kind` asked for, weights that are
+    damaged, incomplete, quantised or stored as pickle, an index that leads out of the folder, a model that brings code
+    of its own and needs it.
+    """
+    name = str(name)
+    if not name.strip():
+        raise ModelError("no model named: give a folder, or a hub name written owner/name")
+    if not is_local(name):
+        return _inspect_cached(name, kind)
+    folder = Path(name).expanduser()
+    if not os.path.isdir(folder):
+        raise ModelError(f"model {name}: {_why_not_a_folder(folder)}")
+    problems: list[str] = []
+    config = _read_config(folder, kind, problems)
+    tensors = _read_weights(folder, problems)
+    facts = _facts(name, folder, config, tensors, problems)
+    if problems:
+        raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
+    return facts
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` means a folder on this machine; otherwise it is a hub name, which is written `owner/name`.
+
+    `runs/first` means a folder wherever a folder `runs` exists, so that a slip of the pen never goes to the hub.
+    """
+    folder = os.path.expanduser(name)
+    return os.path.exists(folder) or HUB_NAME.fullmatch(name) is None or os.path.isdir(name.partition("/")[0])
+
+
+def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
+    """A hub model: its config is judged if it is on this machine. Weights may be half downloaded: the loader judges."""
+    cached = try_to_load_from_cache(name, "config.json")
+    if not isinstance(cached, str):
+        return _facts(name, None, {}, {}, [])
+    problems: list[str] = []
+    folder = Path(cached).parent
+    config = _read_config(folder, kind, problems)
+    missing: list[str] = []
+    tensors = _read_weights(folder, missing)
+    facts = _facts(name, folder, config, {} if missing else tensors, problems)
+    if problems:
+        raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
+    return facts
+
+
+def _why_not_a_folder(path: Path) -> str:
+    if os.path.exists(path):
+        return "this is a file; give the folder that holds config.json and model.safetensors"
+    if "\0" in str(path):
+        return "the name contains a NUL character"
+    while not os.path.isdir(path.parent):
+        path = path.parent
+    near = get_close_matches(path.name, _subfolders(path.parent), n=1, cutoff=0.5)
+    hint = f"; the nearest name there is {near[0]}" if near else ""
+    return f"no folder {path.name!r} in {path.parent.absolute()}{hint} (a hub model is written owner/name)"
+
+
+def _subfolders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The JSON object in `path`; an empty one, and a problem noted, if it is not one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path.name} cannot be read: {error}")
+        return {}
+    if not isinstance(content, dict):
+        problems.append(f"{path.name} should be a JSON object, not a {type(content).__name__}")
+        return {}
+    return content
+
+
+def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        inner = sorted([*folder.glob("*/config.json"), *folder.glob("checkpoints/*/config.json")])
+        hint = f"; did you mean {inner[-1].parent}?" if inner else ""
+        problems.append(f"config.json is missing, so this is no model folder{hint}")
+        return {}
+    config = _read_object(folder / "config.json", problems)
+    if config:
+        problems.extend(_what_forbids_training(config, kind))
+    return config
+
+
+def _what_forbids_training(config: dict[str, Any], kind: Kind) -> Iterator[str]:
+    named = _architectures(config)
+    if not isinstance(config.get("model_type"), str):
+        yield "config.json: model_type is missing, so the architecture is unknown"
+    elif "auto_map" in config and not _transformers_has(config["model_type"]):
+        yield (
+            f"model type {config['model_type']!r} needs Python code that comes with the model (its auto_map) "
+            "and that outdo never runs; use a model that transformers itself supports"
+        )
+    if config.get("architectures") and not named:
+        yield "config.json: architectures should be a list of names"
+    if config.get("is_encoder_decoder") is True or (named and not any(each.endswith(kind.endings) for each in named)):
+        what = ", ".join(named) or config.get("model_type")
+        yield f"{what} is no {kind.what}; {kind.expected}"
+    if config.get("quantization_config"):
+        yield "the weights are quantised, and such weights cannot be trained; use the original ones"
+
+
+def _architectures(config: dict[str, Any]) -> list[str]:
+    named = config.get("architectures")
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+
+
+def _transformers_has(model_type: str) -> bool:
+    """Whether the installed transformers brings this architecture along, found without importing it."""
+    found = find_spec("transformers")
+    places = (found.submodule_search_locations or []) if found else []
+    module = model_type.removesuffix("_text").replace("-", "_")
+    return module.isidentifier() and any((Path(place) / "models" / module).is_dir() for place in places)
+
+
+def _read_weights(folder: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
+    """Every stored tensor by name, as its dtype and number of elements, from the headers alone."""
+    if (folder / SINGLE_FILE).is_file():
+        return _read_header(folder / SINGLE_FILE, problems)
+    if (folder / INDEX).is_file():
+        return _read_shards(folder, problems)
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    pickles = [name for name in files if Path(name).suffix in PICKLES]
+    if "adapter_model.safetensors" in files:
+        problems.append("this folder holds an adapter, not a whole model; merge it into its base model first")
+    elif pickles:
+        problems.append(
+            f"the weights are stored as pickle ({', '.join(pickles)}), which can run any code when opened, and was not "
+            "opened; save them as safetensors: model.save_pretrained(folder)"
+        )
+    else:
+        problems.append(f"no weights: {SINGLE_FILE} is missing")
+    return {}
+
+
+def _read_shards(folder: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
+    weight_map = _read_object(folder / INDEX, problems).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        problems.append(f"{INDEX}: weight_map should name the file of every tensor")
+        return {}
+    tensors: dict[str, tuple[str, int]] = {}
+    known = len(problems)
+    for shard in sorted(set(weight_map.values())):
+        if reason := _why_not_to_open(folder, shard):
+            problems.append(f"{INDEX} names {shard!r}, which {reason}")
+        else:
+            tensors |= _read_header(folder / shard, problems)
+    lost = sorted(name for name in weight_map if name not in tensors)
+    if lost and len(problems) == known:
+        problems.append(f"{INDEX} names {lost[0]} and {len(lost) - 1} more tensors that no file holds")
+    return tensors
+
+
+def _why_not_to_open(folder: Path, shard: str) -> str | None:
+    if shard in ("", ".", "..") or any(mark in shard for mark in "/\\\0"):
+        return "leads out of the folder; it was not opened"
+    if Path(shard).suffix != ".safetensors":
+        return "is no safetensors file; it was not opened"
+    if not (folder / shard).is_file():
+        return "is missing; copy or download it again"
+    return None
+
+
+def _read_header(path: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
+    """The library checks lengths, offsets, shapes and JSON against the size of the file before anything is believed."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return {name: (part.get_dtype(), prod(part.get_shape())) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        size = os.path.getsize(path)
+        problems.append(f"{path.name} ({size:,} bytes) is damaged: {error}; copy or download it again")
+        return {}
+
+
+def _facts(
+    name: str, folder: Path | None, config: dict[str, Any], tensors: dict[str, tuple[str, int]], problems: list[str]
+) -> ModelFacts:
+    size = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
+    heads = size["heads"]
+    if heads and size["hidden_size"]:
+        size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
+    size["kv_heads"] = size["kv_heads"] or heads
+    count: Counter[str] = Counter()
+    for dtype, elements in tensors.values():
+        count[dtype] += elements
+    dtype = count.most_common(1)[0][0] if count else None
+    return ModelFacts(
+        name=name,
+        folder=folder,
+        architecture=next(iter(_architectures(config)), None),
+        model_type=config.get("model_type"),
+        parameters=count.total() if count else None,
+        dtype=DTYPES.get(dtype, dtype) if dtype else None,
+        **size,
+    )
+
+
+def _size(config: dict[str, Any], names: tuple[str, ...], problems: list[str]) -> int | None:
+    key = next((name for name in names if config.get(name) is not None), None)
+    if key is None:
+        return None
+    value = config[key]
+    if type(value) is not int or value < 1:
+        problems.append(f"config.json: {key} should be a positive whole number, not {value!r}")
+        return None
+    return value

@@ -1,0 +1,329 @@
+"""From a name to something that can be trained: tokenizer, model, device, and prompts as token ids.
+
+Everything is inspected before it is loaded, comes from safetensors, and runs no code but that of transformers. Models
+are read into float32 with dropout off, ready for gradients.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from jinja2 import TemplateError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, Kind, ModelFacts, inspect_folder, is_local
+from outdo.utils.errors import Mistakes, ModelError
+
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+
+
+# ---------------------------------------------------------------------------------------------------------- the device
+
+
+def choose_device(name: str = "auto") -> tuple[torch.device, str]:
+    """The device to train on, and why. `auto`: CUDA, else MPS, else the CPU; anything else is taken at its word.
+
+    Raises `Mistakes` if `name` is no device of this machine.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda"), f"{torch.cuda.get_device_name()} was found"
+        if torch.backends.mps.is_available():
+            return torch.device("mps"), "an Apple GPU was found"
+        threads = torch.get_num_threads()
+        return torch.device("cpu"), f"no GPU was found; {threads} thread{'s' * (threads != 1)}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch's own way of saying "Torch not compiled with CUDA enabled"
+        mistake = f"device {name!r} is not usable here ({_first_line(error)}); use auto, cpu, cuda, cuda:1, ... or mps"
+        raise Mistakes([mistake]) from None
+    return device, "as asked"
+
+
+# ------------------------------------------------------------------------------------------------------- the tokenizer
+
+
+def load_tokenizer(
+    name: str | Path, *, stop_token_ids: Sequence[int] = (), kind: Kind = LANGUAGE_MODEL
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub model, with what it lacks settled by rule.
+
+    - No end-of-sequence token: refused, since answers would never end, unless `stop_token_ids` say what ends them.
+    - No padding token: the end token stands in (or the first stop token). Padding is arithmetic only: masks count
+      lengths and never look for the padding id, so that padding = end, as in many models, loses no trained end token.
+    - More tokens than the model's embedding has rows: refused.
+
+    Raises `ModelError` with the reason.
+    """
+    facts = inspect_folder(name, kind)
+    folder = _on_this_machine(facts, TOKENIZER_FILES)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # its readers raise bare Exception, OSError, KeyError, ... according to the broken file
+        raise ModelError(f"the tokenizer of {name} cannot be read: {_first_line(error)}") from error
+    if tokenizer.eos_token_id is None and not stop_token_ids:
+        raise ModelError(
+            f"the tokenizer of {name} has no end-of-sequence token, so no answer would ever end; "
+            "set eos_token in its tokenizer_config.json, or give stop_token_ids (in a recipe: numbers in sampling.stop)"
+        )
+    if tokenizer.pad_token_id is None:
+        end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_token_ids[0]
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
+    _check_rows(tokenizer, facts.vocab_size or inspect_folder(folder, kind).vocab_size, str(name))
+    return tokenizer
+
+
+def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str) -> None:
+    if rows is None:
+        return
+    beyond = sorted((index, token) for token, index in tokenizer.get_vocab().items() if index >= rows)
+    if beyond:
+        index, token = beyond[0]
+        raise ModelError(
+            f"the tokenizer of {name} has {len(beyond)} token(s) that its model does not know: {token!r} is number "
+            f"{index}, and the embedding has {rows} rows; resize the embedding, or use the model's own tokenizer"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+def load_model(
+    name: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0.
+
+    The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
+    `model.train()` (gradient checkpointing asks for it) changes nothing.
+
+    Raises `ModelError` if the folder is not sound, or holds not exactly the weights that its config asks for: what is
+    missing would otherwise be filled with random numbers.
+    """
+    folder = _with_weights(name, LANGUAGE_MODEL)
+    loaded = _load(AutoModelForCausalLM, folder, _config(folder, str(name)), str(name), dtype)
+    return loaded.to(device).eval()
+
+
+def load_classifier(
+    name: str | Path, device: torch.device | str = "cpu", *, head_seed: int | None = None
+) -> PreTrainedModel:
+    """A model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
+
+    With `head_seed`, `name` is a language model: its body is taken, and a head `score` [1, H] is put on it, of normal
+    random numbers with the deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
+
+    Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
+    """
+    folder = _with_weights(name, REWARD_MODEL if head_seed is None else LANGUAGE_MODEL)
+    config = _config(folder, str(name))
+    config.use_cache = False  # nothing is generated
+    if head_seed is not None:
+        config.num_labels = 1
+    if config.num_labels != 1:
+        raise ModelError(f"model {name} gives a text {config.num_labels} scores (num_labels), and a reward is one")
+    head = () if head_seed is None else ("score.",)
+    with torch.random.fork_rng(devices=[]), _without_report():  # transformers fills a new head by numbers of its own
+        model = _load(AutoModelForSequenceClassification, folder, config, str(name), torch.float32, new=head)
+    if head_seed is not None:
+        weight = model.get_parameter("score.weight")
+        source = torch.Generator().manual_seed(head_seed)
+        torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
+    return model.to(device).eval()
+
+
+def _with_weights(name: str | Path, kind: Kind) -> Path:
+    """The folder of a model, sound and on this machine."""
+    folder = _on_this_machine(inspect_folder(name, kind), MODEL_FILES)
+    inspect_folder(folder, kind)  # of a hub model the weights are here only now
+    return folder
+
+
+def _config(folder: Path, name: str) -> PretrainedConfig:
+    """With every dropout at 0."""
+    with _told_as_model_error(name):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    switch_dropout_off(config)
+    return config
+
+
+def _load(
+    auto: Any, folder: Path, config: PretrainedConfig, name: str, dtype: torch.dtype, *, new: tuple[str, ...] = ()
+) -> Any:
+    """A model with exactly the weights that its config asks for, but for those whose names begin as in `new`."""
+    with _told_as_model_error(name), without_bars():
+        model, report = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _check_complete(report, name, new)
+    return model
+
+
+@contextmanager
+def _told_as_model_error(name: str) -> Iterator[None]:
+    """The readers of transformers raise many things, according to what is broken."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers for what is read or written in a moment; downloads keep theirs."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """No report of transformers on a head that was left out or put on: that is as asked."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def switch_dropout_off(config: PretrainedConfig) -> None:
+    """Set every dropout probability of a config to 0, whatever the architecture calls it (`attn_pdrop`, ...)."""
+    for key, value in vars(config).items():
+        if ("dropout" in key or "pdrop" in key or "layerdrop" in key) and isinstance(value, float):
+            setattr(config, key, 0.0)
+
+
+def max_context(model: PreTrainedModel) -> int | None:
+    """The longest sequence, prompt and answer together, that the model has positions for; `None`: no limit. [tokens]"""
+    config = model.config.get_text_config()
+    return next((value for name in POSITIONS if (value := getattr(config, name, None))), None)
+
+
+def _check_complete(report: Mapping[str, Any], name: str, new: tuple[str, ...]) -> None:
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(new))
+    if missing:
+        raise ModelError(f"model {name} lacks {len(missing)} of the weights its config asks for, as {missing[0]}")
+    if report["mismatched_keys"]:
+        key, found, wanted = sorted(report["mismatched_keys"])[0]
+        raise ModelError(
+            f"model {name}: {key} has shape {tuple(found)}, and config.json asks for {tuple(wanted)}"
+            f" ({len(report['mismatched_keys'])} such weights)"
+        )
+
+
+def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:
+    """The folder of a local model; of a hub model, the one it is downloaded to, unless it is there already."""
+    if is_local(facts.name):
+        assert facts.folder is not None
+        return facts.folder
+    try:
+        return Path(snapshot_download(facts.name, allow_patterns=list(patterns), etag_timeout=10))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{facts.name} is no folder here and cannot be had from the hub: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+# --------------------------------------------------------------------------------------------------------- the prompts
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Sequence[Message],
+    *,
+    system: str | None = None,
+    template: str | None = None,
+    where: str = "the prompt",
+) -> list[int]:
+    """The token ids of one prompt: exactly what the policy reads, and never tokenised again.
+
+    - Messages go through the tokenizer's chat template once, with the opening of the assistant's turn added.
+    - A string is one user message if the tokenizer has a chat template, and is taken as it stands if it has none.
+    - `template`, for base models, is text with `{prompt}` in it (and `{system}`, if there is one). It replaces any chat
+      template, and needs prompts that are strings.
+    - `system` becomes the first message, unless the prompt brings a system message of its own.
+
+    Special tokens are added once. A chat template writes its own, so that its text is tokenised without any more; other
+    text gets what the tokenizer always adds (a BOS, say), with no EOS after it, since the answer is still to come.
+
+    `where` names the prompt in errors ("train.jsonl, row 3"). Raises `ModelError` if the chat template refuses the
+    prompt, if there is none and one is needed, or if no token comes out; `Mistakes` if `template` lacks a field.
+    """
+    if template is not None or (isinstance(prompt, str) and not tokenizer.chat_template):
+        ids = _encode_text(tokenizer, _plain(prompt, system, template, where))
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
+        if system is not None and (not messages or messages[0].get("role") != "system"):
+            messages = [{"role": "system", "content": system}, *messages]
+        ids = tokenizer.encode(_render(tokenizer, messages, where), add_special_tokens=False)
+    if not ids:
+        raise ModelError(f"{where} has no tokens, and a model cannot answer nothing")
+    return ids
+
+
+def _plain(prompt: str | Sequence[Message], system: str | None, template: str | None, where: str) -> str:
+    if not isinstance(prompt, str):
+        raise Mistakes([f"{where} is a list of messages, and a prompt template takes text; leave the template out"])
+    wanted = {"{prompt}": prompt} | ({} if system is None else {"{system}": system})
+    text = "{prompt}" if template is None else template
+    if absent := [field for field in wanted if field not in text]:
+        what = "the prompt template" if template is not None else "without a chat template or a prompt template there"
+        raise Mistakes([f"{what} has no place for {' and '.join(absent)}"])
+    before, _, after = text.partition("{prompt}")
+    for field, value in wanted.items():
+        if field != "{prompt}":
+            before, after = before.replace(field, value), after.replace(field, value)
+    return before + prompt + after.replace("{prompt}", prompt)
+
+
+def _encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """With the tokenizer's own special tokens, but for an EOS that it put at the end and the text does not have."""
+    ids: list[int] = tokenizer.encode(text)
+    bare: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    added = ids[-1:] == [tokenizer.eos_token_id] and ids[-len(bare) :] != bare
+    return ids[:-1] if added else ids
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], where: str) -> str:
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{where} is a list of messages, and the model's tokenizer has no chat template to write them with; "
+            "use a chat model, or prompts that are strings"
+        )
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{where}: the model's chat template refused it: {_first_line(error)}") from error
+    assert isinstance(text, str)
+    return text

@@ -1,0 +1,163 @@
+"""One optimiser step: gradient clipped, learning rate from a schedule, and nothing let through that is not finite.
+
+An algorithm is a function from the trained weights to a `torch.optim.Optimizer`: `adamw`, `adafactor`, `adamw8bit`, or
+one of your own. Its options are keyword-only. `Optimiser` sets the learning rate, and keeps its promises for each.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from outdo.utils.errors import Mistakes, NonFiniteError
+
+Schedule = Literal["constant", "linear", "cosine"]
+Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adamw(
+    weights: Sequence[nn.Parameter],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """AdamW (arXiv 1711.05101): two moments, 8 bytes a weight.
+
+    `betas` decay the means of gradients and of squared gradients, `eps` is added to the root of the latter. Decoupled
+    `weight_decay`, as in the other algorithms, is of matrices only.
+    """
+    fused = weights[0].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps, fused=fused)
+
+
+def adafactor(
+    weights: Sequence[nn.Parameter], *, beta2_decay: float = -0.8, d: float = 1.0, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
+    """Adafactor (arXiv 1804.04235): of a matrix's squared gradients one mean for each row and each column, no momentum.
+
+    The learning rate is relative: a step is `lr` times the root mean square of the weights it changes. `d` bounds the
+    update's own root mean square, `beta2_decay` is the power of the step by which old squared gradients count less.
+    """
+    return torch.optim.Adafactor(_decayed(weights, weight_decay), beta2_decay=beta2_decay, d=d)
+
+
+def adamw8bit(
+    weights: Sequence[nn.Parameter],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """AdamW with both moments in 8 bits (arXiv 2110.02861): 2 bytes a weight; in float32 where they are under 4,096.
+
+    Raises `Mistakes` where bitsandbytes is not installed.
+    """
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise Mistakes(['adamw8bit needs bitsandbytes: pip install "outdo[8bit]"']) from None
+    return AdamW8bit(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps)
+
+
+def _decayed(weights: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of weights: matrices, which decay, and norms and biases, which are left alone."""
+    matrices = [weight for weight in weights if weight.dim() > 1]
+    others = [weight for weight in weights if weight.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _pair(betas: Sequence[float]) -> tuple[float, float]:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas: expected two numbers from 0 to below 1, found {list(betas)}")
+    return betas[0], betas[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimiserSettings:
+    """What decides a step. `warmup` and `total` count optimiser steps, not training steps."""
+
+    lr: float = 1e-6
+    warmup: int = 0  # the learning rate rises linearly over so many steps
+    schedule: Schedule = "constant"  # after that: stays, or falls to 0 at step `total`
+    total: int | None = None  # needed by a schedule that falls
+    algorithm: Algorithm = adamw  # with other options: functools.partial(adamw, weight_decay=0.1)
+    clip_norm: float = 1.0  # of the gradient of all weights together
+    patience: int = 3  # steps in a row that may be refused before the run stops
+
+    def __post_init__(self) -> None:
+        if self.schedule != "constant" and self.total is None:
+            raise ValueError(f'schedule "{self.schedule}" falls to 0 at step `total`, which is not given')
+
+
+def learning_rate(settings: OptimiserSettings, step: int) -> float:
+    """The learning rate of optimiser step `step` = 0, 1, 2, ..."""
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.total is None or settings.schedule == "constant":
+        return settings.lr
+    done = min(1.0, (step - settings.warmup) / max(1, settings.total - settings.warmup))
+    return settings.lr * ((1 - done) if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+
+class Optimiser:
+    """An algorithm on a model's trainable weights. `steps` counts those taken; refused ones are counted apart."""
+
+    def __init__(self, model: nn.Module, settings: OptimiserSettings) -> None:
+        self.settings = settings
+        self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.inner = settings.algorithm(list(self.weights.values()))
+        self.steps = 0
+        self.refused_in_a_row = 0
+
+    def step(self, loss: float) -> dict[str, float]:
+        """Take the step that the gradients ask for, and clear them.
+
+        If the loss or the gradient is not finite, the weights and moments stay as they are, to the bit; after
+        `patience` such steps in a row, `NonFiniteError`. A gradient of exactly zero moves nothing either: momentum
+        alone has no say.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm))
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        lr = learning_rate(self.settings, self.steps)
+        if finite and norm > 0:
+            for group in self.inner.param_groups:
+                group["lr"] = lr
+            self.inner.step()
+            self.steps += 1
+        self.inner.zero_grad()
+        self.refused_in_a_row = 0 if finite else self.refused_in_a_row + 1
+        if self.refused_in_a_row >= self.settings.patience:
+            raise NonFiniteError(
+                f"{self.refused_in_a_row} updates in a row had a loss ({loss}) or a gradient norm ({norm}) that is not "
+                "finite; none of them touched the weights. Look at the rewards and the learning rate, "
+                f"{self.settings.lr:g}."
+            )
+        return {
+            "grad_norm": norm,
+            "learning_rate": lr,
+            "updates/refused": 0.0 if finite else 1.0,
+            "updates/empty": float(finite and norm == 0),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Counters and, by weight name, whatever the algorithm keeps: its moments."""
+        moments = {name: dict(self.inner.state[weight]) for name, weight in self.weights.items()}
+        return {"steps": self.steps, "refused_in_a_row": self.refused_in_a_row, "moments": moments}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state` was written."""
+        if set(state["moments"]) != set(self.weights):
+            raise ValueError("the optimiser's state is that of another model")
+        self.steps, self.refused_in_a_row = state["steps"], state["refused_in_a_row"]
+        for name, weight in self.weights.items():
+            kept: Mapping[str, Any] = state["moments"][name]
+            self.inner.state[weight] = {key: _its_own(value, weight.device) for key, value in kept.items()}
+
+
+def _its_own(value: Any, device: torch.device) -> Any:
+    return value.to(device).clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,166 @@
+"""The curves of one or two runs as a picture of small panels: `outdo plot`. What helps to judge a run comes first."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outdo.observability import glossary
+from outdo.utils.errors import Mistakes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Metrics = Mapping[str, Any]
+
+GREY = "0.45"
+LOOK: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "0.7",
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "0.92",
+    "axes.axisbelow": True,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "svg.hashsalt": "outdo",  # else the parts of a picture are named anew at every drawing
+}
+RUNS: Sequence[Mapping[str, Any]] = (
+    {"color": "#1d5fa8", "linestyle": "-", "marker": "o"},
+    {"color": "#c2570c", "linestyle": (0, (4, 1.5)), "marker": "s"},
+)
+"""The first run and the second: they differ in more than colour."""
+
+USUAL = (
+    "eval/greedy",
+    "eval/sampled",
+    "moved_right_way",
+    "reward",
+    "frac_mixed",
+    "frac_all_right",
+    "frac_all_wrong",
+    "attained",
+    "overshoot",
+    "entropy",
+    "kl",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "sampling/sampling_logp_difference/mean",
+    "tokens_per_second",
+)
+"""What is drawn unless something else is asked for, as far as it was written."""
+
+ACROSS = 3
+"""Panels in a row."""
+
+SHARES = ("right", "moved_", "frac_", "eval/", "transfer/followed", "completions/clipped_ratio", "target/reached")
+"""Beginnings of the names of shares: they are drawn from 0 to 1, so that their panels can be compared."""
+
+
+def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequence[str] | None = None) -> None:
+    """Draw the metrics `names` (or the usual ones) of one or two runs, by their names, into an .svg or .png file.
+
+    `runs` has lines as in `metrics.jsonl`. A thin line is what was measured, a thick one its mean over neighbouring
+    steps; a band is a 95 % confidence interval. The same picture is the same file, byte for byte. Raises `Mistakes` for
+    another ending, for more than two runs, for metrics that none of them has, and without matplotlib (extra `plot`).
+    """
+    drawn = _names(runs, path, names)
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Mistakes([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+    vector = Path(path).suffix == ".svg"
+    with rc_context(LOOK):
+        across = min(ACROSS, len(drawn))
+        down = -(-len(drawn) // across)
+        figure = Figure(figsize=(max(4.6, 3.5 * across), 0.7 + 2.05 * down), layout="constrained")
+        panels = figure.subplots(down, across, sharex=True, squeeze=False).flatten()
+        for name, axes in zip(drawn, panels, strict=False):
+            for lines, look in zip(runs.values(), RUNS, strict=False):
+                _draw(axes, lines, name, look)
+            _label(axes, name)
+        for number, axes in enumerate(panels):
+            axes.set_visible(number < len(drawn))
+            if number + across >= len(drawn):
+                axes.tick_params(labelbottom=True)
+                axes.set_xlabel("step", color=GREY)
+        figure.align_ylabels()
+        if len(runs) > 1:
+            lines = [panels[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, RUNS, strict=False)]
+            figure.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False)
+        else:
+            figure.suptitle("".join(runs), x=0.01, ha="left", fontsize=11)
+        figure.savefig(path, dpi=160, metadata={"Date": None, "Creator": None} if vector else None)
+
+
+def written(lines: Sequence[Metrics]) -> list[str]:
+    """The names of the metrics that were written as numbers, in the order in which they first were."""
+    return list({name: None for line in lines for name, value in line.items() if name != "step" and _finite(value)})
+
+
+def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Sequence[str] | None) -> list[str]:
+    """What is drawn; all mistakes at once."""
+    mistakes = []
+    if Path(path).suffix not in (".svg", ".png"):
+        mistakes.append(f"{path}: the name of a picture ends in .svg or .png")
+    if not 1 <= len(runs) <= len(RUNS):
+        mistakes.append(f"{len(runs)} runs: a picture holds one or two")
+    known = list({name: None for lines in runs.values() for name in written(lines)})
+    mistakes += [_unknown(name, known, runs) for name in names or () if name not in known]
+    drawn = [name for name in USUAL if name in known] or known if names is None else list(dict.fromkeys(names))
+    if not known:
+        mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, and curves are drawn from it"]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return drawn
+
+
+def _unknown(name: str, known: Sequence[str], runs: Mapping[str, Any]) -> str:
+    near = glossary.nearest(name, known)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"{name}: no such metric was written in {' or '.join(runs)}{hint}"
+
+
+def _draw(axes: "Axes", lines: Sequence[Metrics], name: str, look: Mapping[str, Any]) -> None:
+    """One curve. Few points, as of evaluations, are marked; of many the mean is drawn over them."""
+    known = [(line["step"], line[name], line) for line in lines if _finite(line.get(name))]
+    steps, values = [step for step, _, _ in known], [value for _, value, _ in known]
+    line_look = {key: value for key, value in look.items() if key != "marker"}
+    if len(known) <= 20:
+        axes.plot(steps, values, linewidth=1.4, markersize=3.5, **look)
+    else:
+        axes.plot(steps, values, linewidth=0.6, alpha=0.4, color=look["color"])
+        axes.plot(steps, _smooth(values), linewidth=1.7, **line_look)
+    band = [(step, line.get(f"{name}_low"), line.get(f"{name}_high")) for step, _, line in known]
+    if band and all(_finite(low) and _finite(high) for _, low, high in band):
+        places, lows, highs = zip(*band, strict=True)
+        axes.fill_between(places, lows, highs, color=look["color"], alpha=0.13, linewidth=0)
+
+
+def _label(axes: "Axes", name: str) -> None:
+    """What the glossary calls it, and below, small, its name."""
+    entry = glossary.entry(name)
+    axes.set_title(entry.title if entry else name, pad=14)
+    if entry:
+        axes.text(0, 1.03, name, transform=axes.transAxes, fontsize=7, color=GREY, family="monospace")
+    if name.startswith(SHARES):
+        axes.set_ylim(-0.03, 1.03)
+    axes.locator_params(axis="x", integer=True)
+    axes.yaxis.set_major_formatter("{x:.4g}")
+    axes.margins(x=0.02)
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """The mean over neighbours: a fifteenth of all steps to each side, fewer at the ends."""
+    reach = max(2, len(values) // 15)
+    near = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
+    return [math.fsum(some) / len(some) for some in near]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

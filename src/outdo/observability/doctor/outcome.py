@@ -1,0 +1,116 @@
+"""Rules about what came of it, on questions trained on and others."""
+
+import math
+from collections.abc import Iterator
+
+from outdo.observability.doctor.series import Finding, Metrics, Run, Span, change, is_number
+
+EVALUATIONS = (("eval/greedy", "likeliest"), ("eval/sampled", "sampled"))
+"""And what they call their answers."""
+
+
+def reward_rose(run: Run) -> Iterator[Finding]:
+    """Beyond the noise of single steps."""
+    ends = run.ends("reward")
+    if ends and change(*ends) > 0:
+        first, last = ends
+        yield Span("reward", (*first.steps, *last.steps), (*first.values, *last.values)).finding(
+            "good",
+            f"the mean reward rose from {first.mean:.3g} (the first {len(first.steps)} steps) to {last.mean:.3g} (the "
+            f"last {len(last.steps)}).",
+        )
+
+
+def held_out_rose(run: Run) -> Iterator[Finding]:
+    """What training is for; certain where the intervals do not touch."""
+    for name, words in EVALUATIONS:
+        tests = [line for line in run.lines if is_number(line.get(name))]
+        if len(tests) < 2 or tests[-1][name] <= tests[0][name]:
+            continue
+        first, last = tests[0], tests[-1]
+        apart = first.get(f"{name}_high", math.inf) < last.get(f"{name}_low", -math.inf)
+        sure = "" if apart else ". The 95 % intervals overlap: more questions (eval.rows) would make it certain"
+        yield run.of(name).finding(
+            "good",
+            f"of the {words} answers to held-out questions {_with_interval(last, name)} are right, "
+            f"{_with_interval(first, name)} were{sure}.",
+        )
+
+
+def not_followed(run: Run) -> Iterator[Finding]:
+    """Questions that come again, and are answered no better."""
+    share, count = run.of("transfer/followed"), run.of("transfer/prompts")
+    visits = sum(count.values)
+    if share.steps != count.steps or visits < 50:
+        return
+    followed = math.fsum(a * n for a, n in zip(share.values, count.values, strict=True)) / visits
+    if followed < 0.4:
+        yield share.finding(
+            "warning",
+            f"of {visits:.0f} questions that came again only {followed:.0%} were answered better than at their last "
+            "visit: what is trained does not reach fresh answers. See moved_right_way and the learning rate.",
+        )
+
+
+def accuracy_fell(run: Run) -> Iterator[Finding]:
+    """The held-out answers got worse, whether the reward was had or not.
+
+    Only where the intervals do not touch: the best of several evaluations is partly luck.
+    """
+    for name, words in EVALUATIONS:
+        tests = [line for line in run.lines if is_number(line.get(name))]
+        if len(tests) < 2:
+            continue
+        best, last = max(tests, key=lambda line: line[name]), tests[-1]
+        if last.get(f"{name}_high", last[name] + 0.05) >= best.get(f"{name}_low", best[name] - 0.05):
+            continue
+        before, after = (run.of("reward", line["step"] - 9, line["step"]) for line in (best, last))
+        if before.values and after.values and after.mean > before.mean:
+            rose = f"the reward rose from {before.mean:.3g} to {after.mean:.3g}"
+            why, do = f"while {rose}: what is rewarded is not what is asked", "Read the best groups"
+        else:
+            why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
+        better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
+        yield run.of(name, best["step"]).finding(
+            "warning",
+            f"held-out accuracy of the {words} answers fell from {_with_interval(best, name)} to "
+            f"{_with_interval(last, name)}, {why}. {do}{better}.",
+        )
+
+
+def reward_fell(run: Run) -> Iterator[Finding]:
+    """Beyond the noise of single steps. What refill leaves out is not among it."""
+    name = "refill/reward" if run.of("refill/reward").values else "reward"
+    ends = run.ends(name)
+    if ends and change(*ends) < 0:
+        first, last = ends
+        yield Span(name, (*first.steps, *last.steps), (*first.values, *last.values)).finding(
+            "warning",
+            f"the mean reward fell from {first.mean:.3g} (the first {len(first.steps)} steps) to {last.mean:.3g} (the "
+            f"last {len(last.steps)}). Unless the questions have become harder, lower optim.lr.",
+        )
+
+
+def parts_against_each_other(run: Run) -> Iterator[Finding]:
+    """One part of the reward is earned at the expense of another."""
+    names = sorted({name for line in run.lines for name in line if name.startswith("rewards/")})
+    ends = {name: found for name in names if (found := run.ends(name))}
+    rising = [name for name, (first, last) in ends.items() if change(first, last) > 0]
+    for name, (first, last) in ends.items():
+        if rising and change(first, last) < 0:
+            others = ", ".join(_part(other) for other in rising)
+            yield last.finding(
+                "warning",
+                f"the reward part {_part(name)} has fallen from {first.mean:.3g} to {last.mean:.3g} while {others} "
+                'rose. Change their weights, or standardise each by itself (train.advantage = "gdpo").',
+            )
+
+
+def _part(metric: str) -> str:
+    return metric.removeprefix("rewards/").removesuffix("/mean")
+
+
+def _with_interval(line: Metrics, name: str) -> str:
+    low, high = line.get(f"{name}_low"), line.get(f"{name}_high")
+    around = "" if low is None or high is None else f" ({low:.1%} to {high:.1%})"
+    return f"{line[name]:.1%}{around}"

@@ -1,0 +1,101 @@
+"""A training step in numbers. Names follow TRL where TRL has one."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outdo.algorithms.objectives.divergences import k3
+from outdo.algorithms.objectives.target.progress import target_metrics
+from outdo.types import RIGHT, FinishReason, Step
+
+
+def step_metrics(step: Step) -> dict[str, float]:
+    """All that is known of a step without computing anything anew. What there is nothing to average of is left out."""
+    metrics = _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | _update_metrics(step)
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _reward_metrics(step: Step) -> dict[str, float | None]:
+    """Over scored rollouts; what was not scored is counted by its verdict."""
+    batch = step.batch
+    rewards = batch.rewards[batch.scored]
+    _, sizes = batch.group[batch.scored].unique_consecutive(return_counts=True)
+    spreads = rewards.split(sizes.tolist())  # of each group that has any
+    metrics: dict[str, float | None] = {"reward": _mean(rewards), "right": _mean(rewards >= RIGHT)}
+    if spreads:
+        metrics |= {
+            "reward_std": sum(map(_deviation, spreads)) / len(spreads),
+            "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / len(spreads),
+            **_mixture([float((s >= RIGHT).float().mean()) for s in spreads]),
+        }
+    if batch.baselines is not None:
+        metrics["baseline"] = _mean(batch.baselines[batch.scored])
+    for name, part in batch.reward_parts.items():
+        metrics[f"rewards/{name}/mean"] = _mean(part[~part.isnan()])
+    verdicts = Counter(rollout.verdict for group in step.groups for rollout in group.rollouts)
+    return metrics | {f"verdicts/{verdict}": float(count) for verdict, count in verdicts.items() if verdict != "ok"}
+
+
+def _deviation(rewards: Tensor) -> float:
+    return float(rewards.std()) if len(rewards) > 1 else 0.0
+
+
+def _mixture(rates: Sequence[float]) -> dict[str, float]:
+    """What kinds of groups there are, from each one's share of right answers."""
+    shares = {
+        "frac_all_right": sum(rate == 1.0 for rate in rates),
+        "frac_all_wrong": sum(rate == 0.0 for rate in rates),
+        "frac_mixed": sum(0.0 < rate < 1.0 for rate in rates),
+    }
+    return {name: count / len(rates) for name, count in shares.items()}
+
+
+def _completion_metrics(step: Step) -> dict[str, float | None]:
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
+    return {
+        "completions/mean_length": sum(lengths) / max(1, len(lengths)),
+        "completions/min_length": float(min(lengths, default=0)),
+        "completions/max_length": float(max(lengths, default=0)),
+        "completions/clipped_ratio": cut / max(1, len(rollouts)),
+        "num_tokens": float(sum(lengths)),
+    }
+
+
+def _token_metrics(step: Step) -> dict[str, float | None]:
+    """Over trained tokens, each counting the same; measured as the last pass went along."""
+    batch, update = step.batch, step.update
+    if update is None or not update.tokens:  # no token to train on, or a critic that warms up alone
+        return {}
+    mask, tokens = batch.loss_mask, update.tokens
+    clipped, log_ratio = tokens["clipped"][mask].float(), tokens["log_ratio"][mask]
+    old = tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
+    gap = (old - batch.rollout_logprobs)[mask].abs()
+    metrics = {
+        "advantage": None if batch.advantages is None else _mean(batch.advantages[mask]),
+        "entropy": _mean(tokens["entropy"][mask]),
+        "clip_ratio/low_mean": _mean(clipped * (log_ratio < 0)),
+        "clip_ratio/high_mean": _mean(clipped * (log_ratio > 0)),
+        "clip_ratio/region_mean": _mean(clipped),
+        "sampling/sampling_logp_difference/mean": _mean(gap),
+        "sampling/sampling_logp_difference/max": float(gap.max()),
+    }
+    if batch.ref_logprobs is not None:
+        metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask])
+    if batch.targets is not None:
+        metrics |= target_metrics(batch, tokens["logprobs"])
+    return metrics
+
+
+def _update_metrics(step: Step) -> dict[str, float | None]:
+    """Those of the last pass; refused and empty optimiser steps are counted over all of them."""
+    metrics: dict[str, float | None] = {**(step.update.metrics if step.update else {})}
+    for name in ("updates/refused", "updates/empty"):
+        metrics[name] = sum(update.metrics.get(name, 0.0) for update in step.updates)
+    return metrics | {"updates/done": float(len(step.updates)), f"updates/stopped/{step.stopped}": 1.0}
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.float().mean()) if len(values) else None

@@ -1,0 +1,152 @@
+"""Groups and steps as HTML for a notebook: `outdo.show(step, tokenizer)`.
+
+A fragment needs nothing from outside and holds no script. Whatever a model, a data set or a reward wrote is text in it,
+and characters that hide, move or reorder others are marks. Colours are see-through, so that they read on light and on
+dark; an underline says the same without them.
+"""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from outdo.observability.record.token_text import Spelling
+from outdo.types import Group, Rollout, Step
+from outdo.utils.errors import Mistakes
+from outdo.utils.text import visible
+
+LONGEST = 10_000
+"""Characters of a text that are shown."""
+
+LEVELS = 4
+"""Steps of colour, each way; they grow with the square root of the push, so that small ones can be seen, too."""
+
+STYLE = """<style>
+.outdo-view { font: 13px/1.5 system-ui, sans-serif; max-width: 70em }
+.outdo-view pre { font: 12px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0;
+  background: none; color: inherit; unicode-bidi: isolate }
+.outdo-view dl { margin: 0 0 .5em; display: grid; grid-template-columns: max-content 1fr; gap: 0 1em }
+.outdo-view dt, .outdo-view small { opacity: .7 }
+.outdo-view dd { margin: 0 }
+.outdo-view li { display: grid; grid-template-columns: 9em 1fr; gap: 1em; padding: .35em 0;
+  border-top: 1px solid rgba(128, 128, 128, .35) }
+.outdo-view ol { list-style: none; margin: 0; padding: 0 }
+.outdo-view span[class] { border-radius: 2px; text-decoration-thickness: 2px; text-underline-offset: 3px }
+.outdo-view [class^=up] { text-decoration-line: underline }
+.outdo-view [class^=down] { text-decoration: underline dotted }
+.outdo-view .up1 { background: rgba(36, 132, 200, .14) } .outdo-view .down1 { background: rgba(226, 116, 24, .14) }
+.outdo-view .up2 { background: rgba(36, 132, 200, .26) } .outdo-view .down2 { background: rgba(226, 116, 24, .26) }
+.outdo-view .up3 { background: rgba(36, 132, 200, .38) } .outdo-view .down3 { background: rgba(226, 116, 24, .38) }
+.outdo-view .up4 { background: rgba(36, 132, 200, .52) } .outdo-view .down4 { background: rgba(226, 116, 24, .52) }
+</style>"""
+
+
+class Html(str):
+    """HTML that a notebook shows as such."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def show(shown: Step | Group, tokenizer: PreTrainedTokenizerBase | None = None, *, group: int = 0) -> Html:
+    """A group in a notebook: prompt, rollouts with their rewards, the best first.
+
+    Of a step, `group` counts from 0; with the policy's `tokenizer`, each token is coloured by its policy push, summed
+    over all passes. Raises `Mistakes` where the step has no such group.
+    """
+    if isinstance(shown, Group):
+        answers = [_row(rollout, _text(rollout.text)) for rollout in _sorted(shown)]
+        return Html(_view(shown, f"{len(answers)} answers", answers))
+    return Html(_step_html(shown, tokenizer, group))
+
+
+def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int) -> str:
+    if not 0 <= group < len(step.groups):
+        raise Mistakes([f"step {step.index} has {len(step.groups)} groups, counted from 0: there is no group {group}"])
+    shown = step.groups[group]
+    pushes = _pushes(step, group)
+    most = max((abs(push) for row in pushes for push in row), default=0.0)
+    spelling = None if tokenizer is None else Spelling(tokenizer)
+    before = shown.prompt.token_ids
+    texts = [
+        _text(rollout.text) if spelling is None else _tokens(spelling, rollout, before, row, most)
+        for rollout, row in zip(shown.rollouts, pushes, strict=True)
+    ]
+    by_rollout = {id(rollout): text for rollout, text in zip(shown.rollouts, texts, strict=True)}
+    answers = [_row(rollout, by_rollout[id(rollout)]) for rollout in _sorted(shown)]
+    legend = ""
+    if tokenizer is not None and most > 0:
+        legend = (
+            f'; policy push, at most {most:.3g}: <span class="up3">pushed up</span>, '
+            '<span class="down3">pushed down</span>'
+        )
+    return _view(shown, f"Step {step.index}, group {group} of {len(step.groups)}{legend}", answers)
+
+
+def _sorted(group: Group) -> list[Rollout]:
+    """The best first; what has no reward last."""
+    return sorted(group.rollouts, key=lambda rollout: -rollout.reward if rollout.scored else math.inf)
+
+
+def _pushes(step: Step, group: int) -> list[list[float]]:
+    """The policy push of each token of each completion of a group."""
+    batch = step.batch
+    rows = (batch.group == group).nonzero().squeeze(1).tolist()
+    passes = [update.tokens["policy_push"] for update in step.updates if update.tokens]
+    found: list[list[float]] = []
+    for row, rollout in zip(rows, step.groups[group].rollouts, strict=True):
+        first = int(batch.prompt_lengths[row])
+        by_pass = [each[row, first : first + len(rollout.token_ids)].tolist() for each in passes]
+        found.append([sum(of_token) for of_token in zip(*by_pass, strict=True)] or [0.0] * len(rollout.token_ids))
+    return found
+
+
+def _tokens(spelling: Spelling, rollout: Rollout, after: Sequence[int], pushes: Sequence[float], most: float) -> str:
+    spans: list[str] = []
+    for piece, push in zip(spelling.pieces(rollout.token_ids, after=after), pushes, strict=True):
+        level = round(LEVELS * math.sqrt(abs(push) / most)) if most else 0
+        kind = f' class="{"up" if push > 0 else "down"}{level}"' if level else ""
+        spans.append(f'<span{kind} title="push {push:+.3g}">{_escaped(_cut(piece))}</span>')
+    return "".join(spans)
+
+
+def _view(group: Group, what: str, answers: Sequence[str]) -> str:
+    prompt = group.prompt
+    told = {"prompt": _text(_prompt(prompt.text)), "id": _text(prompt.id)}
+    if prompt.answer is not None:
+        told["answer"] = _text(str(prompt.answer))
+    if group.baseline is not None:
+        told["baseline"] = f"{group.baseline:.4g}"
+    items = "".join(f"<dt>{name}</dt><dd><pre>{text}</pre></dd>" for name, text in told.items())
+    rows = "".join(answers)
+    return f'{STYLE}<div class="outdo-view"><p>{what}</p><dl>{items}</dl><ol>{rows}</ol></div>'
+
+
+def _row(rollout: Rollout, text: str) -> str:
+    reward = f"{rollout.reward:.4g}" if rollout.scored else "no reward"
+    word = "right" if rollout.right else "wrong" if rollout.scored else _text(str(rollout.verdict))
+    end = str(rollout.finish_reason)
+    cut = "" if end == "stop" else f"<br><small>{_text(end)}</small>"
+    size = f"<br><small>{len(rollout.token_ids)} tokens</small>"
+    return f"<li><div>{reward} <small>{word}</small>{size}{cut}</div><pre>{text}</pre></li>"
+
+
+def _prompt(text: Any) -> str:
+    """A prompt's text; of chat messages, a line for each."""
+    if isinstance(text, str):
+        return text
+    return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in text)
+
+
+def _text(text: str) -> str:
+    return escape(visible(_cut(text), spaces=False))
+
+
+def _escaped(piece: str) -> str:
+    return escape(visible(piece))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…({len(text):,} characters)"

@@ -1,0 +1,241 @@
+"""A run folder as plain data: what the page shows, and nothing else of the folder.
+
+What is damaged or partial is left out, and a finding says so. What is read is bounded: of the tokens only the chosen
+steps, of these only the groups that are shown, one column at a time; of the curves at most `LONGEST_CURVE` points.
+"""
+
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyarrow import parquet
+
+from outdo.observability import doctor, glossary
+from outdo.observability.page import read
+from outdo.observability.page.encode import number_or_none, shortened
+from outdo.observability.page.select import DAMAGED, TOKENS, Comparison, choose, entry
+from outdo.observability.record import parquet as files
+from outdo.utils.errors import RunFolderError
+
+LONGEST_CURVE = 2_000
+"""Points of a curve. A longer run shows the last value of every few steps."""
+
+MOST_CURVES = 1_000
+"""Metrics of a run; a run has about a hundred."""
+
+LONGEST_NAME = 200
+"""Characters of the name of one."""
+
+PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=\?)\S*=\S*")
+"""What may be a password within a value: before the host of an address, known by its beginning, or in a query."""
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How much of a run is on a page."""
+
+    steps: Sequence[int] = ()  # none: those that tell most
+    groups: int | None = None  # of each step; None: as many as `tokens` allows
+    tokens: int = TOKENS
+    comparison: Comparison | None = None
+
+
+USUAL = Shown()
+
+
+def gather(folder: Path, shown: Shown = USUAL) -> Run:
+    """What the page shows of the run in `folder`. Nothing in the folder is written.
+
+    Raises: RunFolderError if a file of it cannot be opened at all.
+    """
+    story = _Story(folder)
+    recorded = files.recorded_steps(folder)
+    chosen = _chosen(recorded, story, shown)
+    comparison, compared = shown.comparison, None
+    entries: list[dict[str, Any]] = []
+    left = shown.tokens
+    for place, (step, why) in enumerate(chosen):
+        here = comparison if comparison and comparison.step == step else None
+        share = left // (len(chosen) - place)
+        try:
+            made, used = entry(folder, step, why, groups=shown.groups, tokens=share, comparison=here)
+        except RunFolderError as error:
+            story.say(f"The tokens of step {step} are left out. {error}", step)
+            continue
+        entries.append(made)
+        left = max(0, left - used)
+        compared = {"step": step, "a": here.a, "b": here.b} if here else compared
+    told = {"recorded": recorded, "chosen": entries, "compared": compared}
+    return {**story.told(after=-1), "about": _about(folder, story, recorded), **told}
+
+
+def news(folder: Path, *, after: int) -> Run:
+    """What is new in `folder` since step `after`: metrics, findings, and which steps are recorded; no tokens."""
+    story = _Story(folder)
+    recorded = files.recorded_steps(folder)
+    told = {"recorded": recorded, "chosen": [], "compared": None}
+    return {**story.told(after=after), "about": _about(folder, story, recorded), **told}
+
+
+def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, Any] | None:
+    """The tokens of one step as the page shows them; None if they are not recorded.
+
+    Raises: RunFolderError naming the file when it is damaged.
+    """
+    if step not in files.recorded_steps(folder):
+        return None
+    return entry(folder, step, "asked for", groups=None, tokens=tokens)[0]
+
+
+def _chosen(recorded: Sequence[int], story: "_Story", shown: Shown) -> list[tuple[int, str]]:
+    """The steps whose tokens are shown: those asked for, or those that tell most; and the one compared."""
+    best = _table_in(story.summary, "best").get("step")
+    usual = choose(recorded, story.metrics, story.findings, best if read.is_step(best) else None)
+    chosen = dict([(step, "asked for") for step in shown.steps] if shown.steps else usual)
+    if shown.comparison:
+        chosen.setdefault(shown.comparison.step, "compared")
+    return sorted(chosen.items())
+
+
+def alive(folder: Path) -> bool:
+    """Whether a process holds the run folder, found out without getting in the way of one that wants to.
+
+    An empty lock file is that of a run that ended in order, and a dead process's needs no asking. Only where the
+    process may live is the lock itself asked, for as long as two system calls take.
+    """
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        holder = os.pread(descriptor, 4096, 0)
+        if not holder or not _may_live(holder):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)  # and with it the lock, if it was had
+    return False
+
+
+def _may_live(holder: bytes) -> bool:
+    """Whether the process that wrote `holder` into a lock file exists, or is on another machine."""
+    try:
+        known = json.loads(holder)
+        if known["host"] == socket.gethostname():
+            os.kill(int(known["pid"]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, ValueError, TypeError, KeyError, OverflowError):
+        return True
+    return True
+
+
+# -------------------------------------------------------------------------------------------------- metrics and words
+
+
+class _Story:
+    """The metrics of a run, numbers only, in the order of the steps; and what had to be left out.
+
+    Step 0 is the evaluation before the first step, where the run has ended and `summary.json` tells it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.left_out: list[dict[str, Any]] = []
+        steps = {record["step"]: record for record in read.metrics(folder, self.say)}
+        self.recipe = read.table(folder, "recipe.toml", self.say)
+        self.summary = read.table(folder, "summary.json", self.say)
+        self.environment = read.table(folder, "environment.json", self.say)
+        lines = [{"step": step, **_numbers(steps[step])} for step in sorted(steps)]
+        before = {"before": _numbers(_table_in(self.summary, "before"))}
+        self.metrics = [*doctor.from_the_start(lines, before)]
+        self.findings = [asdict(finding) for finding in doctor.diagnose(self.metrics, recipe=self.recipe or None)]
+
+    def say(self, text: str, step: int = 0) -> None:
+        """A finding about what is read, not about the run."""
+        self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
+
+    def told(self, *, after: int) -> Run:
+        """What the page shows but for tokens; of the metrics those after a step."""
+        lines = [line for line in self.metrics if line["step"] > after]
+        written = sorted({name for line in lines for name in line} - {"step"})
+        names = [name for name in written if len(name) <= LONGEST_NAME][:MOST_CURVES]
+        if len(names) < len(written):
+            self.say(f"Of {len(written):,} metrics {len(names):,} are shown.")
+        every = -(-len(lines) // LONGEST_CURVE) or 1
+        bins = [lines[max(0, end - every) : end] for end in range(len(lines), 0, -every)][::-1]
+        values = {name: [_last(name, some) for some in bins] for name in names}
+        if every > 1:
+            self.say(f"The run is long: of every {every} steps the curves show the last value.")
+        return {
+            "name": _safe(self.folder.resolve().name),
+            "alive": alive(self.folder),
+            "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
+            "words": _words(names),
+            "findings": [*self.findings, *self.left_out],
+        }
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the metrics that are finite numbers, with six digits."""
+    found = {name: number_or_none(value) for name, value in record.items() if name != "step"}
+    return {name: float(f"{value:.6g}") for name, value in found.items() if value is not None}
+
+
+def _last(name: str, lines: Sequence[Mapping[str, float]]) -> float | None:
+    return next((line[name] for line in reversed(lines) if name in line), None)
+
+
+def _words(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the glossary says of metrics; nothing of those that it does not know."""
+    entries = {name: glossary.entry(name) for name in names}
+    told = ("title", "what", "healthy", "otherwise", "better", "topic")
+    return {name: {key: getattr(each, key) for key in told} for name, each in entries.items() if each is not None}
+
+
+def _about(folder: Path, story: _Story, recorded: Sequence[int]) -> list[list[str]]:
+    """What the run is, in few words. Only what is named here is shown: no command, no other setting, no secret."""
+    recipe, environment = story.recipe, story.environment
+    record = _told_by_record(folder, recorded) if recorded else {}
+    train, data = _table_in(recipe, "train"), _table_in(recipe, "data")
+    objective = train.get("objective")
+    method = objective.get("name") if isinstance(objective, dict) else objective
+    told = {
+        "method": method or (recipe and "grpo") or record.get("method"),
+        "model": recipe.get("model") or record.get("model"),
+        "data": data.get("path"),
+        "seed": recipe.get("seed", environment.get("seed")),
+        **{name: environment.get(name) for name in ("device", "started", "outdo", "torch", "transformers", "python")},
+    }
+    told["outdo"] = told["outdo"] or record.get("version")
+    return [[label, _safe(value)] for label, value in told.items() if isinstance(value, str | int)]
+
+
+def _table_in(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _told_by_record(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]:
+    """What the last recorded step says of its run: all that is known of one that outdo did not make."""
+    try:
+        return files.about(parquet.read_schema(read.own(folder, files.path_of(folder, recorded[-1]))))
+    except (*DAMAGED, RunFolderError):
+        return {}  # its tokens are left out, and a finding says so
+
+
+def _safe(value: Any) -> str:
+    """A value as text, short, without what looks like a password."""
+    return shortened(PASSWORD.sub("***", str(value)), 200)

@@ -1,0 +1,91 @@
+"""One text under two checkpoints: how likely the completions of a recorded step are to each of them.
+
+The only part of the inspector that needs torch, for it asks models.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import torch
+
+from outdo.models.attention.forward import Forward
+from outdo.models.loading import choose_device, load_model
+from outdo.models.policy import Scorer, Work
+from outdo.observability.page.encode import Table
+from outdo.observability.page.select import Comparison
+from outdo.storage import checkpoint
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.utils.errors import CheckpointError
+
+
+def comparison(step: int, a: Path, b: Path, *, device: str = "auto") -> Comparison:
+    """Compare the checkpoints in the folders `a` and `b` on the completions of `step`.
+
+    Raises: CheckpointError with everything that is wrong with either of them.
+    """
+    if faults := [fault for folder in (a, b) for fault in checkpoint.verify(folder)]:
+        raise CheckpointError("\n".join(faults))
+    return Comparison(step=step, a=a.name, b=b.name, rescore=partial(rescore, a=a, b=b, device=device))
+
+
+def rescore(table: Table, *, a: Path, b: Path, device: str = "auto") -> Table:
+    """Rows of a record with the columns `a_logprobs` and `b_logprobs`: log π of every token of the completions.
+
+    In nats, at the temperature that the rollout was sampled at, as all log-probabilities of the record are.
+    """
+    for name, folder in (("a_logprobs", a), ("b_logprobs", b)):
+        lists = pyarrow.array(logprobs(table, folder, device=device), pyarrow.list_(pyarrow.float32()))
+        table = table.append_column(name, lists)
+    return table
+
+
+def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
+    """log π of every token of the completions in `table`, a [tokens] float32 array for each row."""
+    if not len(table):
+        return []
+    batch, order = _batch(table)
+    chosen, _ = choose_device(device)
+    scorer = Scorer(Forward.probe(load_model(model, device=chosen).requires_grad_(False)), Work())
+    scores = scorer.logprobs(batch)
+    found: list[Any] = [None] * len(order)
+    lengths = batch.attention_mask.sum(1)
+    for row, place in enumerate(order):
+        found[place] = scores[row, batch.prompt_lengths[row] : lengths[row]].to(torch.float32).numpy()
+    return found
+
+
+def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
+    """The completions as a batch, every token of them asked for; and which row of the table each of its rows is."""
+    names = ("group", "prompt_token_ids", "token_ids", "temperature")
+    rows = table.select([name for name in names if name in table.column_names]).to_pylist()
+    members: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        members.setdefault(row["group"], []).append(place)
+    groups = [
+        Group(prompt=_prompt(number, rows[places[0]]), rollouts=tuple(_rollout(rows[place]) for place in places))
+        for number, places in members.items()
+    ]
+    return Batch.from_groups(groups), [place for places in members.values() for place in places]
+
+
+def _prompt(number: int, row: dict[str, Any]) -> Prompt:
+    return Prompt(id=str(number), text="", token_ids=tuple(row["prompt_token_ids"]))
+
+
+def _rollout(row: dict[str, Any]) -> Rollout:
+    """A completion, every token taken for the policy's own, for every one is asked for; the rest does not matter."""
+    n = len(row["token_ids"])
+    return Rollout(
+        token_ids=tuple(row["token_ids"]),
+        loss_mask=(True,) * n,
+        logprobs=tuple(numpy.zeros(n).tolist()),
+        text="",
+        reward=0.0,
+        finish_reason=FinishReason.stop,
+        policy_version=0,
+        temperature=row.get("temperature") or 1.0,
+    )

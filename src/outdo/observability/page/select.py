@@ -1,0 +1,225 @@
+"""Which steps, groups and tokens of a record are on a page, and reading just these.
+
+Of a step's file one column is in memory at a time, and of it only the rows that are shown are kept: a long record makes
+no larger page than a short one. One whose columns are too large for that is not read (`MOST_ENTRIES`).
+"""
+
+import base64
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+from pyarrow import parquet
+
+from outdo.observability.page.encode import FLOATS, Array, Table, lengths_of, pack
+from outdo.observability.page.read import own
+from outdo.observability.record import parquet as files
+from outdo.utils.errors import RunFolderError
+
+TOKENS = 65_536
+"""Tokens of completions on a page, and tokens of prompts, if nothing else is asked for."""
+
+STEPS = 6
+"""Steps whose tokens are on a page, if no others are asked for."""
+
+BY_TOKEN = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
+TOLD = (
+    *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
+    *("verdict", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
+    *BY_TOKEN,
+)
+"""Columns of the record that the page shows; those with an entry for each token of the completion."""
+
+MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29
+"""Entries and bytes of a column that is read: 33 million tokens in one step."""
+
+DAMAGED = (OSError, pyarrow.ArrowException, ValueError, TypeError, KeyError, IndexError, RecursionError)
+"""What reading a file raises that is not what a record is."""
+
+Rescore = Callable[[Table], Table]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of a step that are shown."""
+
+    table: Table
+    groups: int  # in the whole step
+    cut: int | None = None  # completions were cut to so many tokens, for not even one group was short enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One step's completions under two checkpoints, `a` and `b`."""
+
+    step: int
+    a: str
+    b: str
+    rescore: Rescore  # adds the columns a_logprobs and b_logprobs to rows of the record
+
+
+# ------------------------------------------------------------------------------------------------------------- steps
+
+
+def choose(
+    recorded: Sequence[int],
+    metrics: Sequence[Mapping[str, float]],
+    findings: Sequence[Mapping[str, Any]],
+    best: int | None = None,
+) -> list[tuple[int, str]]:
+    """The steps that tell most of a run, at most `STEPS` of the recorded ones, in order; each with why.
+
+    The first, the last, the best, and those where something happened. What happened at a step that was not recorded is
+    looked for at the nearest one that was.
+    """
+    reasons: dict[int, list[str]] = {}
+    for step, why in _reasons(recorded, metrics, findings, best) if recorded else ():
+        near = min(recorded, key=lambda known: (abs(known - step), known))
+        if near in reasons or len(reasons) < STEPS:
+            told = reasons.setdefault(near, [])
+            told += [why] if near == step else [f"{why} at step {step}"]
+    return [(step, ", ".join(dict.fromkeys(reasons[step]))) for step in sorted(reasons)]
+
+
+def _reasons(
+    recorded: Sequence[int],
+    metrics: Sequence[Mapping[str, float]],
+    findings: Sequence[Mapping[str, Any]],
+    best: int | None,
+) -> Iterator[tuple[int, str]]:
+    """Steps worth a look, the most telling first."""
+    yield recorded[0], "first recorded"
+    yield recorded[-1], "last recorded"
+    if best is not None:
+        yield best, "best evaluation"
+    elif (found := _extreme(metrics, "eval/greedy", max)) is not None:
+        yield found, "best evaluation"
+    elif (found := _extreme(metrics, "reward", max)) is not None:
+        yield found, "highest reward"
+    for line in metrics:
+        if line.get("updates/refused", 0) > 0:
+            yield int(line["step"]), "an update was refused"
+    for level in ("warning", "note"):
+        for finding in findings:
+            if finding["level"] == level:
+                yield finding["first"], f"a {level} begins ({finding['metric']})"
+    if (found := _extreme(metrics, "moved_right_way", min)) is not None:
+        yield found, "fewest tokens moved as pushed"
+
+
+def _extreme(
+    metrics: Sequence[Mapping[str, float]], name: str, which: Callable[..., Mapping[str, float]]
+) -> int | None:
+    lines = [line for line in metrics if name in line]
+    return int(which(lines, key=lambda line: line[name])["step"]) if lines else None
+
+
+# ------------------------------------------------------------------------------------------------------------ tokens
+
+
+def entry(
+    folder: Path, step: int, why: str, *, groups: int | None, tokens: int, comparison: Comparison | None = None
+) -> tuple[dict[str, Any], int]:
+    """A step's tokens as the page takes them, and how many tokens that is.
+
+    Raises: RunFolderError naming the file when it is damaged.
+    """
+    try:
+        rows = select(folder, step, groups=groups, tokens=tokens)
+        table = rows.table if comparison is None else comparison.rescore(rows.table)
+        content = pack(table)
+    except DAMAGED as error:
+        raise RunFolderError(f"{files.path_of(folder, step)}: {str(error).splitlines()[0]}") from error
+    used = int(lengths_of(rows.table, "token_ids").sum())
+    if rows.cut is not None:
+        why = f"{why}; completions are cut to {rows.cut:,} tokens"
+    blob = base64.b64encode(gzip.compress(content, mtime=0)).decode()
+    return {"step": step, "why": why, "groups_in_all": rows.groups, "blob": blob}, used
+
+
+def select(folder: Path, step: int, *, groups: int | None = None, tokens: int = TOKENS) -> Rows:
+    """Whole groups of a step: `groups` of them, or as many as have `tokens` tokens; measured and mixed ones first.
+
+    Where the first group alone has more, its completions are cut. Raises what `DAMAGED` lists, and RunFolderError.
+    """
+    path = own(folder, files.path_of(folder, step))
+    _bounded(path)
+    present = parquet.read_schema(path).names
+    heads = files.read(folder, step, [name for name in ("group", "reward", "measured") if name in present])
+    lists = [name for name in ("token_ids", "prompt_token_ids") if name in present]
+    lengths = {name: lengths_of(files.read(folder, step, [name]), name) for name in lists}
+    if heads["group"].null_count:
+        raise ValueError("rows without a group")
+    numbers = heads["group"].to_numpy()
+    chosen, cut = _groups(heads, numbers, lengths, groups=groups, tokens=tokens)
+    shown = pyarrow.array(numpy.isin(numbers, chosen))
+    columns = {}
+    for name in (name for name in TOLD if name in present):
+        column = files.read(folder, step, [name]).filter(shown)[name]
+        columns[name] = _cut(column, cut) if cut is not None and name in BY_TOKEN else column
+    return Rows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())), cut=cut)
+
+
+def _bounded(path: Path) -> None:
+    """Raise ValueError if a column would fill the memory: a small file can hold one value a billion times."""
+    about = parquet.read_metadata(path)
+    parts = [about.row_group(number) for number in range(about.num_row_groups)]
+    for number in range(about.num_columns):
+        columns = [part.column(number) for part in parts]
+        entries = sum(column.num_values for column in columns)
+        size = sum(column.total_uncompressed_size for column in columns)
+        if entries > MOST_ENTRIES or size > LARGEST_COLUMN:
+            name = columns[0].path_in_schema
+            raise ValueError(f"{name} has {entries:,} entries in {size:,} bytes: too many to be shown")
+
+
+def _groups(
+    heads: Table, numbers: Array, lengths: Mapping[str, Array], *, groups: int | None, tokens: int
+) -> tuple[list[int], int | None]:
+    """The groups that are shown, and to how many tokens their completions are cut, if they are."""
+    order = sorted(set(numbers.tolist()), key=_priority(heads, numbers))
+    if groups is not None:
+        return order[:groups], None
+    chosen: list[int] = []
+    left = dict.fromkeys(lengths, tokens)
+    for number in order:
+        rows = numbers == number
+        needed = {name: int(found[rows].sum() if name == "token_ids" else found[rows][0]) for name, found in
+                  lengths.items()}  # fmt: skip
+        if all(needed[name] <= left[name] for name in left):
+            chosen.append(number)
+            left = {name: left[name] - needed[name] for name in left}
+    if chosen or not order:
+        return chosen, None
+    return order[:1], max(1, tokens // int((numbers == order[0]).sum()))
+
+
+def _priority(heads: Table, numbers: Array) -> Callable[[int], tuple[bool, bool, bool, int]]:
+    """Sorts groups: measured and mixed, then measured, then mixed, then the others; in the record's order."""
+    rewards = heads["reward"].to_pylist() if "reward" in heads.column_names else [None] * len(heads)
+    measured = heads["measured"].to_pylist() if "measured" in heads.column_names else [False] * len(heads)
+    known: dict[int, set[float]] = {}
+    asked: set[int] = set()
+    for number, reward, was in zip(numbers.tolist(), rewards, measured, strict=True):
+        known.setdefault(number, set()).update(() if reward is None else (reward,))
+        asked.update((number,) if was else ())
+
+    def key(number: int) -> tuple[bool, bool, bool, int]:
+        plain, alike = number not in asked, len(known[number]) < 2
+        return plain or alike, plain, alike, number
+
+    return key
+
+
+def _cut(column: Any, most: int) -> Any:
+    """A list column with the first `most` entries of each list; no list becomes an empty one."""
+    whole = column.combine_chunks()
+    lengths = whole.value_lengths().fill_null(0).to_numpy()
+    starts = numpy.repeat(numpy.cumsum(lengths) - lengths, lengths)
+    early = numpy.arange(len(starts)) - starts < most
+    offsets = numpy.cumsum([0, *numpy.minimum(lengths, most)])
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), whole.flatten().filter(early))

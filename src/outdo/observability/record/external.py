@@ -1,0 +1,256 @@
+"""The same record of a run that outdo did not make: what another loop knows of a step, written as outdo writes its own.
+
+    for step, batch in enumerate(my_batches, 1):
+        prompts, completions = my_sampling(batch)                      # texts, or lists of token ids
+        rewards = my_rewards(prompts, completions)
+        before, advantages = my_logprobs(prompts, completions), my_advantages(rewards)
+        my_update(before, advantages)
+        after = my_logprobs(prompts, completions)                      # a number for each token of each completion
+        record_step("runs/mine", step=step, tokenizer=tokenizer, prompts=prompts, completions=completions,
+                    rewards=rewards, advantages=advantages, old_logprobs=before, new_logprobs=after, objective=grpo())
+
+Then `outdo inspect runs/mine` shows what was trained, as it does of a run of outdo's.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.objectives.presets import reinforce
+from outdo.algorithms.objectives.weights import token_mean
+from outdo.observability.metrics import step_metrics
+from outdo.observability.record import parquet
+from outdo.observability.record.movement import moved_metrics
+from outdo.observability.record.table import table
+from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.tokens import token_record
+from outdo.storage.run_folder import RunFolder
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, TokenScores, Update
+from outdo.utils.errors import Mistakes
+
+Text = str | Sequence[int]
+"""A text, or its token ids."""
+
+Numbers = Tensor | Sequence[Sequence[float]]
+"""A number for each token of each completion: a list for each, or a tensor [B, T] padded on the right."""
+
+
+def record_step(
+    folder: str | Path,
+    *,
+    step: int,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    rewards: Sequence[float | None],
+    reward_parts: Mapping[str, Sequence[float | None]] | None = None,
+    answers: Sequence[Any] | None = None,
+    truncated: Sequence[bool] | None = None,
+    advantages: Numbers | Sequence[float] | None = None,
+    old_logprobs: Numbers | None = None,
+    new_logprobs: Numbers | None = None,
+    ref_logprobs: Numbers | None = None,
+    rollout_logprobs: Numbers | None = None,
+    entropy: Numbers | None = None,
+    loss_mask: Numbers | None = None,
+    temperature: float = 1.0,
+    objective: Objective | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> Path:
+    """Write `tokens/step_000040.parquet` of step 40 and its line of `metrics.jsonl`; the path of the former.
+
+    Each list has an entry for each completion. Completions of equal prompts are a group, wherever they stand.
+
+    - `rewards`: None or NaN where the reward failed; `reward_parts` what they are made of, `answers` what they compare
+      with. `truncated` says which completions were cut off.
+    - `advantages`: a number for each completion, or for each of its tokens.
+    - `old_logprobs`, `new_logprobs`: of the policy before and after the step; `ref_logprobs` of the reference,
+      `rollout_logprobs` as the engine reported them; `entropy` of the policy before the step. All in nats.
+    - `loss_mask`: whether the policy chose a token, and it is trained on. All of them are unless it is given.
+    - `metrics` are added to those that outdo makes.
+
+    With `old_logprobs` and `advantages` the record says how each token was pushed, which is asked of `objective` at the
+    policy before the step: what was clipped later in the step does not show. Without an objective the pushes are those
+    of the plain policy gradient, and there are no bounds.
+
+    Raises: Mistakes naming all that does not fit together; RunFolderError where the folder refuses, as for a step that
+    is not later than the last (`rewind` first).
+    """
+    per_completion = {"rewards": rewards, "answers": answers, "truncated": truncated}
+    per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
+    per_token = {
+        "advantages": advantages,
+        "old_logprobs": old_logprobs,
+        "new_logprobs": new_logprobs,
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+        "entropy": entropy,
+        "loss_mask": loss_mask,
+    }
+    given = _Given(tokenizer, prompts, completions, per_completion, per_token)
+    groups = given.groups(reward_parts or {}, temperature)
+    batch = given.filled(Batch.from_groups(groups))
+    chosen = objective or replace(reinforce(), weight=token_mean)
+    updates: list[Update] = []
+    if batch.totals.tokens and batch.old_logprobs is not None and batch.advantages is not None:
+        batch = chosen.prepare(batch)
+        updates.append(_first_push(batch, chosen, given.padded("entropy", batch)))
+    done = Step(index=step, groups=groups, batch=batch, updates=updates)
+    record = token_record(done, chosen, given.padded("new_logprobs", batch))
+    known = {name: value for name, value in step_metrics(done).items() if not name.startswith("updates/")}
+    found = known | moved_metrics(record, batch) | dict(metrics or {})
+    with RunFolder(Path(folder)) as run:
+        run.append_metrics(step, {name: value for name, value in found.items() if math.isfinite(value)})
+        return parquet.write(run.path, step, table(done, record, Spelling(tokenizer), about={}))
+
+
+def rewind(folder: str | Path, step: int) -> None:
+    """Drop what was recorded after `step`, for a loop that goes on from there again."""
+    with RunFolder(Path(folder)) as run:
+        run.rewind(step)
+        parquet.drop_after(run.path, step)
+        parquet.remove_leftovers(run.path)
+
+
+def _first_push(batch: Batch, objective: Objective, entropy: Tensor | None) -> Update:
+    """What a pass over the batch would find: where log πθ is known, the objective needs no model to say its push."""
+    old, advantages = batch.old_logprobs, batch.advantages
+    assert old is not None
+    assert advantages is not None
+    leaf = old.clone().requires_grad_()
+    terms = objective(TokenScores(logprobs=leaf, entropy=torch.zeros_like(old)), batch)
+    (policy_push,) = torch.autograd.grad(terms.policy, leaf, retain_graph=True)
+    (pull,) = torch.autograd.grad(terms.loss, leaf)
+    tokens = {
+        "logprobs": old,
+        "log_ratio": torch.zeros_like(old),
+        "entropy": torch.full_like(old, torch.nan) if entropy is None else entropy,
+        "push": -pull,
+        "policy_push": policy_push,
+        "clipped": (policy_push == 0) & (advantages != 0) & batch.loss_mask,
+    }
+    return Update(metrics={}, tokens=tokens)
+
+
+class _Given:
+    """What the caller gave, in tokens and in groups. Raises Mistakes unless it fits together."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        per_completion: Mapping[str, Sequence[Any] | None],
+        per_token: Mapping[str, Any],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.prompts = [_ids(tokenizer, each, begins=True) for each in prompts]
+        self.completions = [_ids(tokenizer, each, begins=False) for each in completions]
+        self.per_completion = {name: values for name, values in per_completion.items() if values is not None}
+        lengths = [len(each) for each in self.completions]
+        self.per_token = {name: _rows(values, lengths) for name, values in per_token.items() if values is not None}
+        if mistakes := self._mistakes():
+            raise Mistakes(mistakes)
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place, prompt in enumerate(self.prompts):
+            places.setdefault(prompt, []).append(place)
+        self.members = list(places.values())  # of each group, by their places in what was given
+        self.order = [place for members in self.members for place in members]
+
+    def _mistakes(self) -> list[str]:
+        """What does not fit, a sentence each."""
+        count = len(self.completions)
+        lists = {"prompts": self.prompts, **self.per_completion, **self.per_token}
+        found = [
+            f"{name}: {len(values)} entries for {count} completions"
+            for name, values in lists.items()
+            if len(values) != count
+        ]
+        found += [f"prompts[{place}]: no tokens" for place, prompt in enumerate(self.prompts) if not prompt]
+        for name, rows in self.per_token.items():
+            for place, (row, tokens) in enumerate(zip(rows, self.completions, strict=False)):
+                if len(row) != len(tokens):
+                    found.append(f"{name}[{place}]: {len(row)} numbers for a completion of {len(tokens)} tokens")
+        return found
+
+    def groups(self, parts: Mapping[str, Sequence[float | None]], temperature: float) -> list[Group]:
+        """The completions of each prompt."""
+        return [
+            Group(
+                prompt=self._prompt(members[0]),
+                rollouts=tuple(self._rollout(place, parts, temperature) for place in members),
+            )
+            for members in self.members
+        ]
+
+    def _prompt(self, place: int) -> Prompt:
+        ids = self.prompts[place]
+        name = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]  # the same at every visit
+        text = str(self.tokenizer.decode(list(ids)))
+        return Prompt(id=name, text=text, token_ids=ids, answer=self._of(place, "answers", None))
+
+    def _rollout(self, place: int, parts: Mapping[str, Sequence[float | None]], temperature: float) -> Rollout:
+        ids = self.completions[place]
+        given = self._of(place, "rewards", None)
+        reward = math.nan if given is None else float(given)
+        unknown, everywhere = [math.nan] * len(ids), [True] * len(ids)
+        return Rollout(
+            token_ids=ids,
+            loss_mask=tuple(map(bool, self.per_token.get("loss_mask", {place: everywhere})[place])),
+            logprobs=tuple(self.per_token.get("rollout_logprobs", {place: unknown})[place]),
+            text=str(self.tokenizer.decode(list(ids), skip_special_tokens=True)),
+            reward=reward if math.isfinite(reward) else 0.0,
+            verdict="ok" if math.isfinite(reward) else "failed",
+            reward_parts={name: values[place] for name, values in parts.items()},
+            finish_reason=FinishReason.length if self._of(place, "truncated", False) else FinishReason.stop,
+            policy_version=0,
+            temperature=temperature,
+        )
+
+    def _of(self, place: int, name: str, otherwise: Any) -> Any:
+        values = self.per_completion.get(name)
+        return otherwise if values is None else values[place]
+
+    def filled(self, batch: Batch) -> Batch:
+        """The batch with what was given for each of its tokens."""
+        names = ("advantages", "old_logprobs", "ref_logprobs")
+        return batch.with_(**{name: self.padded(name, batch) for name in names})
+
+    def padded(self, name: str, batch: Batch) -> Tensor | None:
+        """The numbers where their tokens are in the batch, zeros elsewhere. [B, T]"""
+        rows = self.per_token.get(name)
+        if rows is None:
+            return None
+        values = torch.zeros(batch.token_ids.shape)
+        for row, place, start in zip(values, self.order, batch.prompt_lengths.tolist(), strict=True):
+            row[start : start + len(rows[place])] = torch.tensor(rows[place], dtype=torch.float32)
+        return values
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: Text, *, begins: bool) -> tuple[int, ...]:
+    """Token ids as they are; of a text as the tokenizer begins one, or goes on with it."""
+    return tuple(tokenizer.encode(text, add_special_tokens=begins) if isinstance(text, str) else map(int, text))
+
+
+def _rows(values: Any, lengths: Sequence[int]) -> list[list[float]]:
+    """A list for each completion, of a tensor padded on the right, of lists, or of one number for each."""
+    if isinstance(values, Tensor):
+        rows = values.tolist()
+        padded = values.ndim == 2
+    else:
+        rows, padded = [each.tolist() if isinstance(each, Tensor) else each for each in values], False
+    if len(rows) != len(lengths):
+        return rows  # said by the one who looks for mistakes
+    return [
+        [row] * length if isinstance(row, int | float) else list(row[:length] if padded else row)
+        for row, length in zip(rows, lengths, strict=True)
+    ]

@@ -1,0 +1,95 @@
+"""Did the probability really move? A step's record in a few numbers."""
+
+from torch import Tensor
+
+from outdo.algorithms.objectives.base import given
+from outdo.algorithms.objectives.target import progress
+from outdo.algorithms.objectives.target.rules import NOISE
+from outdo.observability.record.bounds import out_of_reach
+from outdo.observability.record.tokens import TokenRecord
+from outdo.types import Batch
+
+CERTAIN = 0.99
+"""A token of a larger probability has next to nothing to gain."""
+
+
+def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
+    """Where the pushed tokens went. What there is nothing to say of is left out.
+
+    A token that several answers of a group took in the same context counts once, with its net push (`tokens.net`). By
+    how much it counts is how far that push could move it, to first order: a gradient of n by log π is one of n (1 - π)
+    by the token's own logit, so that the **leverage** of a token is |n| (1 - π_old).
+
+        moved_right_way, moved_wrong_way, moved_not
+                         shares of the leverage; not: by no more than the noise of a log-probability. They add up to 1
+        moved/tokens, moved/groups
+                         how many tokens, each counted once, and groups that is: the n of the estimate
+        target_reached   share of the tokens with a bound within reach that went 90 % of the way to it, or farther
+        overshoot        share of the same that went beyond it by more than 10 % of the way
+        attained         the probability mass that moved as it should, of the same: `attainment.attained`
+        unreachable      share of the pushed tokens whose bound was asked for and is there that have it out of reach
+        certain          share of all net push that goes to tokens whose probability was above 0.99 already
+        cancelled        share of all push that cancels between answers
+
+    The last two are of all trained tokens, the others of the rows with `new_logprobs`; without any, `unreachable` is of
+    all, as where bounds are targets. Bounds belong to a token's own push, so that the three about the way to them leave
+    out tokens whose net push goes the other way.
+    """
+    push = (record.policy_push + record.kl_pull).nan_to_num(0.0).where(batch.loss_mask, 0.0)
+    net = record.net_push.nan_to_num(0.0).where(batch.loss_mask, 0.0)
+    old, new = record.old_logprobs.nan_to_num(0.0), record.new_logprobs.nan_to_num(0.0)
+    batch = batch.with_(old_logprobs=old, prepared={**batch.prepared, "share": record.share})
+    measured = (net != 0) & record.new_logprobs.isfinite()
+    found = _of_push(push, net, record, batch)
+    if measured.any():
+        leverage = record.share.double() * net.abs() * -old.expm1().clamp(max=0.0)
+        found |= _ways(((new - old) * net.sign())[measured], leverage[measured])
+        found |= {
+            "moved/tokens": float(record.share[measured].double().sum().round()),
+            "moved/groups": float(len(batch.group[measured.any(1)].unique())),
+        }
+    reachable = measured & (push * net > 0) & record.bound.isfinite() & ~out_of_reach(record.bound, batch)
+    return found | _to_bounds(batch.with_(loss_mask=reachable, targets=record.bound.where(reachable, old)), new)
+
+
+def _of_push(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) -> dict[str, float]:
+    """What is known before anything moved."""
+    found: dict[str, float] = {}
+    old = given(batch.old_logprobs, "old_logprobs")
+    beyond, pushed = out_of_reach(record.bound, batch), push != 0
+    within = pushed & record.bound.isfinite()
+    if (within | (pushed & beyond)).any():
+        asked = batch.with_(
+            loss_mask=within | (pushed & beyond),
+            targets=record.bound.where(within, old),
+            prepared={**batch.prepared, "unreachable": beyond},
+        )
+        found["unreachable"] = progress.unreachable(asked)
+    spent = record.share.double() * net.abs()
+    if pushed.any():
+        found["cancelled"] = max(0.0, 1.0 - float(spent.sum() / push.double().abs().sum()))
+    if spent.any():
+        found["certain"] = float(spent.where(old.exp() > CERTAIN, 0.0).sum() / spent.sum())
+    return found
+
+
+def _ways(gone: Tensor, leverage: Tensor) -> dict[str, float]:
+    """Shares of the leverage, by how many nats each token has gone the way of its net push. [N] each"""
+    whole = float(leverage.sum())
+    if whole == 0:  # every token is certain
+        return {}
+    ways = {"moved_right_way": gone > NOISE, "moved_wrong_way": gone < -NOISE, "moved_not": gone.abs() <= NOISE}
+    return {name: float(leverage[those].sum()) / whole for name, those in ways.items()}
+
+
+def _to_bounds(batch: Batch, new: Tensor) -> dict[str, float]:
+    """How far tokens came on the way to their bounds, which stand as targets."""
+    moves = progress.movable(batch)
+    if not moves.any():
+        return {}
+    farther = progress.progress(batch, new) > 1
+    return {
+        "target_reached": progress.reached(batch, new.where(~farther, given(batch.targets, "targets"))),
+        "overshoot": progress.overshoot(batch, new),
+        "attained": progress.attained(batch, new),
+    }

@@ -1,0 +1,105 @@
+"""What a step did, measured and written down; the caller's body runs it after every step."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor
+
+from outdo.algorithms.objectives.base import Objective
+from outdo.models.policy import Policy
+from outdo.observability.record import parquet
+from outdo.observability.record.movement import moved_metrics
+from outdo.observability.record.table import table
+from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.tokens import token_record
+from outdo.observability.record.transfer import Transfer
+from outdo.types import Group, Step
+from outdo.utils.rng import Stream, stream_key, uniforms
+
+
+class Recorder:
+    """Writes `tokens/step_000040.parquet` every `every` steps (0: never), and says what moved.
+
+    What the last update did can only be seen by asking the policy once more, without gradients. That is done for the
+    share `after` of the groups that were trained on, rounded up, or for "all" of them. Which ones is decided by the
+    counter-based generator among those that were pushed at all: whole groups, the same ones in a run that was killed
+    and resumed. The metrics of what moved speak of these groups, and `moved/tokens` says how many tokens that is.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        *,
+        every: int = 1,
+        after: float | Literal["all"] = 0.0625,
+        seed: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.objective = objective
+        self.every = every
+        self.share = 1.0 if after == "all" else after
+        self.seed = seed
+        self.transfer = Transfer()
+        self.spelling = Spelling(policy.tokenizer)
+
+    def __call__(self, step: Step, folder: Path) -> dict[str, float]:
+        """Record a step in the run folder `folder`, if it is due; its metrics.
+
+        Raises: RunFolderError when the disk refuses.
+        """
+        found, write = self.taken(step, folder)
+        write()
+        return found
+
+    def taken(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None]]:
+        """The same in two parts: what has to be done before the weights change, and the writing, which may wait."""
+        found = self.transfer.observe(step.index, step.groups) if self.every else {}
+        if not self.every or step.index % self.every or not len(step.batch):
+            return found, lambda: None
+        record = token_record(step, self.objective, self.measured(step))
+
+        def write() -> None:
+            parquet.write(folder, step.index, table(step, record, self.spelling, about={}))
+
+        return found | moved_metrics(record, step.batch), write
+
+    def measured(self, step: Step) -> Tensor | None:
+        """log πθ [B, T] as the step left it, NaN in groups that were not asked; None where none was."""
+        batch, asked = step.batch, self._asked(step)
+        if not asked:
+            return None
+        rows = torch.isin(batch.group, torch.tensor(asked)).nonzero().squeeze(1)
+        found = self.policy.logprobs(batch.rows(rows))  # [b, t]
+        measured = torch.full(batch.token_ids.shape, torch.nan)
+        measured[rows, : found.shape[1]] = found
+        return measured
+
+    def _asked(self, step: Step) -> list[int]:
+        """The groups that are measured: of those whose answers are all alike nothing is learnt, here as in training."""
+        pushes = [update.tokens["push"] for update in step.updates if update.tokens]
+        if not pushes:
+            return []
+        trained = step.batch.group[step.batch.loss_mask.any(1)].unique().tolist()
+        if self.share == 1:
+            return trained
+        pushed = step.batch.group[(torch.stack(pushes) != 0).any(0).any(1)].unique().tolist()
+        by_lot = sorted(pushed, key=lambda number: self._lot(step.index, number, step.groups[number]))
+        return by_lot[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, and not a bit more
+
+    def _lot(self, step: int, number: int, group: Group) -> float:
+        """A number in [0, 1): groups are asked in the order of theirs."""
+        key = stream_key(self.seed, Stream("record", step, group.prompt.id, number))
+        return float(uniforms(numpy.array([key], numpy.uint64), numpy.zeros(1, numpy.uint64))[0])
+
+    def state(self) -> dict[str, Any]:
+        """What is remembered of earlier steps."""
+        return self.transfer.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state` was written."""
+        self.transfer.load_state(state)

@@ -1,0 +1,186 @@
+"""A step's record as an Arrow table: one row for each rollout, and in it lists with an entry for each of its tokens.
+
+The lists of a row are about the tokens of the completion; only `prompt_token_ids` and `prompt_pieces` are about what
+was read before. What is not known is null. Tensors become lists without a loop over tokens: they are flattened once,
+and rows are offsets into them.
+"""
+
+# pyarrow has no types:
+# pyright: reportUnknownParameterType=false
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from outdo.observability.record.parquet import FORMAT, KEY
+from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.tokens import CLIP, TokenRecord
+from outdo.storage.run_folder import version_of
+from outdo.types import Group, Rollout, Step
+
+COLUMNS = (
+    "rollout_logprobs",
+    "old_logprobs",
+    "new_logprobs",
+    "ref_logprobs",
+    "values",
+    "advantages",
+    "target",
+    "bound",
+    "ratio",
+    "entropy",
+    "policy_push",
+    "kl_pull",
+    "net_push",
+    "share",
+    "weight",
+)
+"""The columns with a number for each token, float32; see `TokenRecord`."""
+
+
+def table(step: Step, record: TokenRecord, spelling: Spelling, *, about: Mapping[str, str]) -> pa.Table:
+    """The rollouts of a step, in the order of its groups. `about` is kept with the table: what its run is.
+
+    Half of a surrogate pair, which no file in UTF-8 can hold, is written as its escape `\\ud83d`.
+    """
+    batch, lists = step.batch, _Lists(step)
+    rows = [(number, n, each) for number, group in enumerate(step.groups) for n, each in enumerate(group.rollouts)]
+    rollouts = [each for _, _, each in rows]
+    of_group = pa.array([number for number, _, _ in rows], pa.int32())
+    measured = (~record.new_logprobs.isnan()).any(1).numpy()  # [B]
+    columns: dict[str, pa.Array] = {
+        "step": pa.array([step.index] * len(rows), pa.int32()),
+        "group": of_group,
+        "rollout": pa.array([n for _, n, _ in rows], pa.int32()),
+        **{name: values.take(of_group) for name, values in _prompts(step.groups, spelling).items()},
+        **_completions(step.groups, lists, spelling),
+        **_outcomes(rollouts),
+        "advantage": lists.means(record.advantages),
+        "policy_version": pa.array([each.policy_version for each in rollouts], pa.int64()),
+        "temperature": pa.array([each.temperature for each in rollouts], pa.float64()),
+        "measured": pa.array(measured, pa.bool_()),
+        "loss_mask": lists.of(pa.array(lists.flat(batch.loss_mask), pa.bool_())),
+        "clip": lists.of(pa.DictionaryArray.from_arrays(lists.flat(record.clip), pa.array(CLIP, pa.string()))),
+        **{
+            name: lists.numbers(values, where=measured if name == "new_logprobs" else None)
+            for name, values in _numbers(record).items()
+        },
+    }
+    described = {"format": FORMAT, "step": step.index, "version": version_of("outdo"), **about}
+    return pa.table(columns, metadata={KEY: json.dumps(described)})
+
+
+class _Lists:
+    """Values of the batch's completions as lists, one for each row."""
+
+    def __init__(self, step: Step) -> None:
+        batch = step.batch
+        position = np.arange(batch.token_ids.shape[1])
+        after_prompt = position >= batch.prompt_lengths.numpy()[:, None]
+        self.inside = batch.attention_mask.numpy() & after_prompt  # [B, T]
+        self.trained = batch.loss_mask.numpy()  # [B, T]
+        self.lengths = self.inside.sum(1)  # [B]
+
+    def flat(self, values: Tensor) -> np.ndarray[Any, Any]:
+        """[B, T] -> the completions one after the other."""
+        return values.numpy()[self.inside]
+
+    def of(self, flat: pa.Array) -> pa.ListArray:
+        """A list for each completion."""
+        return pa.ListArray.from_arrays(_offsets(self.lengths), flat)
+
+    def numbers(self, values: Tensor | None, *, where: np.ndarray[Any, Any] | None) -> pa.ListArray:
+        """Lists of float32; no list at all in rows that are not `where`, or without `values`. NaN becomes null."""
+        rows = np.full(len(self.lengths), values is not None) if where is None else where
+        flat = np.zeros(0, np.float32) if values is None else values.numpy()[self.inside & rows[:, None]]
+        offsets = _offsets(np.where(rows, self.lengths, 0))
+        return pa.ListArray.from_arrays(offsets, pa.array(flat, pa.float32(), from_pandas=True), mask=pa.array(~rows))
+
+    def means(self, values: Tensor | None) -> pa.Array:
+        """The mean over the trained tokens of each row; null where there is none."""
+        if values is None:
+            return pa.nulls(len(self.lengths), pa.float64())
+        counts = self.trained.sum(1)
+        sums = np.where(self.trained, values.double().numpy(), 0.0).sum(1)
+        means = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+        return pa.array(means, pa.float64(), from_pandas=True)
+
+
+def _offsets(lengths: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _numbers(record: TokenRecord) -> dict[str, Tensor | None]:
+    """The tensor of each of `COLUMNS`."""
+    return {name: getattr(record, "targets" if name == "target" else name) for name in COLUMNS}
+
+
+def _prompts(groups: Sequence[Group], spelling: Spelling) -> dict[str, pa.Array]:
+    """What the rollouts of a group have in common, once for each group."""
+    pieces = [spelling.pieces(group.prompt.token_ids) for group in groups]
+    return {
+        "prompt_id": _texts(group.prompt.id for group in groups),
+        "prompt": _texts("".join(each) for each in pieces),
+        "prompt_token_ids": pa.array([group.prompt.token_ids for group in groups], pa.list_(pa.int32())),
+        "prompt_pieces": pa.array(pieces, pa.list_(pa.string())),
+        "answer": _texts(_answer(group.prompt.answer) for group in groups),
+        "baseline": pa.array([group.baseline for group in groups], pa.float64()),
+    }
+
+
+def _completions(groups: Sequence[Group], lists: _Lists, spelling: Spelling) -> dict[str, pa.Array]:
+    """The tokens of the rollouts, and how they are spelled where they stand."""
+    pieces: list[str] = []
+    raw: list[bytes] = []
+    ids: list[int] = []
+    for group in groups:
+        before = group.prompt.token_ids
+        for rollout in group.rollouts:
+            ids += rollout.token_ids
+            spelled, octets = spelling.both(rollout.token_ids, after=before)
+            pieces += spelled
+            raw += octets
+    return {
+        "text": _texts(rollout.text for group in groups for rollout in group.rollouts),
+        "token_ids": lists.of(pa.array(ids, pa.int32())),
+        "pieces": lists.of(pa.array(pieces, pa.string())),
+        "token_bytes": lists.of(pa.array(raw, pa.binary())),
+    }
+
+
+def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
+    """How the rollouts were judged, and ended."""
+    names = sorted({name for each in rollouts for name in each.reward_parts})
+    parts = {_safe(name): pa.array([_part(each, name) for each in rollouts], pa.float64()) for name in names}
+    together = pa.StructArray.from_arrays(list(parts.values()), list(parts)) if parts else None
+    return {
+        "reward": pa.array([each.reward if each.scored else None for each in rollouts], pa.float64()),
+        **({} if together is None else {"reward_parts": together}),
+        "verdict": _texts(each.verdict for each in rollouts),
+        "right": pa.array([each.right for each in rollouts], pa.bool_()),
+        "finish_reason": _texts(str(each.finish_reason) for each in rollouts),
+    }
+
+
+def _part(rollout: Rollout, name: str) -> float | None:
+    value = rollout.reward_parts.get(name)
+    return None if value is None or math.isnan(value) else value
+
+
+def _answer(answer: Any) -> str | None:
+    if answer is None or isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str)
+
+
+def _texts(texts: Iterable[str | None]) -> pa.Array:
+    return pa.array([None if text is None else _safe(text) for text in texts], pa.string())
+
+
+def _safe(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,229 @@
+"""The same record of a run of TRL's GRPOTrainer (made for TRL 1.16).
+
+    trainer = GRPOTrainer(model, reward_funcs=..., args=GRPOConfig(...), train_dataset=...)
+    trainer.add_callback(TrlRecord(trainer, "runs/mine"))
+    trainer.train()
+
+Then `outdo inspect runs/mine` shows what was trained. A step of the record is an optimiser step of TRL's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from outdo.algorithms.objectives import presets
+from outdo.algorithms.objectives.base import Formula, Objective
+from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.ratios import sequence, token
+from outdo.algorithms.objectives.surrogates import clip
+from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
+from outdo.observability.record.external import record_step, rewind
+
+KEPT = "outdo"
+"""Under this name TRL's batches carry what they otherwise lose: rewards, and columns of the dataset."""
+
+PASSED_ON = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+"""What else of a batch a model may read."""
+
+
+class TrlRecord(TrainerCallback):
+    """Records every `every`-th optimiser step of a GRPOTrainer in `folder`.
+
+    Two forwards without gradients are made of a recorded step's completions: before the optimiser step, unless TRL has
+    kept those log-probabilities itself, and after it. `objective` is what pushes are asked of, that of the trainer's
+    arguments unless given. `answer` names the column of the dataset that the rewards compare with, if there is one.
+
+    A run that TRL resumes goes on here too: what was recorded after its checkpoint is dropped when training begins.
+
+    Raises: ValueError for several processes, or for a loss that has to be given as `objective`.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        folder: str | Path,
+        *,
+        objective: Objective | None = None,
+        every: int = 1,
+        answer: str = "answer",
+    ) -> None:
+        if trainer.accelerator.num_processes > 1:
+            raise ValueError(f"TrlRecord is for one process; this run has {trainer.accelerator.num_processes}")
+        self.trainer = trainer
+        self.folder = folder
+        self.objective = objective or objective_of(trainer)
+        self.every = every
+        self._seen: list[_Seen] = []  # the micro-batches of the optimiser step at hand
+        _keep_outcomes(trainer, answer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Make room for the steps that follow."""
+        rewind(self.folder, state.global_step)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A micro-batch has gone backward, and others follow."""
+        self._look(state.global_step + 1)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The last micro-batch has gone backward."""
+        self._look(state.global_step + 1)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The optimiser has stepped."""
+        seen, self._seen = self._seen, []
+        if seen:
+            rows = [row for each in seen for row in _rows(self.trainer, each, self._measure(each.inputs)[0])]
+            self._write(state.global_step, rows)
+
+    def _look(self, step: int) -> None:
+        """Keep the micro-batch that was trained on just now, and what the policy says of it before it steps."""
+        if step % self.every == 0:
+            buffered = self.trainer._buffered_inputs
+            inputs = buffered[(self.trainer._step - 1) % len(buffered)]
+            old, entropy = inputs.get("old_per_token_logps"), None
+            if old is None:
+                old, entropy = self._measure(inputs)
+            self._seen.append(_Seen(inputs, old, entropy))
+
+    @torch.no_grad()
+    def _measure(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the completions, as TRL computes them. [b, t] each"""
+        model, training = self.trainer.model, self.trainer.model.training
+        model.eval()
+        logprobs, entropy, _ = self.trainer._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].shape[1],
+            compute_entropy=True,
+            **{name: inputs[name] for name in PASSED_ON if name in inputs},
+        )
+        model.train(training)
+        return logprobs, entropy
+
+    def _write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        rewards, parts = columns.pop("rewards"), columns.pop("reward_parts")
+        given: dict[str, Any] = {name: values for name, values in columns.items() if any(v is not None for v in values)}
+        record_step(
+            self.folder,
+            step=step,
+            tokenizer=self.trainer._tokenizer,
+            rewards=rewards,
+            reward_parts={name: [each[name] for each in parts] for name in parts[0]},
+            temperature=self.trainer.temperature,
+            objective=self.objective,
+            **given,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A micro-batch, and what the policy said of it before the optimiser stepped."""
+
+    inputs: Mapping[str, Any]
+    old: Tensor  # [b, t]
+    entropy: Tensor | None  # [b, t]
+
+
+def _rows(trainer: Any, seen: _Seen, new: Tensor) -> list[dict[str, Any]]:
+    """The completions of a micro-batch as `record_step` takes them, padding cut off."""
+    inputs = seen.inputs
+    advantages = inputs["advantages"]
+    trained = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    per_token = {
+        "completions": inputs["completion_ids"],
+        "loss_mask": trained,
+        "advantages": advantages[:, None].expand_as(trained) if advantages.ndim == 1 else advantages,
+        "old_logprobs": seen.old,
+        "new_logprobs": new,
+        "entropy": seen.entropy,
+        "ref_logprobs": inputs.get("ref_per_token_logps"),
+        "rollout_logprobs": inputs.get("sampling_per_token_logps"),
+    }
+    return [
+        {
+            "prompts": inputs["prompt_ids"][b][inputs["prompt_mask"][b].bool()].tolist(),
+            **{name: None if v is None else v[b, : kept["length"]].tolist() for name, v in per_token.items()},
+            **{name: kept[name] for name in ("rewards", "reward_parts", "answers", "truncated")},
+        }
+        for b, kept in enumerate(inputs[KEPT])
+    ]
+
+
+def _keep_outcomes(trainer: Any, answer: str) -> None:
+    """Have TRL's batches carry the outcome of each completion: it shuffles them, and keeps the advantages alone."""
+    generate = trainer._generate_and_score_completions
+
+    def generate_and_keep(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        inputs = generate(examples)
+        scores = {name: list(values)[-len(examples) :] for name, values in trainer._logs["rewards"].items()}
+        inputs[KEPT] = [
+            {
+                **_outcome({name: values[b] for name, values in scores.items()}, trainer.reward_weights.tolist()),
+                **_ending(trainer, inputs["completion_ids"][b], inputs["completion_mask"][b]),
+                "answers": example.get(answer),
+            }
+            for b, example in enumerate(examples)
+        ]
+        return inputs
+
+    trainer._generate_and_score_completions = generate_and_keep
+
+
+def _outcome(scores: Mapping[str, float], weights: Sequence[float]) -> dict[str, Any]:
+    """The reward, None where no function gave one, and its parts."""
+    parts = {name: None if score != score else score for name, score in scores.items()}
+    known = [weight * part for weight, part in zip(weights, parts.values(), strict=True) if part is not None]
+    return {"rewards": sum(known) if known else None, "reward_parts": parts}
+
+
+def _ending(trainer: Any, ids: Tensor, mask: Tensor) -> dict[str, Any]:
+    """Where a completion ends, and whether it was cut off there. TRL may mask all of one that was. [t] each"""
+    padding = trainer._tokenizer.pad_token_id
+    length = int(mask.sum()) or int((ids != padding).nonzero().max()) + 1
+    return {"length": length, "truncated": int(ids[length - 1]) not in {*trainer.eos_token_ids, padding}}
+
+
+# ------------------------------------------------------------------------------------------------- TRL's own objective
+
+
+def objective_of(trainer: Any) -> Formula:
+    """The loss that a GRPOTrainer's arguments ask for, as an objective.
+
+    Masks and weights for an engine that is not the policy, and for tokens of low entropy, are not in it.
+    """
+    args = trainer.args
+    low, high = trainer.epsilon_low, trainer.epsilon_high
+    weights: dict[str, Weight] = {
+        "grpo": sequence_mean,
+        "bnpo": token_mean,
+        "dapo": token_mean,
+        "dr_grpo": constant(length=trainer.max_completion_length),
+        "luspo": sequence_sum,
+    }
+    others = {"cispo": lambda: presets.cispo(ratio_max=high), "sapo": presets.sapo, "vespo": presets.vespo}
+    if args.loss_type in weights:
+        chosen = Formula(surrogate=clip(low=low, high=high, dual=args.delta), weight=weights[args.loss_type])
+    elif args.loss_type in others:
+        chosen = others[args.loss_type]()
+    else:
+        raise ValueError(f"loss_type {args.loss_type!r} has no counterpart here: give TrlRecord its `objective`")
+    level = {"token": token, "sequence": sequence}[trainer.importance_sampling_level]
+    return like("trl", replace(chosen, level=level, beta=trainer.beta, kl_ratio=args.use_bias_correction_kl))

@@ -1,0 +1,41 @@
+"""When rewards fail too often, the run stops and shows the first that did."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from outdo.rewards.types import Answered, Scored
+from outdo.utils.errors import RewardError
+
+SHOWN = 400
+"""Characters of the failing completion that a message shows, from its beginning and its end."""
+
+
+def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_share: float) -> None:
+    """Allow at most `max_share` (0 to 1) of a step's rewards to have failed, timed out or been non-finite.
+
+    Raises:
+        RewardError: there were more; the message has the counts and the first such completion, its verdict and reason.
+    """
+    failing = [(one, sample) for one, sample in zip(scored, answered, strict=True) if one.verdict.is_failure]
+    if len(failing) <= max_share * len(scored):
+        return
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(one.verdict for one, _ in failing).items())
+    first, sample = failing[0]
+    raise RewardError(
+        f"{len(failing)} of {len(scored)} rewards of this step have no value ({counts}); "
+        f"allowed are {max_share:.0%}.\n"
+        f"The first: {first.verdict}: {inert(first.reason)}\n"
+        f"Its completion: {inert(sample.completion)}"
+    )
+
+
+def inert(text: str) -> str:
+    """`text` on one line, short, and safe on a terminal: what does not print is written as its escape."""
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN // 2]} [... {len(text) - SHOWN} characters ...] {text[-(SHOWN // 2) :]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """`text` with what does not print, and could steer a terminal, written as its escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,361 @@
+"""Checkpoints: written aside, hashed, renamed into place, and believed only when every hash is right.
+
+    checkpoints/step_000040/        a Hugging Face model folder, as `from_pretrained` loads it
+        config.json, model.safetensors, tokenizer.json ...
+        state/state.json            the whole training state but its tensors
+        state/tensors.safetensors   its tensors
+        manifest.json               size and SHA-256 of every other file, written last
+
+A published folder is never written into. There is no pickle: none is written, and none is opened.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outdo.storage import atomic
+from outdo.storage.state_file import pack, unpack
+from outdo.utils.errors import CheckpointError, DiskFullError
+
+FORMAT = 1
+"""Version of the manifest and of `state/`."""
+
+MANIFEST = "manifest.json"
+STATE = "state/state.json"
+TENSORS = "state/tensors.safetensors"
+PICKLES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"})
+"""Endings of files that hold code to run. outdo writes none and refuses a checkpoint that has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest checkpoint that is whole."""
+
+    path: Path
+    """Its folder."""
+    step: int
+    """The last step it holds."""
+    broken: tuple[str, ...]
+    """What is wrong with each newer one, file by file; to be shown to the user."""
+
+
+# ---------------------------------------------------------------------------------------------------------- saving
+
+
+def save(folder: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+    """Publish `folder/step_000040` for step 40 and return it.
+
+    `write_model(path)` writes the model and its tokenizer into `path`; `state` is what `state_file.pack` takes.
+    A whole checkpoint of that step is kept as it is and returned: the same run has the same weights at the same step.
+    A broken one is replaced. One process at a time may save into `folder`; a run folder's lock sees to that.
+
+    Raises: DiskFullError when there is no room, CheckpointError when something else refuses. The checkpoints published
+    before are untouched then, and nothing that looks like a checkpoint is left of this one.
+    """
+    target = folder / _name(step)
+    aside = folder / f".tmp-{target.name}-{os.getpid()}"
+    try:
+        atomic.make_folder(folder)
+        remove_leftovers(folder)
+        if target.exists() and not verify(target):
+            return target
+        _write(aside, step, write_model, state)
+        replaced = aside.with_name(f"{aside.name}-replaced")
+        if os.path.lexists(target):  # broken, and its successor is complete
+            atomic.rename(target, replaced)
+        atomic.rename(aside, target)
+        _discard(replaced)
+    except (OSError, SafetensorError) as error:
+        _discard(aside)
+        raise _not_saved(target, error) from error
+    except BaseException:
+        _discard(aside)
+        raise
+    return target
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed while saving or pruning left: `folder/.tmp-*` of ended processes."""
+    for path in folder.glob(".tmp-*"):
+        match = re.fullmatch(r"\.tmp-step_\d+-(\d+)(-\w+)?", path.name)
+        if match and (int(match[1]) == os.getpid() or not _is_running(int(match[1]))):
+            atomic.remove_tree(path)
+
+
+def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
+    """Remove all checkpoints but the newest `keep` and that of step `best`; return the folders removed.
+
+    The newest whole checkpoint is never removed, also when the ones kept after it are broken.
+    """
+    if keep < 1:
+        raise ValueError(f"keep = {keep}: at least one checkpoint has to be kept")
+    steps = _published(folder)
+    surplus = [step for step in steps[keep:] if step != best]
+    if not surplus:
+        return []
+    newest_whole = next((step for step in steps if not verify(folder / _name(step))), None)
+    removed = [folder / _name(step) for step in surplus if newest_whole is not None and step != newest_whole]
+    try:
+        for path in removed:  # out of sight first, so that a kill half-way leaves no broken checkpoint
+            hidden = folder / f".tmp-{path.name}-{os.getpid()}-pruned"
+            atomic.rename(path, hidden)
+            atomic.remove_tree(hidden)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or folder}: the old checkpoint was not removed: {error.strerror}"
+        ) from error
+    return removed
+
+
+def _write(aside: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any]) -> None:
+    atomic.make_folder(aside)
+    write_model(aside)
+    atomic.make_folder((aside / STATE).parent)
+    tree, tensors = pack(state)
+    save_file(tensors, aside / TENSORS)
+    atomic.write_file(aside / STATE, json.dumps(tree, allow_nan=False).encode())
+    names, faults = _inventory(aside)
+    if faults:
+        raise CheckpointError("a checkpoint of this model cannot be saved:\n" + "\n".join(faults))
+    usual = (aside / STATE).stat().st_mode
+    for name in names:
+        if (aside / name).stat().st_mode != usual:  # safetensors makes files that only their owner can read
+            (aside / name).chmod(stat.S_IMODE(usual))
+        atomic.sync(aside / name)
+    listed = {name: {"sha256": _sha256(aside / name), "size": (aside / name).stat().st_size} for name in names}
+    atomic.write_file(aside / MANIFEST, _manifest(step, listed))
+    for directory in [*(path for path in aside.rglob("*") if path.is_dir()), aside]:
+        atomic.sync(directory)
+
+
+def _discard(path: Path) -> None:
+    with contextlib.suppress(OSError):  # what remains is removed by the next save; it is no reason to stop a run
+        atomic.remove_tree(path)
+
+
+def _not_saved(target: Path, error: Exception) -> CheckpointError:
+    number = error.errno if isinstance(error, OSError) else None
+    if in_rust := re.search(r"os error (\d+)", str(error)):  # safetensors does not raise OSError
+        number = int(in_rust[1])
+    where = getattr(error, "filename", None) or target
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        message = f"{target}: no space left for this checkpoint. Those saved before are untouched. "
+        return DiskFullError(message + "Free some space, or lower checkpoint.keep, and resume.")
+    reason = os.strerror(number) if number else str(error)
+    return CheckpointError(f"{where}: the checkpoint was not saved: {reason}. Those saved before are untouched.")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- finding
+
+
+def latest(folder: Path) -> Found | None:
+    """The newest whole checkpoint in `folder`, every file of it verified; None where there is no checkpoint at all.
+
+    Raises: CheckpointError when there are checkpoints and none is whole: starting from scratch is for the user to say.
+    """
+    broken: list[str] = []
+    for step in _published(folder):
+        path = folder / _name(step)
+        faults = verify(path)
+        if not faults:
+            return Found(path=path, step=step, broken=tuple(broken))
+        broken += faults
+    if broken:
+        told = f"To start again from the first step, remove {folder} or choose another run folder."
+        raise CheckpointError("\n".join([f"{folder}: no checkpoint is whole.", *broken, told]))
+    return None
+
+
+def verify(path: Path) -> list[str]:
+    """Everything that is wrong with the checkpoint `path`, a line each, naming the file; empty when it is whole."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return [f"{path}: not a folder"]
+        names, faults = _inventory(path)
+        if faults:  # then nothing in it is opened
+            return faults
+        listed = _read_manifest(path)
+        faults = [f"{path / name}: not in the manifest" for name in names if name not in listed]
+        for name in {STATE: None, TENSORS: None, **listed}:
+            faults += _compare(path, name, listed)
+    except CheckpointError as error:
+        return [str(error)]
+    except OSError as error:
+        return [f"{error.filename or path}: cannot be read: {error.strerror}"]
+    return faults
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The training state of the checkpoint `path`, its two files verified, tensors on the CPU.
+
+    Raises: CheckpointError naming the file that is missing or damaged.
+    """
+    try:
+        listed = _read_manifest(path)
+        if faults := [fault for name in (STATE, TENSORS) for fault in _compare(path, name, listed)]:
+            raise CheckpointError("\n".join(faults))
+        tree = json.loads((path / STATE).read_bytes())
+        state = unpack(tree, load_file(path / TENSORS))
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise CheckpointError(f"{path / STATE}: not a training state: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path / STATE}: not a training state: expected an object")
+    return state
+
+
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def _published(folder: Path) -> list[int]:
+    """Steps that have a checkpoint, whole or not, newest first."""
+    named = [re.fullmatch(r"step_(\d{6,})", path.name, re.ASCII) for path in folder.glob("step_*")]
+    steps = {int(match[1]) for match in named if match and match[0] == _name(int(match[1]))}
+    return sorted(steps, reverse=True)
+
+
+def _inventory(path: Path) -> tuple[list[str], list[str]]:
+    """Names of the files in a checkpoint without its manifest, and what must not be there."""
+    names, faults = [], []
+    for inside in sorted(path.rglob("*")):
+        mode, name = inside.lstat().st_mode, inside.relative_to(path).as_posix()
+        if stat.S_ISDIR(mode):
+            continue
+        if not stat.S_ISREG(mode):
+            faults.append(f"{inside}: neither a file nor a folder; links and devices are not followed")
+        elif inside.suffix.lower() in PICKLES:
+            faults.append(f"{inside}: a pickle file can run code; it was not opened")
+        elif name != MANIFEST:
+            names.append(name)
+    return names, faults
+
+
+def _manifest(step: int, listed: Mapping[str, Mapping[str, Any]]) -> bytes:
+    return (json.dumps({"format": FORMAT, "step": step, "files": listed}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """The files a manifest lists, with `sha256` and `size`. One changed bit anywhere in it is an error."""
+    manifest = path / MANIFEST
+    if manifest.is_symlink() or not manifest.is_file():
+        raise CheckpointError(f"{manifest}: missing")
+    content = manifest.read_bytes()
+    try:
+        parsed = json.loads(content)
+        version, step, listed = parsed["format"], parsed["step"], parsed["files"]
+        for name, entry in listed.items():
+            _check_entry(name, entry["sha256"], entry["size"])
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{manifest}: {f'not a manifest: {error}' if content else 'empty'}") from error
+    if version != FORMAT:
+        raise CheckpointError(f"{manifest}: format {version!r}; this outdo reads format {FORMAT}")
+    if not isinstance(step, int) or path.absolute().name != _name(step):
+        raise CheckpointError(f"{manifest}: of step {step!r}, in the folder {path.absolute().name}")
+    return listed
+
+
+def _check_entry(name: str, sha256: Any, size: Any) -> None:
+    plain = PurePosixPath(name)
+    if plain.is_absolute() or ".." in plain.parts or str(plain) != name or "\0" in name:
+        raise ValueError(f"it lists {name!r}, which is outside the checkpoint")
+    if not isinstance(sha256, str) or not isinstance(size, int):
+        raise ValueError(f"it does not say the SHA-256 and size of {name!r}")
+
+
+def _compare(path: Path, name: str, listed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong with one listed file."""
+    file, expected = path / name, listed.get(name)
+    if expected is None or not file.exists():
+        return [f"{file}: missing"]
+    if not stat.S_ISREG(file.lstat().st_mode):  # named by the inventory; and a pipe would never end
+        return [f"{file}: not a file"]
+    if (size := file.stat().st_size) != expected["size"]:
+        return [f"{file}: {size} bytes, the manifest says {expected['size']}"]
+    if _sha256(file) != expected["sha256"]:
+        return [f"{file}: the SHA-256 is not the manifest's; the content has changed"]
+    return []
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------- space and identity
+
+
+def free_space_needed(weights: Mapping[str, Tensor], *, copies: int = 3, keep: int = 2) -> int:
+    """Bytes on disk that a run's checkpoints take.
+
+    `copies` counts how often a checkpoint holds something of the size of `weights`: the weights and AdamW's two moments
+    are 3, a reference policy is one more. `keep` is the number of newest ones kept; the best, and the one being
+    written, come on top.
+    """
+    distinct = {tensor.data_ptr(): tensor.nbytes for tensor in weights.values()}  # tied ones once
+    return (keep + 2) * (copies * sum(distinct.values()) + 2**24)  # 16 MiB: tokenizer, JSON, manifest
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    """Raise DiskFullError unless `needed` bytes are free where `folder` is or will be."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise DiskFullError(
+            f"{folder}: the checkpoints will take about {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free. "
+            "Free some space, put the run folder elsewhere, or lower checkpoint.keep."
+        )
+
+
+def weights_hash(weights: Mapping[str, Tensor] | Path) -> str:
+    """SHA-256 over names in order, dtypes, shapes and bytes; of a state dict, or of a folder's `*.safetensors`.
+
+    Equal hashes are equal weights, bit for bit. A state dict names tied weights twice and a folder once: compare like
+    with like.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in _in_folder(weights) if isinstance(weights, Path) else sorted(weights.items()):
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        digest.update(json.dumps([name, str(plain.dtype), list(plain.shape)]).encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    with contextlib.ExitStack() as stack:
+        shard_of = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            try:
+                shard = stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise CheckpointError(f"{path}: not a safetensors file: {error}") from error
+            shard_of |= dict.fromkeys(shard.keys(), shard)
+        if not shard_of:
+            raise CheckpointError(f"{folder}: no tensors in *.safetensors")
+        for name in sorted(shard_of):
+            yield name, shard_of[name].get_tensor(name)

@@ -1,0 +1,204 @@
+"""From the names in a recipe to the functions they stand for.
+
+A function with positional parameters is the piece itself, and the recipe's options are filled in:
+`def surrogate(log_ratio, logprobs, advantages, batch, *, sharpness=1.0)`. One without makes the piece:
+`def clip(*, low, high)`. An option that the recipe knows already, such as the longest answer, need not be written.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, SupportsFloat
+
+import torch
+from torch import nn
+
+from outdo.algorithms.adaptive import Adaptive
+from outdo.algorithms.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
+from outdo.algorithms.early_stopping import Stop, never
+from outdo.algorithms.objectives.base import Formula, Objective, PlainObjective
+from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.corrections import product
+from outdo.config.names import (
+    ADVANTAGES,
+    ALGORITHMS,
+    COEFFICIENTS,
+    CORRECTIONS,
+    CRITICS,
+    DIVERGENCES,
+    FORMULA,
+    FORMULA_NUMBERS,
+    OBJECTIVES,
+    PEERS_EPS,
+    STOPS,
+)
+from outdo.config.recipe import Piece, Recipe
+from outdo.config.rules import optimiser_steps
+from outdo.models.critic import Critic
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy
+from outdo.utils.errors import Mistakes
+from outdo.utils.imports import resolve, signature_of
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """The recipe's objective: a preset, pieces of it exchanged, in the conventions asked for.
+
+    What the recipe writes itself wins over a convention.
+    """
+    piece, train = recipe.train.objective, recipe.train
+    objective = composed(piece, filled=known_values(recipe))
+    if train.like == "outdo":
+        return objective
+    if not isinstance(objective, Formula):
+        raise Mistakes([f'train.like = "{train.like}": {piece.name} is not one of the objectives that the peers have'])
+    written = {field.name: getattr(objective, field.name) for field in fields(objective) if field.name in piece.options}
+    return replace(like(train.like, objective), **written)
+
+
+def piece_mistakes(recipe: Recipe) -> list[str]:
+    """What the pieces of a recipe say against their options when they are made: all of it."""
+    mistakes: list[str] = []
+    for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of, optimiser_of):
+        try:
+            make(recipe)
+        except Mistakes as error:
+            mistakes += error.mistakes
+    return mistakes
+
+
+def composed(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
+    """A preset with its own options, and with those of its pieces exchanged that the options name.
+
+    Raises `Mistakes` with what the preset or a piece says against its options.
+    """
+    own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
+    exchangeable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
+    exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
+    try:
+        options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
+        made = built(Piece(name=piece.name, options=options), OBJECTIVES, filled)
+        objective = made if hasattr(made, "prepare") else PlainObjective(made)
+        if not exchanged:
+            return objective
+        if not isinstance(objective, Formula):
+            raise ValueError(f"it has no {', no '.join(exchanged)} to exchange")
+        if "beta" in exchanged:  # where ρ makes the gradient that of reverse KL, it is put there
+            divergence = Piece.model_validate(exchanged.get("divergence", "k3")).name
+            exchanged = {"kl_ratio": divergence in ("k1", "k3"), **exchanged}
+        return replace(objective, **{name: _exchanged(name, value, filled) for name, value in exchanged.items()})
+    except (TypeError, ValueError) as error:
+        raise Mistakes([f"train.objective: {piece.name}: {error}"]) from error
+
+
+def advantage_of(
+    recipe: Recipe, penalty: SupportsFloat | None = None, weights: Mapping[str, float] | None = None
+) -> Advantage:
+    """What turns the recipe's rewards into advantages: KL taken off the rewards, the estimator, truncated ones out.
+
+    `penalty` is the coefficient of the KL in the reward, as `penalty_of` makes it; `weights` are those of the reward's
+    parts.
+    """
+    train = recipe.train
+    filled = {**known_values(recipe), "weights": weights}
+    if train.like != "outdo":
+        filled["eps"] = PEERS_EPS[train.like]
+    piece = recipe.advantage
+    estimator = built(piece, ADVANTAGES, filled)
+    takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
+    if piece.name in ADVANTAGES and not takes_batch:  # so that a wrong option is told now, not after the first rollout
+        _within_range("train.advantage", estimator, torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+    steps: list[Advantage] = []
+    if train.penalty is not None and penalty is not None:
+        steps.append(kl_penalty(resolve(DIVERGENCES.get(train.penalty.name, train.penalty.name)), beta=penalty))
+    steps.append(estimator if takes_batch else per_token(estimator))
+    if train.truncated == "mask":
+        steps.append(without_truncated)
+    return steps[0] if len(steps) == 1 else chain(*steps)
+
+
+def penalty_of(recipe: Recipe) -> SupportsFloat | None:
+    """The coefficient of the KL in the reward: a number, or one that follows a target; None where there is none."""
+    penalty = recipe.train.penalty
+    if penalty is None:
+        return None
+    return _within_range("train.penalty.beta", _number, "beta", penalty.options["beta"])
+
+
+def built(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:
+    """A piece with its options; `filled` gives those that the recipe leaves out and the piece asks for."""
+    spec = known.get(piece.name, piece.name)
+    signature = signature_of(spec)
+    options = {name: value for name, value in (filled or {}).items() if name in signature.options} | dict(piece.options)
+    made = resolve(spec)
+    positional = [name for name in signature.required if name not in signature.options]
+    if not positional:
+        return made(**options)
+    return functools.partial(made, **options) if options else made
+
+
+def known_values(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says elsewhere and a piece may ask for by the name of an option."""
+    return {"length": recipe.sampling.max_tokens, "max_tokens": recipe.sampling.max_tokens}
+
+
+def stop_of(recipe: Recipe) -> Stop:
+    """The rule that ends the passes over a batch; `Mistakes` for an option out of its range."""
+    return never if recipe.train.stop is None else _within_range("train.stop", built, recipe.train.stop, STOPS)
+
+
+def optimiser_of(recipe: Recipe) -> OptimiserSettings:
+    """The optimiser as the recipe has it; the schedule ends with the run's last optimiser step.
+
+    Raises `Mistakes` for an option out of its range, and for a library that is not there.
+    """
+    optim = recipe.optim
+    algorithm = built(optim.algorithm, ALGORITHMS)
+    _within_range("optim.algorithm", algorithm, [nn.Parameter(torch.zeros(2, 2))])  # before any model is loaded
+    return OptimiserSettings(
+        lr=optim.lr,
+        warmup=optim.schedule.warmup,
+        schedule=optim.schedule.name,
+        total=optimiser_steps(recipe),
+        algorithm=algorithm,
+        clip_norm=optim.clip_norm,
+    )
+
+
+def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
+    """The critic beside a policy; `Mistakes` for an option out of its range."""
+    critic = recipe.critic
+    return None if critic is None else _within_range("train.critic", built(critic, CRITICS), policy)
+
+
+def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
+    """The coefficients that change in a run, by the name of their metric."""
+    found = {
+        "beta": getattr(objective, "beta", None),
+        "entropy_bonus": getattr(objective, "entropy_bonus", None),
+        "penalty": penalty,
+    }
+    return {name: value for name, value in found.items() if hasattr(value, "observe")}
+
+
+def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What `make` makes; its ValueError is a mistake in the recipe."""
+    try:
+        return make(*arguments)
+    except Mistakes as error:
+        raise Mistakes([f"{key}: {mistake}" for mistake in error.mistakes]) from error
+    except ValueError as error:
+        raise Mistakes([f"{key}: {error}"]) from error
+
+
+def _exchanged(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
+    if name in FORMULA_NUMBERS:
+        return _number(name, value)
+    if name == "correction" and isinstance(value, Sequence) and not isinstance(value, str):
+        return product(*(built(Piece.model_validate(each), CORRECTIONS, filled) for each in value))
+    return built(Piece.model_validate(value), FORMULA[name], filled)
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number, or one that follows a target where a table stands."""
+    return resolve(COEFFICIENTS[name])(**value) if name in COEFFICIENTS and isinstance(value, Mapping) else value

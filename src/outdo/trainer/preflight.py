@@ -1,0 +1,315 @@
+"""`outdo check`: everything that can be known about a run before its model is loaded.
+
+`check` looks, `show` prints. What is wrong with the recipe itself never comes so far: `recipe_file.load` raises.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outdo.config.names import REWARD_MODEL
+from outdo.config.options import method_in_words, needs_reference
+from outdo.config.recipe import Recipe
+from outdo.config.rules import conflicts
+from outdo.data.questions import Question, questions_of
+from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
+from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
+from outdo.rewards import load_reward
+from outdo.rewards.failures import inert
+from outdo.rewards.types import Answered, Reward, Scored, Verdict
+from outdo.trainer import cost
+from outdo.utils.errors import Mistakes, ModelError
+
+Render = Callable[[Question], str]
+"""A question as the text that the model reads."""
+
+Probe = Callable[[Recipe], list[str]]
+"""What is wrong with a recipe's pieces that only shows when they are made."""
+
+PROMPTS_SHOWN = 2
+LONGEST_SHOWN = 600
+"""Characters of a prompt or completion that are printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One completion that was shown to the reward."""
+
+    kind: str  # reference, empty or wrong
+    completion: str
+    scored: Scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `check` found. Without `mistakes` the run can start."""
+
+    recipe: Recipe
+    mistakes: Sequence[str]
+    notes: Sequence[str] = ()  # options without effect, columns found, what else one should know
+    prompts: Sequence[str] = ()  # the first ones, rendered
+    trials: Sequence[Trial] = ()
+    arithmetic: cost.Arithmetic | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by what they are for
+
+
+def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None = None) -> Report:
+    """Look the data, the reward and the model's folder over, and work out what the run will cost.
+
+    `render` shows a question as the model will read it; it needs the tokenizer, so it is the caller's. Without it
+    prompts are shown as they stand in the data. `probe` makes the pieces, which needs torch. Nothing is raised for
+    mistakes: the report holds them all.
+    """
+    mistakes, notes = conflicts(recipe)
+    method = [] if mistakes else method_in_words(recipe)
+    questions = facts = None
+    try:
+        questions = questions_of(recipe)
+        notes = [*questions.notes, *notes]
+    except Mistakes as error:
+        mistakes += error.mistakes
+    try:
+        facts = inspect_folder(recipe.model)
+        notes += _context(recipe, facts)
+    except ModelError as error:
+        mistakes += str(error).splitlines()
+    mistakes += _other_models(recipe)
+    train = questions.train if questions else ()
+    prompts = _rendered(train, None if mistakes else render, mistakes)
+    trials = _tried(recipe, train, mistakes)
+    mistakes += probe(recipe) if probe and not mistakes else []  # last, for it alone has to load torch
+    return Report(
+        recipe=recipe,
+        mistakes=mistakes,
+        notes=[*method, *notes, *_repeated(recipe, train), *_doubts(trials)],
+        prompts=prompts,
+        trials=trials,
+        arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
+        memory=_memory(recipe, facts) if facts else {},
+    )
+
+
+def _other_models(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with the folders of the models beside the policy."""
+    learnt = [reward.options.get("path") for reward in recipe.rewards if reward.name == REWARD_MODEL]
+    named = [("reference.model", recipe.reference.model, LANGUAGE_MODEL)]
+    named += [("train.critic.path", recipe.critic.options.get("path") if recipe.critic else None, LANGUAGE_MODEL)]
+    named += [("rewards.reward_model.path", path, CLASSIFIER) for path in learnt]
+    for key, path, kind in named:
+        if isinstance(path, str):
+            try:
+                inspect_folder(path, kind)
+            except ModelError as error:
+                yield from (f"{key}: {line}" for line in str(error).splitlines())
+
+
+def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
+    """What is wrong with the data, the model and the rewards of a recipe whose settings `broken` are wrong already."""
+    mistakes: list[str] = []
+    touched = {key.partition(".")[0] for key in broken}
+    if "data" not in touched:
+        try:
+            questions_of(recipe)
+        except Mistakes as error:
+            mistakes += error.mistakes
+    if "model" not in touched:
+        try:
+            inspect_folder(recipe.model)
+        except ModelError as error:
+            mistakes += str(error).splitlines()
+    if not touched & {"rewards", "reward", "reference", "train"}:
+        mistakes += _other_models(recipe)
+    if not touched & {"rewards", "reward"}:
+        _tried(recipe, (), mistakes)
+    return mistakes
+
+
+# ------------------------------------------------------------------------------------------------------------ looking
+
+
+def _rendered(questions: Sequence[Question], render: Render | None, mistakes: list[str]) -> list[str]:
+    shown: list[str] = []
+    for question in questions[:PROMPTS_SHOWN]:
+        try:
+            shown.append(render(question) if render else _as_it_stands(question))
+        except (Mistakes, ModelError) as error:
+            mistakes += str(error).splitlines()
+            break  # the next one would say the same
+    return shown
+
+
+def _as_it_stands(question: Question) -> str:
+    if isinstance(question.prompt, str):
+        return question.prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in question.prompt)
+
+
+def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
+    """The first question's reference answer, an empty one and another question's answer, as the reward sees them."""
+    rules = [{**spec, "weight": weight} for spec, weight in recipe.rules]
+    try:
+        reward = load_reward(rules, timeout=recipe.reward.timeout) if rules else None
+    except Mistakes as error:
+        mistakes += [f"rewards: {mistake}" for mistake in error.mistakes]
+        return []
+    return [] if reward is None else _shown_to(reward, questions, mistakes)  # a model is loaded by a run only
+
+
+def _shown_to(reward: Reward, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
+    """What the reward says of the three answers, and which of them it cannot score."""
+    try:
+        if not questions:
+            return []
+        question = questions[0]
+        prompt = question.prompt if isinstance(question.prompt, str) else [dict(each) for each in question.prompt]
+        completions = {"reference": str(question.answer)} if question.answer is not None else {}
+        completions |= {"empty": "", "wrong": _wrong_answer(questions)}
+        scored = reward(
+            [
+                Answered(prompt=prompt, completion=text, answer=question.answer, columns=question.columns)
+                for text in completions.values()
+            ]
+        )
+    finally:
+        reward.close()
+    trials = [
+        Trial(kind=kind, completion=text, scored=each)
+        for (kind, text), each in zip(completions.items(), scored, strict=True)
+    ]
+    failures = {_how(trial.scored): trial for trial in reversed(trials) if trial.scored.verdict.is_failure}
+    mistakes += [
+        f"rewards: scoring the {trial.kind} answer to question {question.id} {how}"
+        for how, trial in reversed(failures.items())  # each way to fail once, by the first trial that did
+    ]
+    return trials
+
+
+def _wrong_answer(questions: Sequence[Question]) -> str:
+    """The first answer that does not end as the first question's does; most answers differ where they end."""
+    right = str(questions[0].answer).split()[-1:]
+    others = (str(question.answer) for question in questions[1:] if question.answer is not None)
+    return next((other for other in others if other.split()[-1:] != right), "I do not know.")
+
+
+def _how(scored: Scored) -> str:
+    verdict = {
+        Verdict.failed: "failed",
+        Verdict.timed_out: "took too long",
+        Verdict.non_finite: "gave no usable number",
+    }
+    return f"{verdict[scored.verdict]}: {scored.reason}"
+
+
+def _doubts(trials: Sequence[Trial]) -> Iterator[str]:
+    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.verdict is Verdict.ok}
+    for other in ("empty", "wrong"):
+        if "reference" in value and value.get(other, -float("inf")) >= value["reference"]:
+            numbers = f"{value[other]:g} against {value['reference']:g}"
+            yield f"rewards: the {other} answer scores no less than the reference answer ({numbers})"
+
+
+def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    longest, context = cost.longest_sequence(recipe), facts.max_positions
+    if facts.folder is None:
+        yield f"model {facts.name}: not on this machine yet; it will be downloaded when the run starts"
+    if context is not None and longest > context:
+        yield (
+            f"data.max_prompt_tokens + sampling.max_tokens = {longest} is more than the model's context of {context}: "
+            f"prompts of more than {context - 1} tokens are left out, and an answer ends where the context does"
+        )
+
+
+def _repeated(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
+    if questions and recipe.train.prompts > len(questions):
+        only = f"there are only {len(questions)} questions"
+        yield f"train.prompts = {recipe.train.prompts}: {only}, so that each step asks some of them again"
+
+
+def _memory(recipe: Recipe, facts: ModelFacts) -> Mapping[str, int]:
+    own_critic = recipe.critic is not None and recipe.critic.name == "model"
+    return cost.memory(facts, recipe, reference=_has_reference(recipe), critic=own_critic)
+
+
+def _has_reference(recipe: Recipe) -> bool:
+    """Whether the run keeps a reference; a user's objective without an option `beta` is taken not to ask for one."""
+    try:
+        return needs_reference(recipe)
+    except Mistakes:  # no such objective, which is a mistake told already
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------------- printing
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report: prompts, rewards, arithmetic, memory, notes, and at the end what is wrong."""
+    for number, prompt in enumerate(report.prompts, 1):
+        _heading(console, f"Prompt {number} of {len(report.prompts)}")
+        console.print(_plain(prompt))
+    if report.trials:
+        _heading(console, "Reward")
+        console.print(_trials_table(report.trials))
+    if report.arithmetic:
+        _heading(console, "Arithmetic")
+        console.print("\n".join(arithmetic_lines(report)), highlight=False, markup=False)
+    if report.memory:
+        _heading(console, "Memory, about")
+        console.print(_memory_table(report.memory))
+    _list(console, "Notes", report.notes)
+    _list(console, "Mistakes", report.mistakes)
+    if not report.mistakes:
+        console.print(Text("\nNothing is wrong.", style="bold green"))
+
+
+def arithmetic_lines(report: Report) -> list[str]:
+    """The run in numbers, a line each; the first says what one step is."""
+    numbers, recipe = report.arithmetic, report.recipe
+    if numbers is None:
+        return []
+    train, per_step = recipe.train, numbers.optimiser_steps
+    return [
+        f"one step: {numbers.prompts} questions × {numbers.group} answers = {numbers.sequences:,} sequences, "
+        f"at most {numbers.tokens:,} tokens",
+        f"optimiser steps in it: {per_step} (updates {train.updates} × minibatches {train.minibatches})",
+        f"the run: {recipe.steps:,} steps, {numbers.optimiser_steps_in_all:,} optimiser steps, "
+        f"{numbers.epochs:.3g} passes over the questions",
+    ]
+
+
+def _heading(console: Console, title: str) -> None:
+    console.print(Text(f"\n{title}", style="bold"))
+
+
+def _plain(text: str) -> Text:
+    """Text from a file, harmless to a terminal: rich's markup and control characters mean nothing in it."""
+    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} ... ({len(text):,} characters)"
+    return Text("\n".join(inert(line) for line in shown.splitlines()))
+
+
+def _list(console: Console, title: str, lines: Sequence[str]) -> None:
+    if lines:
+        _heading(console, title)
+        for line in lines:
+            console.print(Text("- ").append_text(_plain(line)))
+
+
+def _trials_table(trials: Sequence[Trial]) -> Table:
+    table = Table("answer", "reward", "completion", box=None)
+    for trial in trials:
+        ok = trial.scored.verdict is Verdict.ok
+        value = f"{trial.scored.value:g}" if ok else trial.scored.verdict.value
+        table.add_row(
+            trial.kind, value, _plain(trial.completion) if trial.completion else Text("(nothing)", style="dim")
+        )
+    return table
+
+
+def _memory_table(parts: Mapping[str, int]) -> Table:
+    table = Table("for", "GiB", box=None)
+    for name, size in parts.items():
+        table.add_row(name, f"{size / 2**30:.2f}")
+    table.add_row(Text("at its peak", style="bold"), f"{cost.peak(parts) / 2**30:.2f}")
+    return table

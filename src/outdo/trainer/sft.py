@@ -1,0 +1,59 @@
+"""Supervised fine-tuning: the loop's own update with every answer given, and every answer good."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outdo.algorithms.objectives.presets import likelihood
+from outdo.data.prompts import Prompts
+from outdo.models.policy import Policy
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftStep:
+    """One optimiser step of supervised fine-tuning."""
+
+    index: int
+    update: Update
+
+    @property
+    def likelihood(self) -> float:
+        """The mean log-probability of the answers' tokens before the step, in nats."""
+        return self.update.metrics["loss/policy"]
+
+
+def completion_ids(policy: Policy, text: str) -> tuple[int, ...]:
+    """An answer as the policy would have sampled it: tokenised apart from its prompt, and ended."""
+    ids: list[int] = policy.tokenizer.encode(text, add_special_tokens=False)
+    end: Any = policy.tokenizer.eos_token_id
+    return (*ids, *([] if end is None else [end]))
+
+
+def sft(policy: Policy, prompts: Prompts, *, steps: int) -> Iterator[SftStep]:
+    """Make `steps` updates, each on one batch of `prompts`, whose `answer` holds the text to be learnt.
+
+    The loss is the mean negative log-likelihood of the answers' tokens over the batch (`presets.likelihood`).
+    """
+    objective = likelihood()
+    for index, batch in zip(range(1, steps + 1), prompts, strict=False):
+        yield SftStep(index=index, update=policy.update(supervised(policy, batch), objective))
+
+
+def supervised(policy: Policy, prompts: Sequence[Prompt]) -> Batch:
+    """A batch in which every prompt was answered by its own `answer`, with advantage 1."""
+    groups: list[Group] = []
+    for prompt in prompts:
+        ids = completion_ids(policy, str(prompt.answer))
+        answer = Rollout(
+            token_ids=ids,
+            loss_mask=(True,) * len(ids),
+            logprobs=(0.0,) * len(ids),
+            text=str(prompt.answer),
+            reward=1.0,
+            finish_reason=FinishReason.stop,
+            policy_version=policy.version,
+        )
+        groups.append(Group(prompt=prompt, rollouts=(answer,)))
+    batch = Batch.from_groups(groups)
+    return batch.with_(advantages=batch.loss_mask.float())

@@ -1,0 +1,209 @@
+"""What a named piece of code takes, read from its source without running it.
+
+A recipe names its pieces: `"package.module:name"` or `"file.py:name"`. `signature_of` reads the source with `ast`, so
+that a wrong option is found before anything is imported; `resolve` really imports the code and returns the object.
+"""
+
+import ast
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from outdo.utils.errors import Mistakes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """The parameters of one function or class, as its source writes them."""
+
+    spec: str
+    """The name it was asked for by, such as `"my_reward.py:score"`."""
+    parameters: tuple[str, ...] = ()
+    """Every named parameter in the order written, without `self`, `*args` and `**kwargs`."""
+    options: tuple[str, ...] = ()
+    """Those that are keyword-only or have a default: what a recipe may set."""
+    required: tuple[str, ...] = ()
+    """Those without a default."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The defaults that are written as literals."""
+    accepts_any: bool = False
+    """It takes `**kwargs`, or is not written as a function, so that its parameters cannot be seen."""
+    is_async: bool = False
+
+
+def did_you_mean(wrong: str, known: Sequence[str]) -> str:
+    """`"; did you mean X?"` for the nearest of `known`, or an empty string when none is near."""
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def split(spec: str) -> tuple[str, str]:
+    """`"where:name"` as its two halves. Raises `Mistakes` when it is not of that form."""
+    where, colon, name = spec.rpartition(":")
+    if not (colon and where and name.isidentifier()):
+        raise Mistakes([f'"{spec}": expected "file.py:name" or "package.module:name"'])
+    return where, name
+
+
+def signature_of(spec: str) -> Signature:
+    """The signature of `spec`, by reading its source; nothing of it is imported or executed.
+
+    Raises `Mistakes` when the file or module is missing, is not Python, or has no such name (the nearest is offered).
+    """
+    where, name = split(spec)
+    definitions = _definitions(_parse(source_file(where), spec).body)
+    if name not in definitions:
+        raise Mistakes([f'"{spec}": {where} has no "{name}"{did_you_mean(name, list(definitions))}'])
+    return _read(spec, definitions[name])
+
+
+def source_file(where: str) -> Path:
+    """The source file of `"file.py"` or `"package.module"`, found without importing any package.
+
+    Raises `Mistakes` when there is none.
+    """
+    if where.endswith(".py"):
+        path = Path(where)
+        if not path.is_file():
+            neighbours = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+            raise Mistakes([f"{where}: no such file (looked in {Path.cwd()}){did_you_mean(path.name, neighbours)}"])
+        return path
+    origin = _module_origin(where) if all(part.isidentifier() for part in where.split(".")) else None
+    if origin is None or not origin.endswith(".py"):
+        raise Mistakes([f'"{where}": no such Python module, and not a file ending in .py'])
+    return Path(origin)
+
+
+def resolve(spec: str) -> Any:
+    """Import the code and return the object that `"package.module:name"` or `"file.py:name"` names.
+
+    Raises `Mistakes` when there is no such thing or when importing it fails; the message carries the first cause.
+    """
+    where, name = split(spec)
+    try:
+        module = _import_file(source_file(where)) if where.endswith(".py") else importlib.import_module(where)
+    except Mistakes:
+        raise
+    except (Exception, SystemExit) as error:  # the user's own top-level code may raise anything
+        raise Mistakes([f'"{spec}": importing {where} raised {type(error).__name__}: {error}']) from error
+    if not hasattr(module, name):
+        raise Mistakes([f'"{spec}": {where} has no "{name}"{did_you_mean(name, dir(module))}'])
+    return getattr(module, name)
+
+
+def _import_file(path: Path) -> Any:
+    path = path.resolve()
+    # One module per file, whatever it is called: two files named reward.py are two modules.
+    module_name = f"_outdo_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec, "a .py file has a loader"
+    assert spec.loader, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:  # so that it can import its neighbours, as when run as a script
+        sys.path.append(str(path.parent))
+    sys.modules[module_name] = module  # dataclasses and pickle look the module up by its name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _module_origin(module: str) -> str | None:
+    """The file of a dotted module. `importlib.util.find_spec` would import the parent packages, and with them torch."""
+    root, *children = module.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+    except ValueError:  # a module without a specification, such as __main__
+        return None
+    name = root
+    for child in children:
+        name = f"{name}.{child}"
+        locations = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(name, locations) if locations else None
+    return spec.origin if spec else None
+
+
+def _parse(path: Path, spec: str) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise Mistakes([f'"{spec}": {path} is not valid Python: {error.msg} (line {error.lineno})']) from error
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise Mistakes([f'"{spec}": {path} cannot be read as Python: {error}']) from error
+
+
+def _definitions(body: Sequence[ast.stmt]) -> dict[str, ast.AST]:
+    """Every name a module defines at its top level, also inside `if`, `try` and `with`; the last definition wins."""
+    names: dict[str, ast.AST] = {}
+    for statement in body:
+        names.update(_defined_by(statement))
+    return names
+
+
+def _defined_by(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield statement.name, statement
+        case ast.Assign(targets=targets, value=value):
+            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            yield name, value
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            yield from ((alias.asname or alias.name, statement) for alias in aliases)
+        case ast.If() | ast.Try() | ast.With():
+            yield from _definitions(_inside(statement)).items()
+
+
+def _inside(block: ast.If | ast.Try | ast.With) -> list[ast.stmt]:
+    """The statements of every branch of a block."""
+    handled = [statement for handler in getattr(block, "handlers", ()) for statement in handler.body]
+    return [*block.body, *handled, *getattr(block, "orelse", ()), *getattr(block, "finalbody", ())]
+
+
+def _read(spec: str, node: ast.AST) -> Signature:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            return _from_arguments(spec, node.args, isinstance(node, ast.AsyncFunctionDef))
+        case ast.ClassDef():
+            init = _definitions(node.body).get("__init__")
+            if isinstance(init, ast.FunctionDef):
+                return _from_arguments(spec, init.args, is_async=False, skip=1)
+    return Signature(spec=spec, accepts_any=True)
+
+
+def _from_arguments(spec: str, arguments: ast.arguments, is_async: bool, skip: int = 0) -> Signature:
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    keyword_only = [a.arg for a in arguments.kwonlyargs]
+    written: dict[str, ast.expr] = dict(
+        zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
+    )
+    written |= {n: d for n, d in zip(keyword_only, arguments.kw_defaults, strict=True) if d is not None}
+    parameters = (*positional[skip:], *keyword_only)
+    return Signature(
+        spec=spec,
+        parameters=parameters,
+        options=tuple(name for name in parameters if name in keyword_only or name in written),
+        required=tuple(name for name in parameters if name not in written),
+        defaults=dict(_literals(written)),
+        accepts_any=arguments.kwarg is not None,
+        is_async=is_async,
+    )
+
+
+def _literals(written: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
+    for name, expression in written.items():
+        try:
+            yield name, ast.literal_eval(expression)
+        except ValueError:  # an expression such as `math.inf` or `default()`: only running it would tell
+            continue

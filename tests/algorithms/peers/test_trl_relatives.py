@@ -1,0 +1,66 @@
+"""The losses of TRL 1.16's other trainers of the family: RLOO, and the experimental GMPO.
+
+Both give an answer without a trained token the ratio 1 and so its advantage to the value of the loss, which changes no
+gradient: in the batches here such an answer stands in a group whose rewards are all equal.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from toys import rollout
+from trl_cases import (
+    GROUPS,
+    Case,
+    Outcome,
+    asked,
+    assert_same,
+    inputs_of,
+    loss_of,
+    made_up,
+    outdo,
+    trl,
+    without_masks,
+)
+
+from outdo.algorithms.advantages import leave_one_out, per_token
+from outdo.algorithms.objectives import presets
+from outdo.algorithms.objectives.compat import like
+from outdo.types import Rollout
+
+pytestmark = pytest.mark.usefixtures("in_both_precisions")
+Groups = list[list[Rollout]]
+
+EMPTY_AMONG_EQUALS: Groups = [
+    [*GROUPS[0][:3], rollout(2, 0.0)],
+    [*GROUPS[1][:3], rollout(0, 1.0)],
+    [*GROUPS[2]],
+]
+LEFT_OUT = per_token(leave_one_out)
+
+
+@pytest.mark.parametrize("extreme", [0.0, 4.0])
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.5, 3.0)])
+def test_rloo_clips_the_ratio_of_the_whole_answer(rloo_trainer: Any, extreme: float, low: float, high: float) -> None:
+    case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
+    expected = rloo_loss(rloo_trainer, case, epsilon_low=low, epsilon_high=high)
+    ours = outdo(like("trl", presets.rloo_clip(clip_low=low, clip_high=high)), case, LEFT_OUT)
+    assert_same(ours, expected)
+
+
+def rloo_loss(trainer: Any, case: Case, **options: Any) -> Outcome:
+    """From rewards to a loss by RLOO's trainer, which has no masks but that of padding."""
+    with asked(trainer, beta=0.0, **options):
+        inputs = inputs_of(trainer, without_masks(case))
+        return loss_of(trainer, without_masks(case), inputs | {"completion_mask": case.batch.loss_mask.long()})
+
+
+@pytest.mark.parametrize("extreme", [0.0, 15.0])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("bound", [0.2, 0.4])
+def test_gmpo_is_a_geometric_mean(gmpo_trainer: Any, extreme: float, beta: float, bound: float) -> None:
+    """Its divergence is k3 as it is, whatever `use_bias_correction_kl` says."""
+    case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
+    objective = replace(like("trl", presets.gmpo(clip=bound, beta=beta)), kl_ratio=False)
+    options = {"beta": beta, "epsilon_low": bound, "epsilon_high": bound, "use_bias_correction_kl": True}
+    assert_same(outdo(objective, case), trl(gmpo_trainer, case, **options))

@@ -1,0 +1,400 @@
+"""How much better an answer was than its fellows: numbers worked out by hand, and rollouts that must not count."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import pad
+from toys import assert_close, batch_of, groups, rollout
+
+from outdo.algorithms.advantages import (
+    Advantage,
+    RewardAdvantage,
+    batch_standardised,
+    best_of_group,
+    chain,
+    distillation,
+    gae,
+    gdpo,
+    gpg,
+    group_centred,
+    group_standardised,
+    kl_penalty,
+    leave_one_out,
+    length_weighted,
+    max_rl,
+    pass_at_k,
+    per_token,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rejection,
+    remax,
+    reward,
+    rewards_of,
+    sign,
+    without_truncated,
+)
+from outdo.algorithms.objectives.divergences import k1
+from outdo.algorithms.requirements import Needs, needs_of
+from outdo.types import Batch, FinishReason, Rollout
+
+BOTH = pytest.mark.parametrize("advantage", [group_standardised, group_centred])
+RELATIVE: list[RewardAdvantage] = [
+    group_standardised,
+    group_centred,
+    leave_one_out,
+    batch_standardised,
+    best_of_group,
+    pass_at_k,
+    max_rl,
+    gpg,
+    sign,
+]
+EVERY_RELATIVE = pytest.mark.parametrize("advantage", RELATIVE)
+EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELATIVE, reward]} | {
+    "length_weighted": length_weighted,
+    "gdpo": gdpo,
+    "rejection": rejection,
+    "gae": gae,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "remax": remax,
+    "distillation": distillation,
+    "kl_penalty": chain(kl_penalty(k1, beta=0.5), per_token(group_standardised)),
+    "kl_penalty per token": chain(kl_penalty(k1, beta=0.5), reinforce_pp),
+    "without_truncated": chain(per_token(group_standardised), without_truncated),
+}
+EVERY_ONE = pytest.mark.parametrize("advantage", EVERY.values(), ids=EVERY.keys())
+
+
+def rewards(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def one_group(values: Tensor) -> Tensor:
+    return torch.zeros(len(values), dtype=torch.int64)
+
+
+def advantages_of(members: list[Rollout], advantage: RewardAdvantage = group_standardised) -> Tensor:
+    filled = per_token(advantage)(batch_of(members)).advantages
+    assert filled is not None
+    return filled
+
+
+def test_the_two_groups_of_the_hugging_face_llm_course() -> None:
+    # Its code has eps = 1e-8, of which .8660 follows; the .8659 printed there is what eps = 1e-4 gives.
+    values, group = rewards(1, 0, 0, 1, 0, 0, 1, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    signs = 2 * values - 1
+    assert_close(group_standardised(values, group, eps=1e-8), 0.8660254 * signs, tolerance=1e-7)
+    assert_close(group_standardised(values, group, eps=1e-4), 0.8658754 * signs, tolerance=1e-7)
+    assert_close(group_centred(values, group), 0.5 * signs)
+
+
+def test_eight_answers_of_which_four_are_right() -> None:
+    values = rewards(1, 0, 0, 1, 0, 1, 0, 1)
+    expected = 0.9354143 * (2 * values - 1)
+    assert_close(group_standardised(values, one_group(values), eps=1e-8), expected, tolerance=1e-7)
+
+
+def test_eps_is_added_to_the_deviation() -> None:
+    values = rewards(0, 2, 4)  # σ = 2
+    assert_close(group_standardised(values, one_group(values), eps=2.0), rewards(-0.5, 0, 0.5))
+    assert_close(group_standardised(values, one_group(values)), rewards(-1, 0, 1) * 2 / (2 + 1e-6))
+
+
+def test_groups_need_not_be_neighbours() -> None:
+    values, group = rewards(0, 5, 4, 9), torch.tensor([7, 3, 7, 3])
+    assert_close(group_centred(values, group), rewards(-2, -2, 2, 2))
+    assert_close(group_standardised(values, group), rewards(-1, -1, 1, 1) / math.sqrt(2), tolerance=1e-6)
+
+
+@EVERY_RELATIVE
+def test_a_group_of_one_gets_0(advantage: RewardAdvantage) -> None:
+    assert advantage(rewards(3.7, 1, 0), torch.tensor([0, 1, 1]))[0] == 0
+
+
+@EVERY_RELATIVE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1 + 0.2, -1 / 3, 1e30, -1e30, 1e-30, 3e38])
+@pytest.mark.parametrize("size", [2, 3, 7, 10])
+def test_equal_rewards_get_exactly_0(advantage: RewardAdvantage, dtype: torch.dtype, value: float, size: int) -> None:
+    values = torch.full((size,), value, dtype=dtype)
+    assert advantage(values, one_group(values)).eq(0).all()
+
+
+@pytest.mark.parametrize("large", [1e10, 1e20, 1e30, 1e38])
+def test_one_huge_reward_spoils_neither_its_own_group_nor_the_others(large: float) -> None:
+    values = torch.tensor([large, 0, 0, large, 1, 0, 0, 1])
+    group = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    expected = 0.8660254 * torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1])
+    assert_close(group_standardised(values, group), expected, tolerance=1e-5)
+    assert_close(group_centred(values, group)[4:], torch.tensor([0.5, -0.5, -0.5, 0.5]))
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(-50, 50))
+def test_a_constant_added_to_every_reward_changes_nothing(values: list[float], shift: float) -> None:
+    tensor = rewards(*values)
+    assert_close(
+        group_centred(tensor + shift, one_group(tensor)), group_centred(tensor, one_group(tensor)), tolerance=1e-9
+    )
+    assert group_centred(tensor, one_group(tensor)).sum().abs() < 1e-9
+
+
+@EVERY_RELATIVE
+def test_a_rollout_without_a_reward_is_in_no_mean_and_no_deviation(advantage: RewardAdvantage) -> None:
+    good, poor, bad = rollout(2, 1.0), rollout(2, 0.25), rollout(2, 0.0)
+    failed = rollout(2, 0.0, verdict="failed")
+    with_failed = advantages_of([good, failed, poor, bad, failed], advantage)
+    assert with_failed[[1, 4]].eq(0).all()
+    assert with_failed[[0, 2, 3]].equal(advantages_of([good, poor, bad], advantage))
+
+
+def test_every_trained_token_gets_its_rollouts_advantage_and_no_other_token_any() -> None:
+    advantages = advantages_of([rollout(3, 1.0, mask=(True, False, True)), rollout(1, 0.0)], group_centred)
+    assert advantages.tolist() == [[0.0, 0.5, 0.0, 0.5], [0.0, -0.5, 0.0, 0.0]]
+
+
+def test_an_empty_answer_still_counts_in_the_mean_of_its_group() -> None:
+    advantages = advantages_of([rollout(1, 1.0), rollout(0, 0.0)], group_centred)
+    assert advantages.tolist() == [[0.0, 0.5], [0.0, 0.0]]
+
+
+@EVERY_RELATIVE
+def test_a_batch_without_any_reward_has_no_advantages(advantage: RewardAdvantage) -> None:
+    assert advantages_of([rollout(verdict="failed"), rollout(verdict="timed_out")], advantage).eq(0).all()
+
+
+# ------------------------------------------------------------------------------------------ the other group estimators
+
+
+def test_one_right_answer_in_four_by_every_estimator() -> None:
+    values = rewards(1, 0, 0, 0)  # μ = 1/4, σ = 1/2
+    group = one_group(values)
+    assert_close(leave_one_out(values, group), rewards(1, -1 / 3, -1 / 3, -1 / 3))
+    assert_close(best_of_group(values, group), rewards(1, 0, 0, 0))
+    assert_close(max_rl(values, group), rewards(3, -1, -1, -1))
+    assert_close(sign(values, group), rewards(1, -1, -1, -1))
+    assert_close(sign(values, group, band=0.25), rewards(1, 0, 0, 0))
+    assert_close(pass_at_k(values, group, k=2), rewards(2, 0, 0, 0))
+    assert_close(reward(values, group), values)
+
+
+def test_two_right_answers_share_the_best_reward_and_a_third_of_what_pass_at_2_gives_is_left() -> None:
+    values = rewards(1, 1, 0, 0)
+    assert best_of_group(values, one_group(values)).eq(0).all()
+    # Of the three others one is right: with probability 2/3 it is not the one drawn beside a right answer.
+    assert_close(pass_at_k(values, one_group(values), k=2), rewards(4 / 3, 4 / 3, 0, 0))
+
+
+def test_the_batch_deviation_is_that_of_all_raw_rewards() -> None:
+    values, group = rewards(0, 2, 4, 6), torch.tensor([0, 0, 1, 1])
+    deviation = math.sqrt(20 / 3)
+    assert_close(batch_standardised(values, group, eps=0.5), rewards(-1, 1, -1, 1) / (deviation + 0.5))
+
+
+def test_gpg_makes_up_for_the_answers_whose_group_says_nothing() -> None:
+    values, group = rewards(1, 0, 1, 1, 0, 0), torch.tensor([0, 0, 1, 1, 2, 2])
+    assert_close(gpg(values, group), 3 * group_centred(values, group))
+
+
+def test_a_rounding_error_is_no_difference() -> None:
+    values = torch.tensor([0.1, 0.2, 0.3, 100.1, 100.2, 100.3])
+    group = torch.tensor([0, 0, 0, 1, 1, 1])
+    assert sign(values, group).tolist() == [-1, 0, 1, -1, 0, 1]
+
+
+def test_max_rl_gives_nothing_where_the_mean_is_not_above_0() -> None:
+    values = rewards(-1, 1, -2, 1)
+    assert max_rl(values, torch.tensor([0, 0, 1, 1])).eq(0).all()
+
+
+def expected_gradient(advantage: RewardAdvantage, p: float, answers: int) -> float:
+    """E[mean of Â · ∂ log p(answer)] over all groups of answers that are right with p = sigmoid(θ); by θ."""
+    total = 0.0
+    for outcome in product([0.0, 1.0], repeat=answers):
+        values = rewards(*outcome)
+        scores = values - p  # ∂ log p / ∂θ: 1 - p if right, -p if wrong
+        weight = math.prod(p if right else 1 - p for right in outcome)
+        total += weight * (advantage(values, one_group(values)) * scores).mean().item()
+    return total
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_what_each_estimator_climbs(p: float) -> None:
+    """By exact enumeration of all groups of five answers."""
+    slope = p * (1 - p)  # ∂p / ∂θ
+    assert_close(expected_gradient(reward, p, 5), slope)
+    assert_close(expected_gradient(leave_one_out, p, 5), slope)
+    assert_close(expected_gradient(group_centred, p, 5), slope * 4 / 5)
+    for k in (2, 3, 5):  # pass@k = 1 - (1 - p)^k
+        climbed = expected_gradient(lambda values, group, k=k: pass_at_k(values, group, k=k), p, 5)
+        assert_close(climbed, k * (1 - p) ** (k - 1) * slope)
+    assert_close(expected_gradient(max_rl, p, 5), sum((1 - p) ** k for k in range(4)) * slope)
+
+
+def test_pass_at_1_is_refused_and_a_group_smaller_than_k_says_nothing() -> None:
+    values = rewards(1, 0)
+    with pytest.raises(ValueError, match="take leave_one_out"):
+        pass_at_k(values, one_group(values), k=1)
+    assert pass_at_k(values, one_group(values), k=3).eq(0).all()
+
+
+# ----------------------------------------------------------------------------------------------------- of whole batches
+
+
+def filled(batch: Batch, advantage: Advantage) -> Tensor:
+    found = advantage(batch).advantages
+    assert found is not None
+    return found
+
+
+def test_opo_weighs_rewards_by_length_for_the_baseline() -> None:
+    batch = batch_of([rollout(1, 1.0), rollout(3, 0.0), rollout(4, 0.0, verdict="failed")])
+    assert filled(batch, length_weighted).tolist() == [[0, 0.75, 0, 0, 0], [0, *[-0.25] * 3, 0], [0] * 5]
+
+
+def test_gdpo_standardises_every_part_before_it_adds_them_up() -> None:
+    def answer(right: float, style: float | None, verdict: str = "ok") -> Rollout:
+        return rollout(1, right, reward_parts={"right": right, "style": style}, verdict=verdict)
+
+    batch = batch_of([answer(1, 0.0), answer(0, 100.0), answer(0, None), answer(9, 9.0, "failed")])
+    right, style = group_standardised(rewards(1, 0, 0), one_group(rewards(1, 0, 0)), eps=0.0), rewards(-1, 1, 0)
+    sums = right + 2 * style / math.sqrt(2)
+    expected = group_standardised(sums, one_group(sums), eps=0.0)
+    weighted = filled(batch, lambda batch: gdpo(batch, weights={"right": 1.0, "style": 2.0}, eps=0.0))[:, 1]
+    assert_close(weighted, torch.cat([expected, rewards(0)]).float(), tolerance=1e-6)
+
+
+def test_gdpo_refuses_what_it_would_not_use() -> None:
+    parts = batch_of([rollout(1, 1.0, reward_parts={"right": 1.0})])
+    with pytest.raises(ValueError, match="no weight for right"):
+        gdpo(parts, weights={"wrong": 1.0})
+    with pytest.raises(ValueError, match="rewards per token"):
+        gdpo(parts.with_(token_rewards=parts.rollout_logprobs))
+    with pytest.raises(ValueError, match="the batch has none"):
+        gdpo(batch_of([rollout(1, 1.0)]))
+
+
+def test_remax_is_relative_to_the_likeliest_answer() -> None:
+    batch = batch_of([rollout(2, 1.0, mask=(True, False)), rollout(1, 0.0)]).with_(baselines=torch.tensor([0.25, 0.25]))
+    assert filled(batch, remax).tolist() == [[0, 0.75, 0], [0, -0.25, 0]]
+    with pytest.raises(ValueError, match="needs `baselines`"):
+        remax(batch_of([rollout(2, 1.0)]))
+
+
+def test_reinforce_pp_whitens_over_tokens_so_that_a_long_row_counts_more() -> None:
+    batch = batch_of([rollout(1, 1.0), rollout(3, 0.0)])  # mean 1/4, variance 1/4
+    expected = torch.tensor([[0, 1.5, 0, 0], [0, -0.5, -0.5, -0.5]])
+    assert_close(filled(batch, reinforce_pp), expected, tolerance=1e-6)
+    assert_close(filled(batch, reinforce_pp_baseline), expected, tolerance=1e-6)  # a constant taken off changes nothing
+    discounted = filled(batch_of([rollout(3, 1.0)]), lambda batch: reinforce_pp(batch, gamma=0.5))
+    assert_close(discounted[0, 1:], torch.tensor([-4.0, -1, 5]) / math.sqrt(21), tolerance=1e-6)  # of 1/4, 1/2, 1
+
+
+def test_distillation_goes_to_where_the_teacher_says_more() -> None:
+    batch = batch_of([rollout(2)]).with_(
+        ref_logprobs=torch.full((1, 3), -1.0), old_logprobs=torch.tensor([[0, -3, -0.5]])
+    )
+    assert filled(batch, distillation).tolist() == [[0, 2, -0.5]]
+    assert needs_of(distillation) == Needs(reference=True, old_logprobs=True)
+
+
+def test_rejection_trains_and_counts_the_good_answers_alone() -> None:
+    batch = rejection(batch_of([rollout(3, 1 - 1e-7), rollout(2, 0.5)], [rollout(1, 0.0), rollout(2, 2.0)]))
+    assert batch.advantages is not None
+    assert batch.advantages.equal(batch.loss_mask.float())
+    assert batch.loss_mask.any(1).tolist() == [True, False, False, True]
+    assert (batch.totals.tokens, batch.totals.sequences, batch.totals.groups, batch.totals.rows) == (5, 2, 2, 4)
+
+
+# ------------------------------------------------------------------------------------------------------------ the steps
+
+
+def test_the_kl_penalty_comes_off_every_trained_token_and_the_reward_stands_on_the_last() -> None:
+    batch = batch_of([rollout(3, 1.0, mask=(True, False, True)), rollout(0, 0.5)])
+    batch = batch.with_(old_logprobs=torch.full((2, 4), -1.0), ref_logprobs=torch.full((2, 4), -3.0))
+    penalised = kl_penalty(k1, beta=0.25)(batch)
+    assert penalised.token_rewards is not None
+    assert penalised.token_rewards.tolist() == [[0, -0.5, 0, 0.5], [0] * 4]
+    assert rewards_of(penalised).tolist() == [0, 0.5]  # the empty answer has no token, and keeps its reward
+    assert filled(penalised, per_token(reward))[0].tolist() == [0, 0, 0, 0]
+    assert batch.rewards.tolist() == penalised.rewards.tolist() == [1, 0.5]
+
+
+def test_a_chain_needs_what_its_steps_need() -> None:
+    assert needs_of(chain(kl_penalty(k1, beta=1), gae)) == Needs(reference=True, old_logprobs=True, values=True)
+    assert needs_of(chain(per_token(reward), without_truncated)) == Needs()
+
+
+def test_truncated_answers_count_in_the_mean_but_are_not_trained_on() -> None:
+    cut = rollout(2, 0.0, finish_reason=FinishReason.length)
+    batch = chain(per_token(group_centred), without_truncated)(batch_of([rollout(2, 1.0), cut]))
+    assert batch.advantages is not None
+    assert batch.advantages.tolist() == [[0, 0.5, 0.5], [0, 0, 0]]
+    assert batch.loss_mask.any(1).tolist() == [True, False]
+    assert (batch.totals.tokens, batch.totals.sequences, batch.totals.rows) == (2, 1, 2)
+    with pytest.raises(ValueError, match="after the advantage"):
+        without_truncated(batch_of([cut]))
+
+
+# ------------------------------------------------------------------------------------------------- of every one of them
+
+
+def complete(members: list[list[Rollout]]) -> Batch:
+    """A batch with everything that any advantage needs, made up, in float64; every third answer cut off."""
+    batch = batch_of(*members)
+    random = torch.Generator().manual_seed(len(batch))
+
+    def noise() -> Tensor:
+        return torch.randn(batch.token_ids.shape, generator=random, dtype=torch.float64)
+
+    parts = torch.rand(len(batch), generator=random, dtype=torch.float64)
+    numbers = torch.arange(len(batch))
+    return batch.with_(
+        rewards=batch.rewards.double(),
+        truncated=numbers % 3 == 2,
+        baselines=parts.round(),
+        reward_parts={"a": batch.rewards.double(), "b": parts.where(numbers % 4 != 1, torch.nan)},
+        old_logprobs=noise(),
+        ref_logprobs=noise(),
+        values=noise(),
+    )
+
+
+def changed_outside(batch: Batch, fill: float, columns: int = 0) -> Batch:
+    """`fill` in all numbers per token outside of `loss_mask`, and so many more columns of it."""
+    names = ("old_logprobs", "ref_logprobs", "values", "rollout_logprobs")
+    spoilt = {name: getattr(batch, name).where(batch.loss_mask, fill) for name in names}
+    wide = {name: pad(value, (0, columns), value=fill) for name, value in spoilt.items()}
+    masks = {name: pad(getattr(batch, name), (0, columns)) for name in ("token_ids", "attention_mask", "loss_mask")}
+    return batch.with_(**wide, **masks)
+
+
+@EVERY_ONE
+@settings(max_examples=25)
+@given(members=groups())
+def test_nothing_outside_of_the_trained_tokens_matters(advantage: Advantage, members: list[list[Rollout]]) -> None:
+    batch = complete(members)
+    expected = filled(batch, advantage)
+    assert expected.isfinite().all()
+    assert expected[~batch.loss_mask].eq(0).all()
+    assert_close(filled(changed_outside(batch, torch.nan, columns=2), advantage), pad(expected, (0, 2)))
+
+
+@EVERY_ONE
+@settings(max_examples=25)
+@given(members=groups(), seed=st.integers(0, 9))
+def test_the_order_of_the_rows_does_not_matter(advantage: Advantage, members: list[list[Rollout]], seed: int) -> None:
+    batch = complete(members)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    assert_close(filled(batch.rows(order), advantage), filled(batch, advantage)[order], tolerance=1e-9)
+
+
+@EVERY_ONE
+def test_a_batch_of_nothing_is_no_mistake(advantage: Advantage) -> None:
+    assert filled(batch_of(), advantage).shape == (0, 1)
+    assert filled(batch_of([rollout(2, verdict="failed")]).with_(baselines=torch.zeros(1)), advantage).eq(0).all()

@@ -1,0 +1,333 @@
+"""Every piece of the family, by hand: levels, surrogates, weights, corrections and preparations."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from toys import assert_close, batch_of, evaluate, rollout, with_noise
+
+from outdo.algorithms.objectives import corrections, presets
+from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.batch_transforms import covariant, high_entropy, without_covariant
+from outdo.algorithms.objectives.divergences import absolute
+from outdo.algorithms.objectives.ratios import sequence, sequence_product, sequence_token
+from outdo.algorithms.objectives.surrogates import (
+    Surrogate,
+    cispo,
+    clip,
+    kl_cov,
+    log_likelihood,
+    soft_gate,
+    squared,
+    trust_region_kl,
+    trust_region_tv,
+    unclipped,
+    vespo,
+)
+from outdo.algorithms.objectives.weights import every_row, prompt_mean, sequence_mean, sequence_sum
+from outdo.algorithms.requirements import Needs, needing, needs_of
+from outdo.types import Batch, Rollout
+
+Groups = list[list[Rollout]]
+RAGGED: Groups = [
+    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, verdict="failed")],
+    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 0.0)],
+    [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
+]
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor([[0.0, *values]], dtype=torch.float64)
+
+
+def one_row(advantage: float, old: Sequence[float], rollout_logprobs: Sequence[float] | None = None) -> Batch:
+    """One answer, π_old of each token in probabilities, all with the same advantage."""
+    batch = batch_of([rollout(len(old))])
+    logs = row(*map(math.log, old))
+    return batch.with_(
+        old_logprobs=logs,
+        advantages=batch.loss_mask * advantage,
+        rollout_logprobs=logs if rollout_logprobs is None else row(*rollout_logprobs),
+    )
+
+
+def value_and_slope(surrogate: Surrogate, advantage: float, *, old: float, new: float) -> tuple[float, float]:
+    """S and dS / d log πθ of one token."""
+    batch = one_row(advantage, [old])
+    leaf = row(math.log(new)).requires_grad_()
+    value = surrogate(leaf - batch.old_logprobs, leaf, row(advantage), batch)[0, 1]
+    (slope,) = torch.autograd.grad(value, leaf)
+    return float(value.detach()), float(slope[0, 1])
+
+
+# ---------------------------------------------------------------------------------------------------------- levels
+
+
+def test_the_ratio_of_an_answer_is_the_geometric_mean_or_the_product_over_its_mask() -> None:
+    mask = torch.tensor([[False, True, False, True, True]])
+    logs = torch.tensor([[2.0, 8.0, 0.25]], dtype=torch.float64).log()
+    log_ratio = torch.zeros(1, 5, dtype=torch.float64).masked_scatter(mask, logs)
+    assert_close(sequence(log_ratio, mask).exp()[mask], torch.full((3,), 4 ** (1 / 3), dtype=torch.float64))
+    assert_close(sequence_product(log_ratio, mask).exp()[mask], torch.full((3,), 4.0, dtype=torch.float64))
+    assert_close(sequence_token(log_ratio, mask), sequence(log_ratio, mask))
+    assert sequence_product(100 * log_ratio.abs(), mask).max() == 20
+    for level in (sequence, sequence_product, sequence_token):
+        assert level(log_ratio, mask)[~mask].eq(0).all()
+
+
+def test_gspo_token_has_the_value_of_the_answer_and_the_gradient_of_the_token() -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    assert_close(evaluate(presets.gspo_token(), logprobs, batch), evaluate(presets.gspo(), logprobs, batch))
+    leaf = logprobs.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(sequence_token(leaf, batch.loss_mask)[0, 2], leaf)
+    assert slope[0, 2] == 1
+    assert slope.sum() == 1
+
+
+# ------------------------------------------------------------------------------------------------------ surrogates
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "advantage", "old", "new", "value", "slope"),
+    [
+        (clip(low=0.2, high=0.2, dual=3.0), -1.0, 0.1, 0.2, -2.0, -2.0),
+        (clip(low=0.2, high=0.2, dual=3.0), -1.0, 0.1, 0.5, -3.0, 0.0),
+        (clip(low=0.2, high=0.2, dual=3.0), -1.0, 0.5, 0.1, -0.8, 0.0),
+        (clip(low=0.2, high=0.2, dual=3.0), 1.0, 0.1, 0.5, 1.2, 0.0),
+        (unclipped, 2.0, 0.1, 0.5, 10.0, 10.0),
+        (log_likelihood, 2.0, 0.1, 0.5, 2 * math.log(0.5), 2.0),
+        (cispo(ratio_max=4.0), 2.0, 0.1, 0.5, 8 * math.log(0.5), 8.0),
+        (cispo(ratio_max=4.0), -1.0, 0.5, 0.1, -0.2 * math.log(0.1), -0.2),
+        (cispo(ratio_min=0.5, ratio_max=4.0), -1.0, 0.5, 0.1, -0.5 * math.log(0.1), -0.5),
+        (soft_gate(), 3.0, 0.5, 0.5, 6.0, 3.0),
+        (soft_gate(), -3.0, 0.5, 0.5, -6.0 / 1.05, -3.0),
+        # ρ = 2: σ(1) = .7310586, and 4 σ (1 - σ) ρ = 1.5728954
+        (soft_gate(), 1.0, 0.25, 0.5, 4 * 0.7310585786300049, 1.5728954659318548),
+        (vespo(), 2.0, 0.5, 0.5, 2 * math.log(0.5), 2.0),
+        # W = 2: 4 e^-3 for Â ≥ 0, 8 e^-2 for Â < 0
+        (vespo(), 1.0, 0.25, 0.5, 4 * math.exp(-3) * math.log(0.5), 4 * math.exp(-3)),
+        (vespo(), -1.0, 0.25, 0.5, -8 * math.exp(-2) * math.log(0.5), -8 * math.exp(-2)),
+        (trust_region_tv(threshold=0.2), 1.0, 0.01, 0.2, 20 * math.log(0.2), 20.0),
+        (trust_region_tv(threshold=0.2), 1.0, 0.01, 0.209, 20 * math.log(0.209), 20.0),  # a ratio of 20.9, capped
+        (trust_region_tv(threshold=0.2), 1.0, 0.5, 0.71, 0.0, 0.0),
+        (trust_region_tv(threshold=0.2), -1.0, 0.5, 0.29, 0.0, 0.0),
+        (trust_region_tv(threshold=0.2), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),  # the wrong way: kept
+        (trust_region_tv(threshold=0.2), 1.0, 0.5, 0.25, 0.5 * math.log(0.25), 0.5),
+        # KL(.5 ‖ .75) = .1438410, KL(.5 ‖ .25) = .1438410
+        (trust_region_kl(threshold=0.1438411), 1.0, 0.5, 0.75, 1.5 * math.log(0.75), 1.5),
+        (trust_region_kl(threshold=0.1438410), 1.0, 0.5, 0.75, 0.0, 0.0),
+        (trust_region_kl(threshold=0.1438410), -1.0, 0.5, 0.25, 0.0, 0.0),
+        (trust_region_kl(threshold=0.1438410), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),
+        (trust_region_kl(threshold=5.0), 1.0, 0.5, 1.0, 0.0, 0.0),  # certainty is infinitely far
+        (trust_region_kl(threshold=0.1), -1.0, 1.0, 1.0, 0.0, -1.0),
+        (trust_region_kl(threshold=0.1), -1.0, 1.0, 0.95, -0.95 * math.log(0.95), -0.95),  # KL = -log .95
+        (squared(tau=0.5), 1.0, 0.25, 0.5, math.log(0.5) - 0.25 * math.log(2) ** 2, 1 - 0.5 * math.log(2)),
+        (squared(tau=0.5), 1.0, 0.1, 0.1 * math.exp(2), math.log(0.1) + 2 - 1, 0.0),  # the target: Â/τ nats up
+    ],
+)
+def test_a_surrogate_has_the_value_and_the_slope_of_its_equation(
+    surrogate: Surrogate, advantage: float, old: float, new: float, value: float, slope: float
+) -> None:
+    assert value_and_slope(surrogate, advantage, old=old, new=new) == pytest.approx((value, slope), abs=1e-9)
+
+
+@given(st.floats(-3, 3), st.floats(0.01, 1), st.floats(0.01, 1))
+def test_dual_clip_is_trls_delta(advantage: float, old: float, new: float) -> None:
+    def delta(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+        ratio = log_ratio.exp()
+        return torch.minimum(ratio.clamp(max=3.0) * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+    pair = [value_and_slope(each, advantage, old=old, new=new) for each in (clip(low=0.2, high=0.2, dual=3.0), delta)]
+    assert pair[0] == pytest.approx(pair[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("dual", [1.0, 0.5, -1.0])
+def test_a_dual_clip_of_1_or_less_is_refused(dual: float) -> None:
+    with pytest.raises(ValueError, match="dual must be above 1"):
+        clip(low=0.2, high=0.2, dual=dual)
+
+
+def test_the_penalty_of_kl_cov_is_on_marked_tokens_only_and_never_without_marks() -> None:
+    batch = one_row(1.0, [0.25, 0.25])
+    leaf = row(math.log(0.5), math.log(0.5)).requires_grad_()
+    with pytest.raises(ValueError, match="needs the preparation `covariant`"):
+        kl_cov()(leaf, leaf, leaf, batch)
+    marked = batch.with_(prepared={"covariant": torch.tensor([[False, True, False]])})
+    gain = kl_cov(coefficient=0.5)(leaf - batch.old_logprobs, leaf, row(1.0, 1.0), marked)
+    assert_close(gain, row(2 - 0.5 * math.log(2), 2.0))
+    assert_close(torch.autograd.grad(gain.sum(), leaf)[0], row(1.5, 2.0))
+
+
+def test_the_absolute_distance_is_no_kl_but_pulls_evenly() -> None:
+    leaf = row(-1.0, -3.0).requires_grad_()
+    away = absolute(leaf, row(-2.0, -2.5))
+    assert_close(away, row(1.0, 0.5))
+    assert_close(torch.autograd.grad(away.sum(), leaf)[0], row(1.0, -1.0))
+
+
+# --------------------------------------------------------------------------------------------------------- weights
+
+
+def test_the_other_weights_are_what_they_are_called() -> None:
+    batch = batch_of([rollout(4), rollout(1)], [rollout(0), rollout(3, mask=(True, False, True))], [rollout(0)])
+    assert_close(prompt_mean(batch)[[0, 1, 3], 0], torch.tensor([1 / 10, 1 / 10, 1 / 4]))
+    assert sequence_sum(batch) == 1 / 3
+    assert every_row(sequence_sum)(batch) == 1 / 5
+    assert_close(every_row(sequence_mean)(batch)[[0, 1, 3], 0], torch.tensor([1 / 20, 1 / 5, 1 / 10]))
+    assert needs_of(prompt_mean) == needs_of(every_row(prompt_mean)) == Needs(whole_groups=True)
+
+
+# ----------------------------------------------------------------------------------------------------- corrections
+
+W = (0.25, 1.0, 4.0)  # π_old / π_rollout of three tokens: product 1
+LOPSIDED = (2.0, 4.0, 8.0)  # product 64, geometric mean 4
+
+
+def corrected(correction: corrections.Correction, weights: Sequence[float], advantage: float = 1.0) -> list[float]:
+    """c of each token; πθ is π_old."""
+    batch = one_row(advantage, [0.5] * len(weights), [math.log(0.5 / w) for w in weights])
+    assert batch.old_logprobs is not None
+    c = torch.as_tensor(correction(batch.old_logprobs, batch))
+    return c.expand_as(batch.loss_mask)[batch.loss_mask].tolist()
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights", "expected"),
+    [
+        (corrections.none, W, [1, 1, 1]),
+        (corrections.truncate(), W, [0.25, 1, 2]),
+        (corrections.truncate(low=0.5, high=3.0), W, [0.5, 1, 3]),  # TRL's token_truncate
+        (corrections.truncate(level="sequence", high=3.0), W, [1, 1, 1]),
+        (corrections.truncate(level="sequence", high=3.0), LOPSIDED, [3, 3, 3]),
+        (corrections.truncate(level="geometric", high=5.0), LOPSIDED, [4, 4, 4]),
+        (corrections.mask(), W, [0, 1, 0]),  # IcePop
+        (corrections.mask(low=0.0, high=3.0), W, [0.25, 1, 0]),  # TRL's token_mask
+        (corrections.mask(level="sequence", low=0.0, high=3.0), LOPSIDED, [0, 0, 0]),  # TRL's default
+        (corrections.mask(level="sequence", low=0.0, high=64.1), LOPSIDED, [64, 64, 64]),
+        (corrections.sequence_mask(high=4.1), LOPSIDED, [2, 4, 8]),
+        (corrections.sequence_mask(high=3.9), LOPSIDED, [0, 0, 0]),
+        # k1 = -log w: the first token is 1.39 nats more likely to the engine, the last as much less
+        (corrections.reject(estimator="k1", level="token", low=-1.0, high=2.0), W, [1, 1, 0]),
+        (corrections.reject(estimator="k1", level="token", low=-2.0, high=1.0), W, [0, 1, 1]),
+        (corrections.reject(estimator="k1", level="token", high=1.0), W, [0, 1, 0]),
+        (corrections.reject(estimator="k1", high=1.0), W, [1, 1, 1]),  # their mean is 0
+        # k2 = .96 .0 .96; k3 = e^log w - 1 - log w = .636 0 1.614, mean .75
+        (corrections.reject(estimator="k2", level="token", high=0.95), W, [0, 1, 0]),
+        (corrections.reject(estimator="k3", level="token", high=1.0), W, [1, 1, 0]),
+        (corrections.reject(high=0.76), W, [1, 1, 1]),
+        (corrections.reject(high=0.74), W, [0, 0, 0]),
+        (corrections.reject(level="sequence", high=2.24), W, [0, 0, 0]),
+        (corrections.product(corrections.truncate(), corrections.reject(high=0.76)), W, [0.25, 1, 2]),
+        (corrections.product(corrections.truncate(), corrections.reject(high=0.74)), W, [0, 0, 0]),
+    ],
+)
+def test_a_correction_weighs_or_drops_by_how_far_the_engine_is_off(
+    correction: corrections.Correction, weights: Sequence[float], expected: Sequence[float]
+) -> None:
+    assert corrected(correction, weights) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_bad_answer_that_the_policy_has_left_is_dropped_and_a_good_one_is_not() -> None:
+    left = (math.exp(-1.0), math.exp(-2.0))  # πθ = π_old is e^1.5 times less likely than the engine said, on average
+    assert corrected(corrections.off_policy_rows(limit=1.4), left, advantage=-1.0) == [0, 0]
+    assert corrected(corrections.off_policy_rows(limit=1.6), left, advantage=-1.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4), left, advantage=1.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4), left, advantage=0.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4, by="old"), left, advantage=-1.0) == [1, 1]
+
+
+def test_a_correction_multiplies_the_policy_term_and_no_other() -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    formula = Formula(surrogate=log_likelihood, weight=sequence_sum, beta=0.5)
+    half = replace(formula, correction=corrections.truncate(low=0.5, high=0.5))
+    (loss, gradient), (loss_half, gradient_half) = (evaluate(each, logprobs, batch) for each in (formula, half))
+    (kl, kl_gradient) = evaluate(formula, logprobs, batch.with_(advantages=torch.zeros_like(logprobs)))
+    assert_close((loss_half - kl, gradient_half - kl_gradient), (0.5 * (loss - kl), 0.5 * (gradient - kl_gradient)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: corrections.truncate(level="sequense"), 'level must be one of .*"sequense"; did you mean sequence'),
+        (lambda: corrections.reject(high=1.0, estimator="k4"), 'estimator must be one of k1, k2, k3, not "k4"'),
+        (lambda: corrections.off_policy_rows(limit=1.0, by="engine"), "by must be one of rollout, old"),
+        (lambda: high_entropy(share=0.0), "share must be above 0"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_with_those_that_do(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_pieces_together_need_what_each_of_them_needs() -> None:
+    @needing(reference=True)
+    def own(logprobs: Tensor, batch: Batch) -> float:
+        return 1.0
+
+    assert needs_of(corrections.product(own, corrections.truncate())).reference
+    assert not needs_of(corrections.product(corrections.none)).reference
+
+
+# ---------------------------------------------------------------------------------------------------- preparations
+
+
+def test_only_the_most_uncertain_tokens_keep_their_advantage() -> None:
+    batch, _ = with_noise(batch_of([rollout(4, 1.0), rollout(6, 0.0, mask=(True,) * 5 + (False,))]))
+    entropy = torch.linspace(0, 1, batch.token_ids.numel()).view_as(batch.token_ids)
+    spoilt = entropy.where(batch.loss_mask, math.inf)
+    assert batch.advantages is not None
+    kept = high_entropy(share=0.25)(batch.with_(old_entropy=spoilt)).advantages
+    assert kept is not None
+    trained = entropy[batch.loss_mask]
+    assert_close(kept[batch.loss_mask], batch.advantages[batch.loss_mask] * (trained >= trained.quantile(0.75)))
+    assert kept[batch.loss_mask].count_nonzero() == 3  # of 9: the quantile stands on the third
+    assert needs_of(high_entropy()) == Needs(old_entropy=True)
+    empty, logprobs = with_noise(batch_of([rollout(0)]))
+    assert high_entropy()(empty.with_(old_entropy=logprobs)).advantages is not None
+
+
+def covariances(batch: Batch) -> Tensor:
+    assert batch.advantages is not None
+    assert batch.old_logprobs is not None
+    a, l = batch.advantages[batch.loss_mask], batch.old_logprobs[batch.loss_mask]
+    return (a - a.mean()) * (l - l.mean())
+
+
+def test_clip_cov_leaves_out_as_many_as_told_of_those_within_its_bounds() -> None:
+    batch, _ = with_noise(batch_of(*RAGGED))
+    assert batch.advantages is not None
+    prepared = without_covariant(share=0.2, low=0.0, high=0.5)(batch).advantages
+    assert prepared is not None
+    gone = ((prepared == 0) & (batch.advantages != 0))[batch.loss_mask]
+    assert gone.sum() == int(0.2 * batch.totals.tokens)
+    assert ((covariances(batch)[gone] > 0) & (covariances(batch)[gone] < 0.5)).all()
+    assert without_covariant(share=0.2, low=50.0, high=60.0)(batch).advantages.equal(batch.advantages)
+
+
+def test_the_lot_of_clip_cov_depends_on_the_seed_and_the_tokens_but_not_on_the_order_of_rows() -> None:
+    batch, _ = with_noise(batch_of(*RAGGED))
+
+    def left(batch: Batch, seed: int = 0) -> Tensor:
+        advantages = without_covariant(share=0.3, low=-50.0, high=50.0, seed=seed)(batch).advantages
+        assert advantages is not None
+        return advantages
+
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+    assert left(batch.rows(order)).equal(left(batch)[order])
+    assert any(not left(batch, seed).equal(left(batch)) for seed in range(1, 9))
+    assert any(not left(batch.with_(token_ids=batch.token_ids + n)).equal(left(batch)) for n in range(1, 9))
+
+
+def test_kl_cov_marks_the_largest_covariances() -> None:
+    batch, _ = with_noise(batch_of(*RAGGED))
+    marked = covariant(percent=15.0)(batch).prepared["covariant"]
+    assert not marked[~batch.loss_mask].any()
+    number = int(0.15 * batch.totals.tokens)
+    assert number > 1
+    assert_close(covariances(batch)[marked[batch.loss_mask]].sort().values, covariances(batch).sort().values[-number:])
+    assert covariant()(batch).prepared["covariant"].sum() == 1

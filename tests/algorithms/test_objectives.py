@@ -1,0 +1,388 @@
+"""What is maximised: the papers' numbers, a second implementation, and what must not change the result."""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import pad
+from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
+
+from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
+from outdo.algorithms.objectives.presets import grpo, likelihood
+from outdo.algorithms.objectives.surrogates import clip, log_likelihood
+from outdo.algorithms.objectives.weights import constant, sequence_mean, token_mean, total
+from outdo.types import Batch, Rollout, TokenScores
+
+Groups = list[list[Rollout]]
+OBJECTIVES = {
+    "grpo": grpo(beta=0.04),
+    "grpo without a reference": grpo(clip_low=0.1, clip_high=0.3, beta=0.0),
+    "token mean": Formula(surrogate=clip(low=0.2, high=0.28), weight=token_mean, beta=0.1, divergence=k2),
+    "constant length": Formula(surrogate=clip(low=0.2, high=0.2), weight=constant(length=7)),
+    "sum": Formula(surrogate=log_likelihood, weight=total, beta=0.1, divergence=k1),
+}
+LOGPROBS = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
+EVERY = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+
+
+def one_token(advantage: float, *, old: float, new: float, ref: float = 0.5) -> tuple[Batch, Tensor]:
+    """A batch of one trained token, from probabilities; and log πθ [1, 2]."""
+
+    def row(value: float) -> Tensor:
+        return torch.tensor([[0.0, value]], dtype=torch.float64)
+
+    batch = batch_of([rollout(1)])
+    batch = batch.with_(old_logprobs=row(math.log(old)), ref_logprobs=row(math.log(ref)), advantages=row(advantage))
+    return batch, row(math.log(new))
+
+
+def objective_of_one_token(advantage: float, *, old: float, new: float, epsilon: float = 0.2) -> float:
+    batch, logprobs = one_token(advantage, old=old, new=new)
+    return -float(evaluate(grpo(clip_low=epsilon, clip_high=epsilon, beta=0.0), logprobs, batch)[0])
+
+
+# ------------------------------------------------------------------------------------------------- worked examples
+
+
+@pytest.mark.parametrize(
+    ("advantage", "old", "new", "ratio", "objective"),
+    [
+        # The essay's Example 1: a rare token, Â = 1
+        (1.0, 0.010, 0.008, 0.800, 0.800),
+        (1.0, 0.010, 0.010, 1.000, 1.000),
+        (1.0, 0.010, 0.012, 1.200, 1.200),
+        (1.0, 0.010, 0.100, 10.000, 1.200),
+        (1.0, 0.010, 0.500, 50.000, 1.200),
+        # Example 2: a token so likely that the clip is never reached
+        (1.0, 0.900, 0.800, 0.889, 0.889),
+        (1.0, 0.900, 0.900, 1.000, 1.000),
+        (1.0, 0.900, 0.950, 1.056, 1.056),
+        (1.0, 0.900, 1.000, 1.111, 1.111),
+        # Example 3: Â = -1
+        (-1.0, 0.900, 0.900, 1.000, -1.000),
+        (-1.0, 0.900, 0.800, 0.889, -0.889),
+        (-1.0, 0.900, 0.720, 0.800, -0.800),
+        (-1.0, 0.900, 0.500, 0.556, -0.800),
+        (-1.0, 0.900, 0.100, 0.111, -0.800),
+        # The Hugging Face LLM course: .9 and .7 after .5 are clipped to 1.2; .2 after .5 to .8 only if Â < 0
+        (1.0, 0.5, 0.9, 1.8, 1.2),
+        (1.0, 0.5, 0.7, 1.4, 1.2),
+        (-1.0, 0.5, 0.2, 0.4, -0.8),
+        (1.0, 0.5, 0.2, 0.4, 0.4),
+    ],
+)
+def test_the_clipped_objective_of_the_worked_examples(
+    advantage: float, old: float, new: float, ratio: float, objective: float
+) -> None:
+    assert new / old == pytest.approx(ratio, abs=5e-4)
+    assert objective_of_one_token(advantage, old=old, new=new) == pytest.approx(objective, abs=5e-4)
+
+
+@pytest.mark.parametrize(("ref", "expected"), [(0.5, 0.0144), (0.1, -0.0078), (1e-50, -0.0133)])
+def test_near_the_clip_the_reference_decides_the_sign_of_the_gradient(ref: float, expected: float) -> None:
+    # The essay's Example 4: dJ/dπθ just below πθ = (1 + ε) π_old, with Â = .01, ε = .2, β = .02.
+    batch, _ = one_token(0.01, old=0.5, new=0.6, ref=ref)
+    probability = torch.tensor([[1.0, 0.6 - 1e-9]], dtype=torch.float64, requires_grad=True)
+    loss = grpo(clip_low=0.2, clip_high=0.2, beta=0.02)(TokenScores(logprobs=probability.log()), batch).loss
+    (gradient,) = torch.autograd.grad(-loss, probability)
+    assert float(gradient[0, 1]) == pytest.approx(expected, abs=5e-5)
+
+
+PROBABILITY = st.floats(0.01, 1.0)
+
+
+@given(st.floats(-5, 5), PROBABILITY, PROBABILITY, st.floats(0.01, 0.9))
+def test_the_objective_is_the_lesser_of_ratio_times_advantage_and_its_bound(
+    advantage: float, old: float, new: float, epsilon: float
+) -> None:
+    # CS336 (spring 2025, assignment 5) eq. 30: min(ρ A, g(ε, A)), g = (1 + ε) A for A ≥ 0 and (1 - ε) A for A < 0.
+    bound = ((1 + epsilon) if advantage >= 0 else (1 - epsilon)) * advantage
+    expected = min(new / old * advantage, bound)
+    assert objective_of_one_token(advantage, old=old, new=new, epsilon=epsilon) == pytest.approx(expected, abs=1e-10)
+
+
+@given(st.floats(-3, 3), PROBABILITY, PROBABILITY, st.floats(0, 1))
+def test_the_gradient_of_the_first_pass_is_that_of_the_paper(
+    advantage: float, new: float, ref: float, beta: float
+) -> None:
+    # DeepSeekMath (arXiv 2402.03300) eq. 21, at πθ = π_old: Â + β (π_ref / πθ - 1).
+    batch, logprobs = one_token(advantage, old=new, new=new, ref=ref)
+    expected = pytest.approx(advantage + beta * (ref / new - 1), abs=1e-10)
+    for first in (batch, batch.with_(old_logprobs=None)):
+        _, gradient = evaluate(grpo(beta=beta), logprobs, first)
+        assert -float(gradient[0, 1]) == expected
+
+
+@pytest.mark.parametrize(("advantage", "new"), [(1.0, 0.25), (-1.0, 0.9)])
+def test_beyond_the_clip_a_token_on_the_wrong_side_keeps_its_whole_gradient(advantage: float, new: float) -> None:
+    batch, logprobs = one_token(advantage, old=0.5, new=new)
+    _, gradient = evaluate(grpo(beta=0.0), logprobs, batch)
+    assert -float(gradient[0, 1]) == pytest.approx(new / 0.5 * advantage)
+
+
+@pytest.mark.parametrize(("advantage", "new"), [(1.0, 0.9), (-1.0, 0.25)])
+def test_beyond_the_clip_a_token_that_went_the_right_way_has_none(advantage: float, new: float) -> None:
+    batch, logprobs = one_token(advantage, old=0.5, new=new)
+    assert evaluate(grpo(beta=0.0), logprobs, batch)[1].eq(0).all()
+
+
+# ------------------------------------------------------------------------------------- a second implementation
+
+
+def grpo_by_hand(logprobs: np.ndarray, batch: Batch, low: float, high: float, beta: float) -> tuple[float, np.ndarray]:
+    """DeepSeekMath eq. 3 and its derivative, token by token, from rewards to loss."""
+    old, ref = np.asarray(batch.old_logprobs), np.asarray(batch.ref_logprobs)
+    rows = [row for row in range(len(batch)) if batch.loss_mask[row].any()]
+    objective, gradient = 0.0, np.zeros_like(logprobs)
+    for row in rows:
+        fellows = [i for i in range(len(batch)) if batch.group[i] == batch.group[row] and batch.scored[i]]
+        rewards = [float(batch.rewards[i]) for i in fellows]
+        deviation = float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0
+        advantage = (float(batch.rewards[row]) - float(np.mean(rewards))) / (deviation + 1e-6)
+        tokens = [t for t in range(logprobs.shape[1]) if batch.loss_mask[row, t]]
+        for t in tokens:
+            share = 1 / (len(rows) * len(tokens))
+            ratio = math.exp(logprobs[row, t] - old[row, t])
+            away = math.exp(ref[row, t] - logprobs[row, t])
+            if advantage > 0:
+                value, free = min(ratio, 1 + high) * advantage, ratio < 1 + high
+            else:
+                value, free = max(ratio, 1 - low) * advantage, ratio > 1 - low
+            objective += share * (value - beta * (away - 1 - math.log(away)))
+            gradient[row, t] = -share * (ratio * advantage * free - beta * (1 - away))
+    return -objective, gradient
+
+
+RAGGED: Groups = [
+    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, verdict="failed")],
+    [rollout(2, 1.0), rollout(5, 1.0)],  # nobody was better
+    [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
+    [rollout(2, 1.0)],  # nobody to compare with
+]
+
+
+@pytest.mark.parametrize(("low", "high", "beta"), [(0.2, 0.2, 0.04), (0.2, 0.28, 0.0), (0.05, 0.5, 1.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_grpo_equals_a_second_implementation(low: float, high: float, beta: float, seed: int) -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED), seed)
+    loss, gradient = evaluate(grpo(clip_low=low, clip_high=high, beta=beta), logprobs, batch)
+    expected_loss, expected_gradient = grpo_by_hand(logprobs.numpy(), batch, low, high, beta)
+    # The batch's rewards are float32, and so are the advantages made from them.
+    assert_close(float(loss), expected_loss, tolerance=1e-6)
+    assert_close(gradient, torch.from_numpy(expected_gradient), tolerance=1e-6)
+
+
+def test_supervised_fine_tuning_is_the_mean_log_likelihood_of_the_trained_tokens() -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    batch = batch.with_(advantages=torch.ones_like(logprobs), old_logprobs=None)
+    loss, gradient = evaluate(likelihood(), logprobs, batch)
+    assert_close(loss, -logprobs[batch.loss_mask].mean())
+    assert_close(gradient, batch.loss_mask.double() / -batch.totals.tokens)
+
+
+def test_the_terms_add_up_to_the_loss() -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    formula = replace(grpo(beta=0.5), entropy_bonus=0.1)
+    terms = formula(TokenScores(logprobs=logprobs, entropy=-logprobs), batch)
+    assert_close(terms.loss, terms.divergence - terms.policy - terms.entropy)
+    assert_close(terms.entropy, 0.1 * (sequence_mean(batch) * -logprobs.where(batch.loss_mask, 0.0)).sum())
+    assert formula.needs.entropy
+    assert formula.needs.reference
+
+
+# ---------------------------------------------------------------------------------- what must not change the result
+
+
+@EVERY
+@given(groups(), st.integers(1, 60), st.booleans())
+def test_the_sum_over_microbatches_is_the_whole(objective: Formula, members: Groups, budget: int, whole: bool) -> None:
+    batch, logprobs = with_noise(batch_of(*members))
+    losses, gradients, start = [], [], 0
+    for micro in batch.microbatches(budget, whole_groups=whole):
+        width = micro.token_ids.shape[1]
+        loss, gradient = evaluate(objective, logprobs[start : start + len(micro), :width], micro)
+        losses.append(loss)
+        gradients.append(pad(gradient, (0, logprobs.shape[1] - width)))
+        start += len(micro)
+    assert_close((torch.stack(losses).sum(), torch.cat(gradients)), evaluate(objective, logprobs, batch))
+
+
+@EVERY
+@given(groups(), st.integers(1, 4))
+def test_more_padding_changes_nothing(objective: Formula, members: Groups, columns: int) -> None:
+    batch, logprobs = with_noise(batch_of(*members))
+    wider = batch.with_(
+        **{
+            name: pad(getattr(batch, name), (0, columns))
+            for name in ("token_ids", "attention_mask", "loss_mask", "advantages", *LOGPROBS)
+        },
+        totals=replace(batch.totals, padded_length=batch.totals.padded_length + columns),
+    )
+    loss, gradient = evaluate(objective, pad(logprobs, (0, columns)), wider)
+    assert_close((loss, gradient[:, :-columns]), evaluate(objective, logprobs, batch))
+    assert gradient[:, -columns:].eq(0).all()
+
+
+@EVERY
+@given(groups(), st.randoms(use_true_random=False))
+def test_the_order_of_groups_and_of_rows_within_them_changes_nothing(
+    objective: Formula, members: Groups, random: Random
+) -> None:
+    batch, logprobs = with_noise(batch_of(*members))
+    by_group = [(batch.group == number).nonzero().squeeze(1).tolist() for number in range(len(members))]
+    random.shuffle(by_group)
+    for rows in by_group:
+        random.shuffle(rows)
+    order = torch.tensor([row for rows in by_group for row in rows])
+    loss, gradient = evaluate(objective, logprobs, batch)
+    assert_close(evaluate(objective, logprobs[order], batch.rows(order)), (loss, gradient[order]))
+
+
+@EVERY
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
+@given(groups())
+def test_what_stands_outside_the_mask_is_never_read(objective: Formula, rubbish: float, members: Groups) -> None:
+    clean, logprobs = with_noise(batch_of(*members))
+
+    def spoilt(values: Tensor) -> Tensor:
+        return values.where(clean.loss_mask, rubbish)
+
+    names = ("old_logprobs", "ref_logprobs", "advantages", "rollout_logprobs")
+    batch = clean.with_(**{name: spoilt(getattr(clean, name)) for name in names})
+    assert_close(evaluate(objective, spoilt(logprobs), batch), evaluate(objective, logprobs, clean))
+    assert evaluate(objective, spoilt(logprobs), batch)[1][~clean.loss_mask].eq(0).all()
+
+
+def test_the_pieces_are_given_0_outside_the_mask() -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    seen: list[Tensor] = []
+
+    def level(log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
+        seen.append(log_ratio)
+        return log_ratio
+
+    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+        seen.extend((log_ratio, logprobs, advantages))
+        return logprobs
+
+    def divergence(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        seen.extend((logprobs, ref_logprobs))
+        return logprobs
+
+    names = ("old_logprobs", "ref_logprobs", "advantages")
+    spoilt = batch.with_(**{name: getattr(batch, name).where(batch.loss_mask, math.nan) for name in names})
+    formula = Formula(level=level, surrogate=surrogate, divergence=divergence, beta=0.1)
+    formula(TokenScores(logprobs=logprobs.where(batch.loss_mask, math.nan)), spoilt)
+    assert len(seen) == 6
+    assert all(tensor[~batch.loss_mask].eq(0).all() for tensor in seen)
+
+
+@EVERY
+@given(groups())
+def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(objective: Formula, members: Groups) -> None:
+    useless = [rollout(3, verdict="failed"), rollout(2, verdict="timed_out")]
+    batch, logprobs = with_noise(batch_of(*(useless + group for group in members)))
+    absent, _ = with_noise(batch_of(*members))
+    at = [row for number in range(len(members)) for row in (batch.group == number).nonzero().squeeze(1).tolist()[2:]]
+    width = absent.token_ids.shape[1]
+    assert batch.old_logprobs is not None
+    assert batch.ref_logprobs is not None
+    absent = absent.with_(old_logprobs=batch.old_logprobs[at, :width], ref_logprobs=batch.ref_logprobs[at, :width])
+    loss, gradient = evaluate(objective, logprobs, batch)
+    assert_close((loss, gradient[at, :width]), evaluate(objective, logprobs[at, :width], absent))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "members",
+    [
+        [[rollout(0), rollout(0)]],
+        [[rollout(3, verdict="failed")]],
+        [[rollout(2, mask=(False, False))]],
+    ],
+    ids=["empty answers", "no reward", "nothing chosen"],
+)
+def test_a_batch_without_a_trained_token_has_loss_0_and_no_gradient(objective: Formula, members: Groups) -> None:
+    batch, logprobs = with_noise(batch_of(*members))
+    loss, gradient = evaluate(objective, logprobs, batch)
+    assert loss == 0
+    assert gradient.eq(0).all()
+
+
+# ----------------------------------------------------------------------------------------------- pieces and guards
+
+
+@given(st.floats(-10, 0), st.floats(-10, 0))
+def test_the_divergences_are_schulmans(logprob: float, ref: float) -> None:
+    pair = torch.tensor(logprob, dtype=torch.float64), torch.tensor(ref, dtype=torch.float64)
+    d = logprob - ref
+    assert float(k1(*pair)) == pytest.approx(d, abs=1e-12)
+    assert float(k2(*pair)) == pytest.approx(d * d / 2, abs=1e-12)
+    assert float(k3(*pair)) == pytest.approx(math.exp(-d) - 1 + d, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"), [(k1, "nothing"), (k2, "KL(policy, reference)"), (k3, "KL(reference, policy)")]
+)
+def test_the_gradient_of_a_divergence_in_the_loss_is_what_its_page_says(divergence: Divergence, expected: str) -> None:
+    noise = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits, reference = noise[0].requires_grad_(), noise[1].detach().log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    truth = {
+        "nothing": 0 * logits.sum(),
+        "KL(policy, reference)": (policy.exp() * (policy - reference)).sum(),
+        "KL(reference, policy)": (reference.exp() * (reference - policy)).sum(),
+    }
+    sampled = (policy.exp().detach() * divergence(policy, reference)).sum()  # the exact mean over sampled tokens
+    assert_close(*(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (sampled, truth[expected])))
+
+
+@pytest.mark.parametrize("distance", [-1000.0, -25.0, 25.0, 1000.0])
+def test_a_token_far_from_the_old_policy_or_the_reference_does_not_overflow(distance: float) -> None:
+    batch, logprobs = one_token(-1.0, old=0.5, new=0.5)
+    for advantage in (-1.0, 1.0):
+        far = batch.with_(advantages=torch.full_like(logprobs, advantage))
+        loss, gradient = evaluate(grpo(beta=0.04), (logprobs + distance).float(), far)
+        assert loss.isfinite()
+        assert gradient.isfinite().all()
+
+
+def test_a_token_far_more_likely_than_under_the_reference_is_still_pulled_back() -> None:
+    batch, logprobs = one_token(0.0, old=0.5, new=0.5, ref=1e-12)
+    _, gradient = evaluate(grpo(beta=0.04), logprobs, batch)
+    assert float(gradient[0, 1]) == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("name", ["beta", "entropy_bonus"])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_a_coefficient_that_is_negative_or_not_finite_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be 0 or more"):
+        Formula(surrogate=log_likelihood, **{name: value})
+
+
+@pytest.mark.parametrize("missing", ["advantages", "ref_logprobs"])
+def test_what_the_objective_needs_and_the_batch_lacks_is_named(missing: str) -> None:
+    batch, logprobs = with_noise(batch_of([rollout(), rollout(2, 1.0)]))
+    with pytest.raises(ValueError, match=missing):
+        evaluate(grpo(), logprobs, batch.with_(**{missing: None}))
+
+
+def test_grpo_asks_for_a_reference_only_where_beta_counts() -> None:
+    assert grpo().needs.reference
+    assert not grpo(beta=0.0).needs.reference
+    assert not grpo().needs.entropy
+
+
+def test_the_weights_are_what_they_are_called() -> None:
+    batch = batch_of([rollout(4), rollout(1)], [rollout(0), rollout(3, mask=(True, False, True))])
+    assert_close(sequence_mean(batch)[[0, 1, 3], 0], torch.tensor([1 / 12, 1 / 3, 1 / 6]))
+    assert token_mean(batch) == 1 / 7
+    assert constant(length=10)(batch) == 1 / 30
+    assert total(batch) == 1

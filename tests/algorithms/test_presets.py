@@ -1,0 +1,226 @@
+"""Every preset: its equation worked out token by token a second time, and what must change nothing."""
+
+import inspect
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import pad
+from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
+
+from outdo.algorithms.objectives import presets
+from outdo.algorithms.objectives.base import Formula
+from outdo.types import Rollout
+
+Groups = list[list[Rollout]]
+RAGGED: Groups = [
+    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, verdict="failed")],
+    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 0.0)],
+    [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
+]
+
+PRESETS: dict[str, Formula] = {
+    name: make(length=7) if name == "dr_grpo" else make()
+    for name, make in vars(presets).items()
+    if inspect.isfunction(make)
+}
+EVERY = pytest.mark.parametrize("objective", PRESETS.values(), ids=PRESETS)
+FEW = settings(max_examples=20)
+
+
+# ------------------------------------------------------------------------------------------- the presets, by hand
+
+Terms = list[tuple[float, float]]  # of each token of an answer: S, and Σ_u dS_u / d log πθ of this token
+ByHand = Callable[[list[float], list[float], list[float], float], Terms]  # log ρ, log πθ, log π_old, Â
+
+
+def by_token(term: Callable[..., tuple[float, float]], **options: float) -> ByHand:
+    return lambda d, l, o, a: [term(*each, a, **options) for each in zip(d, l, o, strict=True)]
+
+
+def of_answer(low: float, high: float, *, product: bool = False) -> ByHand:
+    def terms(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
+        n = len(d)
+        value, slope = clipped(sum(d) if product else sum(d) / n, 0.0, 0.0, a, low=low, high=high)
+        return [(value, slope * n if product else slope)] * n
+
+    return terms
+
+
+def clipped(d: float, l: float, o: float, a: float, *, low: float, high: float) -> tuple[float, float]:
+    ratio, bound = math.exp(d), 1 + high if a >= 0 else 1 - low
+    free = ratio < bound if a >= 0 else ratio > bound
+    return (ratio * a, ratio * a) if free else (bound * a, 0.0)
+
+
+def weighed(d: float, l: float, o: float, a: float, *, least: float = 0.0, most: float = math.inf) -> Any:
+    weight = min(max(math.exp(d), least), most)
+    return weight * a * l, weight * a
+
+
+def plain(d: float, l: float, o: float, a: float) -> tuple[float, float]:
+    return a * l, a
+
+
+def gate(d: float, l: float, o: float, a: float) -> tuple[float, float]:
+    tau = 1.0 if a > 0 else 1.05
+    sigma = 1 / (1 + math.exp(-tau * (math.exp(d) - 1)))
+    return 4 / tau * sigma * a, 4 * sigma * (1 - sigma) * math.exp(d) * a
+
+
+def region(d: float, l: float, o: float, a: float, *, threshold: float, kl: bool = False) -> tuple[float, float]:
+    p, q = math.exp(l), math.exp(o)
+    moved = q * (o - l) + (1 - q) * math.log((1 - q) / (1 - p)) if kl else abs(p - q)
+    out = moved > threshold and (p > q if a > 0 else p < q)
+    return (0.0, 0.0) if out else weighed(d, l, o, a, most=20.0)
+
+
+def pulled(d: float, l: float, o: float, a: float) -> tuple[float, float]:
+    return a * l - 0.05 * d * d, a - 0.1 * d
+
+
+def window(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
+    k, lam = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+    w = math.exp(sum(d))
+    return [(w**k * math.exp(lam * (1 - w)) * a * each, w**k * math.exp(lam * (1 - w)) * a) for each in l]
+
+
+def geometric(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
+    c = [min(each, 0.4) if a > 0 else max(each, -0.4) for each in d]
+    mean = math.exp(sum(c) / len(c))
+    return [(mean * a, mean * a * (each == near)) for each, near in zip(d, c, strict=True)]
+
+
+CLIP = by_token(clipped, low=0.2, high=0.2)
+BY_HAND: dict[str, tuple[ByHand, str]] = {
+    "grpo_clip": (CLIP, "mean of means"),
+    "ppo": (CLIP, "tokens"),
+    "dr_grpo": (CLIP, "constant"),
+    "dapo": (by_token(clipped, low=0.2, high=0.28), "tokens"),
+    "bnpo": (CLIP, "tokens"),
+    "reinforce_pp": (CLIP, "tokens"),
+    "gspo": (of_answer(3e-4, 4e-4), "mean of means"),
+    "gspo_token": (of_answer(3e-4, 4e-4), "mean of means"),
+    "luspo": (of_answer(2e-3, 2.5e-3), "mean of sums"),
+    "rloo_clip": (of_answer(0.2, 0.2, product=True), "mean of means"),
+    "gmpo": (geometric, "mean of means"),
+    "cispo": (by_token(weighed, most=5.0), "tokens"),
+    "sapo": (by_token(gate), "mean of means"),
+    "vespo": (window, "tokens"),
+    "dppo_tv": (by_token(region, threshold=0.15), "tokens"),
+    "dppo_kl": (by_token(region, threshold=0.05, kl=True), "tokens"),
+    "dro": (by_token(pulled), "tokens"),
+    "distillation": (by_token(lambda d, l, o, a: (math.exp(d) * a,) * 2), "tokens"),
+    "reinforce": (by_token(plain), "mean of sums"),
+    "rloo": (by_token(plain), "mean of sums"),
+    "remax": (by_token(plain), "mean of sums"),
+    "opo": (by_token(plain), "mean of sums"),
+    "gpg": (by_token(plain), "tokens"),
+    "likelihood": (by_token(plain), "tokens"),
+}
+
+
+def test_every_preset_is_worked_out_by_hand() -> None:
+    assert set(PRESETS) - set(BY_HAND) == {"grpo", "clip_cov", "kl_cov"}  # grpo: test_objectives; the others: above
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_preset_equals_a_second_implementation_of_its_equation(name: str, seed: int) -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED), seed)
+    logprobs = -logprobs.abs()  # probabilities
+    assert batch.advantages is not None
+    assert batch.old_logprobs is not None
+    terms, mean = BY_HAND[name]
+    answers = [i for i in range(len(batch)) if batch.loss_mask[i].any()]
+    objective, gradient = 0.0, torch.zeros_like(logprobs)
+    for i in answers:
+        at = batch.loss_mask[i].nonzero().squeeze(1).tolist()
+        l, o = logprobs[i, at].tolist(), batch.old_logprobs[i, at].tolist()
+        d = [new - old for new, old in zip(l, o, strict=True)]
+        share = {
+            "tokens": 1 / batch.totals.tokens,
+            "constant": 1 / (7 * len(answers)),
+            "mean of means": 1 / (len(at) * len(answers)),
+            "mean of sums": 1 / len(answers),
+        }[mean]
+        for t, (value, slope) in zip(at, terms(d, l, o, float(batch.advantages[i, at[0]])), strict=True):
+            objective += share * value
+            gradient[i, t] = -share * slope
+    loss, actual = evaluate(PRESETS[name], logprobs, batch)
+    assert_close(float(loss), -objective, tolerance=1e-12)
+    assert_close(actual, gradient, tolerance=1e-12)
+
+
+# -------------------------------------------------------------------------------------- what must change nothing
+
+
+@EVERY
+@FEW
+@given(groups(), st.integers(1, 60))
+def test_the_sum_over_microbatches_is_the_whole(objective: Formula, members: Groups, budget: int) -> None:
+    batch, logprobs = with_noise(batch_of(*members))
+    batch = objective.prepare(batch)
+    losses, gradients, start = [], [], 0
+    for micro in batch.microbatches(budget, whole_groups=objective.needs.whole_groups):
+        width = micro.token_ids.shape[1]
+        loss, gradient = evaluate(objective, logprobs[start : start + len(micro), :width], micro)
+        losses.append(loss)
+        gradients.append(pad(gradient, (0, logprobs.shape[1] - width)))
+        start += len(micro)
+    assert_close((torch.stack(losses).sum(), torch.cat(gradients)), evaluate(objective, logprobs, batch))
+
+
+@EVERY
+@FEW
+@given(groups(), st.randoms(use_true_random=False))
+def test_the_order_of_groups_and_rows_changes_nothing(objective: Formula, members: Groups, random: Random) -> None:
+    batch, logprobs = with_noise(batch_of(*members))
+    by_group = [(batch.group == number).nonzero().squeeze(1).tolist() for number in range(len(members))]
+    random.shuffle(by_group)
+    order = torch.tensor([i for rows in by_group for i in random.sample(rows, len(rows))])
+    loss, gradient = evaluate(objective, logprobs, objective.prepare(batch))
+    shuffled = objective.prepare(batch.rows(order))
+    assert_close(evaluate(objective, logprobs[order], shuffled), (loss, gradient[order]))
+
+
+@EVERY
+@FEW
+@given(groups(), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_what_stands_outside_the_mask_is_never_read(objective: Formula, members: Groups, rubbish: float) -> None:
+    clean, logprobs = with_noise(batch_of(*members))
+
+    def spoilt(values: Tensor) -> Tensor:
+        return values.where(clean.loss_mask, rubbish)
+
+    names = ("old_logprobs", "ref_logprobs", "advantages", "rollout_logprobs")
+    batch = objective.prepare(clean.with_(**{name: spoilt(getattr(clean, name)) for name in names}))
+    expected = evaluate(objective, logprobs, objective.prepare(clean))
+    loss, gradient = evaluate(objective, spoilt(logprobs), batch)
+    assert_close((loss, gradient), expected)
+    assert gradient[~clean.loss_mask].eq(0).all()
+
+
+@EVERY
+@pytest.mark.parametrize("distance", [-1000.0, 1000.0])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_nothing_overflows_in_float32(objective: Formula, distance: float, advantage: float) -> None:
+    batch, old = with_noise(batch_of([rollout(2)]))
+    batch = batch.with_(old_logprobs=old, ref_logprobs=old, advantages=torch.full_like(old, advantage))
+    loss, gradient = evaluate(objective, (old + distance).float(), objective.prepare(batch))
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+@EVERY
+def test_a_batch_without_a_trained_token_has_loss_0(objective: Formula) -> None:
+    batch, logprobs = with_noise(batch_of([rollout(0), rollout(2, mask=(False, False))]))
+    loss, gradient = evaluate(objective, logprobs, objective.prepare(batch))
+    assert loss == 0
+    assert gradient.eq(0).all()

@@ -1,0 +1,374 @@
+"""Target probabilities: the essay's footnote, what no target may do, and that training ends where it was aimed."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from contexts import answers, doubles, logprobs_of, one_context, tabular, trees, vocabulary
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from toys import assert_close, batch_of, evaluate, rollout
+
+from outdo.algorithms.objectives.target.objective import CAP, target
+from outdo.algorithms.objectives.target.progress import target_metrics
+from outdo.algorithms.objectives.target.rules import (
+    clip_rule,
+    power_rule,
+    prefix_tree,
+    rest,
+    target_logprobs,
+    tilt_rule,
+)
+from outdo.types import Batch, TokenScores
+
+FOOTNOTE = [0.25, 0.25, 0.25, 0.25], [1.0, 1.0, 1.0, -1.0]
+UNSAMPLED = [0.20, 0.20, 0.20, 0.20], [1.0, 1.0, 1.0, -1.0]
+TWO_GOOD = [0.979, 0.02], [1.0, 1.0]
+DISPUTED = [0.9, 0.06], [0.25, 1.0]
+
+EVERY = pytest.mark.parametrize(
+    "objective",
+    [target(rule=rule, loss=loss, merge=merge) for rule, loss, merge in (
+        ("power", "cross_entropy", "tree"),
+        ("tilt", "cross_entropy", "none"),
+        ("clip", "cross_entropy", "tree"),
+        ("power", "squared", "tree"),
+        ("clip", "hinge", "none"),
+    )],
+    ids=["power", "tilt apart", "clip", "squared", "hinge apart"],
+)  # fmt: skip
+
+
+def targets_of(
+    probabilities: Sequence[float], signs: Sequence[float], *, keep: float = 0.5, power: float = 2.0
+) -> Tensor:
+    """τ of the sampled tokens of one context."""
+    logprobs, sign = doubles(probabilities).log(), doubles(signs)
+    context = torch.zeros(len(sign), dtype=torch.int64)
+    return target_logprobs(logprobs, sign, context, rule=power_rule(power), keep=keep).exp()
+
+
+# ----------------------------------------------------------------------------------------------- where tokens shall go
+
+
+def test_footnote_3_of_the_essay_sums_to_more_than_one_and_is_brought_back():
+    in_full = power_rule(2.0)(doubles(FOOTNOTE[0]).log(), doubles(FOOTNOTE[1]), torch.ones(4)).exp()
+    assert_close(in_full[:3].sum(), doubles([1.5])[0])  # the essay's 3/2
+    assert_close(in_full.sum(), doubles([1.5625])[0])  # and with the dispreferred token's 1/16
+    assert_close(targets_of(*FOOTNOTE), doubles([0.3125, 0.3125, 0.3125, 0.0625]))
+
+
+def test_footnote_3_raises_good_tokens_by_the_root_of_order_1_192():
+    kappa = math.log(0.25) / float(targets_of(*FOOTNOTE)[0].log())
+    assert kappa == pytest.approx(1.192, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (UNSAMPLED, [0.287, 0.287, 0.287, 0.040]),
+        (TWO_GOOD, [0.979, 0.020]),
+        (DISPUTED, [0.902, 0.078]),
+    ],
+    ids=["a fifth unsampled", "two good", "disputed"],
+)
+def test_good_tokens_rise_only_as_far_as_there_is_room(context, expected):
+    found = targets_of(*context)
+    assert [round(value, 3) for value in found.tolist()] == expected
+    room = 1 - 0.5 * (1 - sum(context[0]))
+    assert float(found.sum()) == pytest.approx(room, abs=1e-9)
+
+
+def test_what_nobody_sampled_keeps_the_share_asked_for():
+    for keep in (0.0, 0.3, 1.0):
+        left = 1 - float(targets_of(*UNSAMPLED, keep=keep).sum())
+        assert left == pytest.approx(keep * 0.2, abs=1e-9)
+
+
+def test_a_good_token_alone_always_gets_its_root_and_a_bad_one_its_square():
+    for p in (1e-9, 1e-3, 0.25, 0.9, 1 - 1e-5):
+        assert_close(targets_of([p], [1.0]), doubles([math.sqrt(p)]), tolerance=1e-9)
+        assert_close(targets_of([p], [-1.0]), doubles([p * p]))
+
+
+def test_neutral_and_evenly_disputed_tokens_stay():
+    assert_close(targets_of([0.3, 0.2], [0.0, 1.0]), doubles([0.3, math.sqrt(0.2)]))
+    batch = one_context([1.0, -1.0, 1.0], tokens=[3, 3, 4]).with_(old_logprobs=doubles([[0, -1.0], [0, -1], [0, -2]]))
+    assert_close(aimed(batch)[:, 1], doubles([-1.0, -1.0, -1.0]))
+
+
+def test_the_other_rules_aim_at_the_tilt_and_at_the_bounds_of_the_clip():
+    logprobs, sign, full = doubles([0.1, 0.1]).log(), doubles([1.0, -1.0]), torch.ones(2)
+    assert_close(tilt_rule(0.5)(logprobs, sign, full).exp(), doubles([0.1 * math.exp(0.5), 0.1 * math.exp(-0.5)]))
+    assert_close(clip_rule(0.2, 0.3)(logprobs, sign, full).exp(), doubles([0.13, 0.08]))
+
+
+contexts = st.lists(
+    st.tuples(st.floats(1e-6, 1.0), st.floats(-1.0, 1.0) | st.sampled_from([1.0, -1.0, 0.0])), min_size=1, max_size=6
+)
+RULES = st.sampled_from([power_rule(2.0), power_rule(5.0), tilt_rule(3.0), clip_rule(0.2, 0.5)])
+
+
+@given(contexts, st.floats(0.0, 1.0), RULES, st.floats(0.0, 1.0))
+def test_no_target_breaks_probability_or_moves_a_token_against_its_sign(tokens, unsampled, rule, keep):
+    share = doubles([weight for weight, _ in tokens])
+    logprobs = (share / share.sum() * (1 - unsampled)).clamp(min=1e-12).log()
+    sign, context = doubles([s for _, s in tokens]), torch.zeros(len(tokens), dtype=torch.int64)
+    found = target_logprobs(logprobs, sign, context, rule=rule, keep=keep)
+    left = float(rest(logprobs, context))
+    assert float(found.exp().sum()) <= 1 - keep * left + 1e-9
+    assert ((found - logprobs) * sign >= -1e-9).all()
+
+
+# -------------------------------------------------------------------------------------------------- the prefix tree
+
+
+def aimed(batch: Batch, **options: str) -> Tensor:
+    targets = target(**options).prepare(batch).targets  # type: ignore[arg-type]
+    assert targets is not None
+    return targets
+
+
+def test_contexts_are_exact_prefixes_within_a_group():
+    last = answers((5, 6, 7))
+    batch = batch_of(answers((5, 6, 7), (5, 6, 8), (5, 9, 7), (0, 6)), answers((1,)), answers((1,)), last)
+    contexts, tokens = prefix_tree(batch)
+    rows = [(0, 3), (1, 3), (2, 3), (3, 2), (6, 3)]  # these start after a prompt of one token
+    named = [contexts[row, 1 : 1 + length].tolist() for row, length in rows]
+    a, b, c, d, e = named
+    assert a == b  # they part only in their last token
+    assert a[:2] == c[:2]
+    assert a[2] != c[2]  # after another second token
+    assert a[0] == d[0]
+    assert a[1] != d[1]
+    assert not set(e) & {*a, *b, *c, *d}  # another group
+    assert tokens[0, 2] == tokens[1, 2] != tokens[2, 2]
+    assert tokens[0, 3] != tokens[1, 3]
+
+
+def test_tokens_an_environment_inserted_are_part_of_the_context_but_have_no_target():
+    rows = [rollout(3, token_ids=(5, middle, 7), mask=(True, False, True)) for middle in (1, 1, 2)]
+    batch = batch_of(rows)
+    batch = batch.with_(
+        old_logprobs=torch.full(batch.token_ids.shape, -1.0),
+        advantages=doubles([[1.0], [-1.0], [1.0]]) * batch.loss_mask,
+    )
+    found = aimed(batch)
+    assert_close(found[:, 2], torch.zeros(3))  # inserted
+    assert_close(found[:2, 3], torch.tensor([-1.0, -1.0]))  # one good and one bad answer read the same: evenly disputed
+    assert_close(found[2, 3], torch.tensor(-0.5))  # the third read something else
+
+
+def test_answers_that_agree_count_as_one():
+    """A token that three answers took pushes as it would if one had, a third through each."""
+    once, thrice = one_context([1.0, -1.0], [0, 1]), one_context([1.0, -1.0, 1.0, 1.0], [0, 1, 0, 0])
+    logits, now = vocabulary([0.3, 0.4]), vocabulary([0.5, 0.1])
+    losses, gradients = [], []
+    for batch in (once, thrice):
+        objective = target()
+        batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, logits)))
+        loss, gradient = evaluate(objective, logprobs_of(batch, now), batch)
+        losses.append(loss)
+        gradients.append(gradient[:, 1])
+    assert_close(losses[0], losses[1])
+    assert_close(gradients[1], gradients[0][[0, 1, 0, 0]] / doubles([3, 1, 3, 3]))
+
+
+def test_without_merging_every_token_has_a_context_of_its_own():
+    batch = one_context([1.0, 1.0, 1.0, -1.0])
+    batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(FOOTNOTE[0])))
+    assert_close(aimed(batch, merge="none")[:, 1].exp(), doubles([0.5, 0.5, 0.5, 0.0625]))
+    assert not target(merge="none").needs.whole_groups
+    assert target().needs.whole_groups
+
+
+# ----------------------------------------------------------------------------------------------------------- the losses
+
+
+def descended(batch: Batch, logits: Tensor, objective, *, rate: float, steps: int) -> Tensor:
+    """The probabilities [V] after gradient descent on the logits of one context."""
+    logits = logits.clone().requires_grad_()
+    for _ in range(steps):
+        loss = objective(TokenScores(logprobs=logprobs_of(batch, logits)), batch).loss
+        (gradient,) = torch.autograd.grad(loss, logits)
+        logits = (logits - rate * gradient).detach().requires_grad_()
+    return logits.softmax(0).detach()
+
+
+@pytest.mark.parametrize("context", [FOOTNOTE, UNSAMPLED, TWO_GOOD, DISPUTED])
+def test_cross_entropy_ends_exactly_at_the_targets_and_keeps_the_rest(context):
+    probabilities, signs = context
+    objective, batch = target(), one_context(signs)
+    batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary(probabilities))))
+    found = descended(batch, vocabulary(probabilities), objective, rate=2.0, steps=3000)
+    assert_close(found[: len(signs)], targets_of(*context), tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("p", "sign"), [(0.25, 1.0), (0.9, 1.0), (0.01, 1.0), (0.25, -1.0), (0.9, -1.0)])
+def test_squared_ends_at_the_target_and_hinge_at_or_beyond_it(p, sign):
+    for loss in ("squared", "hinge"):
+        objective, batch = target(loss=loss), one_context([sign])
+        batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([p]))))
+        found = float(descended(batch, vocabulary([p]), objective, rate=1.0, steps=1000)[0])
+        aim = math.exp(float(aimed(batch)[0, 1]))
+        if loss == "squared":
+            assert found == pytest.approx(aim, rel=1e-3)
+        else:
+            assert (found - aim) * sign >= 0
+
+
+def test_the_pull_of_squared_and_hinge_is_capped():
+    batch = one_context([-1.0]).with_(old_logprobs=doubles([[0.0, -10.0]]))
+    assert_close(aimed(batch)[0, 1], doubles([-20.0])[0])
+    assert_close(aimed(batch, loss="squared")[0, 1], doubles([-10.0 - CAP])[0])
+    assert_close(aimed(batch, loss="hinge")[0, 1], doubles([-10.0 - CAP])[0])
+
+
+@pytest.mark.parametrize(("p", "sign"), [(0.3, 1.0), (0.3, -1.0), (1e-6, 1.0), (1e-6, -1.0), (0.99, 1.0), (0.99, -1.0)])
+def test_the_first_step_is_a_policy_gradient_of_bounded_weight(p, sign):
+    """(τ - p) / (1 - p): √p / (1 + √p) ≤ 1/2 for a good token, -p for a bad one."""
+    objective, batch = target(), one_context([sign]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
+    batch = objective.prepare(batch)
+    _, gradient = evaluate(objective, doubles([[0.0, math.log(p)]]), batch)
+    expected = math.sqrt(p) / (1 + math.sqrt(p)) if sign > 0 else -p
+    assert -float(gradient[0, 1]) == pytest.approx(expected, rel=1e-8)
+
+
+def test_there_is_no_mean_over_answers_or_tokens_and_no_kl():
+    batch = batch_of(answers((5, 6)), answers((7,)))
+    batch = batch.with_(old_logprobs=torch.full((2, 3), -1.0), advantages=batch.loss_mask.double())
+    objective = target(loss="hinge")
+    terms = objective(TokenScores(logprobs=torch.full((2, 3), -1.0)), objective.prepare(batch))
+    assert float(terms.loss) == pytest.approx(3 * 0.5)  # half a nat is missing at each of three tokens
+    assert float(terms.divergence) == float(terms.entropy) == 0.0
+    assert not objective.needs.reference
+
+
+def test_float32_stays_finite_and_bounded_where_nothing_is_left():
+    tokens, signs = [0, 1, 0, 0], [1.0, -1.0, 1.0, 1.0]
+    batch = one_context(signs, tokens)
+    for old, now in (([-1e-7, -17.0], [0.0, -30.0]), ([-0.7, -0.7], [-1e-9, -20.0]), ([-40.0, -1e-6], [-1e-3, -7.0])):
+        objective = target()
+        row = torch.tensor([[0.0, old[token]] for token in tokens])
+        after = torch.tensor([[0.0, now[token]] for token in tokens])
+        loss, gradient = evaluate(objective, after, objective.prepare(batch.with_(old_logprobs=row)))
+        assert loss.dtype == torch.float32
+        assert loss.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() <= 1e6
+
+
+def test_a_token_that_has_everything_is_left_alone():
+    for sign in (1.0, -1.0):
+        batch = one_context([sign]).with_(old_logprobs=torch.tensor([[0.0, -5e-7]]))
+        objective = target()
+        _, gradient = evaluate(objective, torch.tensor([[0.0, -4e-7]]), objective.prepare(batch))
+        assert_close(gradient, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared", "hinge"])
+def test_a_context_without_good_or_bad_tokens_is_trained_on_only_to_be_held(loss):
+    two = batch_of(answers((5,), (6,)), answers((5,), (6,)))
+    signs = doubles([1.0, -1.0, 0.0, 0.0])  # the second question's answers were all alike
+    old = torch.zeros(two.token_ids.shape, dtype=torch.float64)
+    old[two.loss_mask] = doubles([0.4, 0.3, 0.4, 0.3]).log()
+    two = two.with_(advantages=signs[:, None] * two.loss_mask, old_logprobs=old)
+    moved = old + 0.1 * two.loss_mask  # by the step before
+    left, held = (target(loss=loss, hold=hold) for hold in (False, True))
+    free = evaluate(left, moved, left.prepare(two))[1][two.loss_mask]  # of the four tokens
+    assert free[2:].eq(0).all()
+    assert free[:2].ne(0).any()
+    pulled = evaluate(held, moved, held.prepare(two))[1][two.loss_mask]
+    assert (pulled[2:] > 0).all() or loss == "hinge"  # which never pulls back
+
+
+def test_float64_stays_float64():
+    batch = one_context(UNSAMPLED[1])
+    batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(UNSAMPLED[0])))
+    assert aimed(batch).dtype == torch.float64
+    assert aimed(batch.with_(old_logprobs=batch.old_logprobs.float())).dtype == torch.float32  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rule": "pover"}, "did you mean power?"),
+        ({"loss": "mse", "merge": "trie"}, 'loss "mse".*; merge "trie"'),
+        ({"power": 1.0}, "power must be above 1"),
+        ({"keep": 1.5}, "keep must be from 0 to 1"),
+        ({"rule": "clip", "clip_low": 1.0}, "clip_low must be between"),
+    ],
+)
+def test_wrong_options_are_refused_together(options, words):
+    with pytest.raises(ValueError, match=words):
+        target(**options)
+
+
+def test_a_batch_that_was_not_prepared_is_refused():
+    batch = one_context([1.0])
+    with pytest.raises(ValueError, match="old_logprobs"):
+        target().prepare(batch)
+    with pytest.raises(ValueError, match="prepare"):
+        target()(TokenScores(logprobs=torch.zeros(1, 2)), batch.with_(old_logprobs=torch.zeros(1, 2)))
+
+
+# --------------------------------------------------------------------------------------- what must not change anything
+
+
+@EVERY
+@given(trees())
+def test_nothing_outside_of_the_mask_matters(objective, batch):
+    now = tabular(batch, 1)
+    loss, gradient = evaluate(objective, now, objective.prepare(batch))
+
+    def spoilt(values: Tensor) -> Tensor:
+        return values.where(batch.loss_mask, torch.nan)
+
+    dirty = objective.prepare(batch.with_(old_logprobs=spoilt(batch.old_logprobs), advantages=spoilt(batch.advantages)))
+    again, other = evaluate(objective, spoilt(now), dirty.with_(targets=spoilt(dirty.targets)))
+    assert_close(again, loss)
+    assert_close(other, gradient)
+    metrics = target_metrics(dirty, spoilt(now))
+    assert metrics == pytest.approx(target_metrics(objective.prepare(batch), now))
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+@EVERY
+@given(trees(), st.randoms(use_true_random=False))
+def test_the_order_of_a_groups_answers_does_not_matter(objective, batch, random):
+    now = tabular(batch, 1)
+    order = torch.tensor(sorted(range(len(batch)), key=lambda row: (int(batch.group[row]), random.random())))
+    loss, gradient = evaluate(objective, now, objective.prepare(batch))
+    other = batch.rows(order)
+    width = other.token_ids.shape[1]
+    again, permuted = evaluate(objective, now[order, :width], objective.prepare(other))
+    assert_close(again, loss)
+    assert_close(permuted, gradient[order, :width])
+
+
+@EVERY
+@given(trees(), st.integers(1, 40))
+def test_microbatches_add_up(objective, batch, budget):
+    batch = objective.prepare(batch.with_(rollout_logprobs=tabular(batch, 1)))  # which is cut with the batch
+    loss, gradient = evaluate(objective, batch.rollout_logprobs, batch)
+    parts = batch.microbatches(budget, whole_groups=objective.needs.whole_groups)
+    found = [(part, *evaluate(objective, part.rollout_logprobs, part)) for part in parts]
+    assert_close(sum(part_loss for _, part_loss, _ in found), loss)
+    pieces = torch.cat([part_gradient[part.loss_mask] for part, _, part_gradient in found])
+    assert_close(pieces, gradient[batch.loss_mask])
+
+
+@given(trees())
+def test_targets_of_a_context_are_probabilities_and_no_token_goes_against_its_sign(batch):
+    prepared = target().prepare(batch)
+    assert prepared.targets is not None
+    contexts, tokens = prefix_tree(batch)
+    for context in contexts[batch.loss_mask].unique():
+        here = batch.loss_mask & (contexts == context)
+        taken = {int(tokens[b, t]): (b, t) for b, t in here.nonzero().tolist()}
+        assert sum(float(prepared.targets[place].exp()) for place in taken.values()) <= 1 + 1e-9
+        for token, (b, t) in taken.items():
+            sign = batch.advantages[here & (tokens == token)].clamp(-1, 1).mean()  # type: ignore[index]
+            assert float(sign * (prepared.targets[b, t] - batch.old_logprobs[b, t])) >= -1e-9  # type: ignore[index]

@@ -1,0 +1,83 @@
+"""Did the policy go where it was pushed: shares of tokens, attained mass, and what could never be reached."""
+
+import math
+
+import pytest
+import torch
+from contexts import doubles, logprobs_of, one_context, vocabulary
+from torch import Tensor
+from toys import assert_close
+
+from outdo.algorithms.objectives.target.objective import target
+from outdo.algorithms.objectives.target.progress import attained, movable, progress, target_metrics
+from outdo.algorithms.objectives.target.rules import NOISE
+from outdo.types import Batch
+
+
+def two_tokens() -> Batch:
+    """A good token of probability 1/4 (target 1/2) and a bad one of 1/2 (target 1/4), each alone in its context."""
+    batch = one_context([1.0, -1.0]).with_(old_logprobs=doubles([[0.0, math.log(0.25)], [0.0, math.log(0.5)]]))
+    return target(merge="none").prepare(batch)
+
+
+def now(good: float, bad: float) -> Tensor:
+    return doubles([[0.0, math.log(good)], [0.0, math.log(bad)]])
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "share", "metrics"),
+    [
+        (0.250, 0.50, 0.0, {"reached": 0.0, "wrong_way": 0.0, "overshoot": 0.0}),
+        (0.375, 0.50, 0.25, {"reached": 0.0, "wrong_way": 0.0, "overshoot": 0.0}),
+        (0.500, 0.25, 1.0, {"reached": 1.0, "wrong_way": 0.0, "overshoot": 0.0}),
+        (0.500, 0.75, 0.0, {"reached": 0.5, "wrong_way": 0.5, "overshoot": 0.0}),
+        (0.900, 0.25, 1.0, {"reached": 0.5, "wrong_way": 0.0, "overshoot": 0.5}),
+    ],
+)
+def test_attained_mass_and_the_shares_of_tokens(good, bad, share, metrics):
+    batch = two_tokens()
+    assert attained(batch, now(good, bad)) == pytest.approx(share)
+    found = target_metrics(batch, now(good, bad))
+    assert found["target/attained"] == pytest.approx(share)
+    assert {name: found[f"target/{name}"] for name in metrics} == metrics
+    assert found["target/unreachable"] == 0.0
+
+
+def test_progress_is_measured_along_the_way_in_nats():
+    found = progress(two_tokens(), now(0.25 * 2**0.5, 1.0))
+    assert_close(found, doubles([[0.0, 0.5], [0.0, -1.0]]))
+
+
+def test_noise_is_not_movement():
+    batch = two_tokens()
+    assert batch.old_logprobs is not None
+    assert target_metrics(batch, batch.old_logprobs - NOISE / 10)["target/wrong_way"] == 0.0
+    still = target().prepare(one_context([1.0]).with_(old_logprobs=doubles([[0.0, -NOISE / 10]])))
+    assert not movable(still).any()
+    assert target_metrics(still, still.old_logprobs)["target/reached"] == 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.83, 0.0), (0.84, 1.0)])
+def test_a_clip_bound_above_probability_one_is_unreachable(p, expected):
+    """The essay: where π_old is 0.99 the ratio cannot increase to 1.1; with ε = 0.2 that begins at 0.833."""
+    batch = one_context([1.0]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
+    for rule, share in (("clip", expected), ("power", 0.0)):
+        assert target_metrics(target(rule=rule).prepare(batch), batch.old_logprobs)["target/unreachable"] == share
+
+
+def test_good_tokens_without_rivals_to_take_from_are_unreachable():
+    batch = one_context([1.0, 1.0])
+    batch = target().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.5, 0.5]))))
+    assert target_metrics(batch, batch.old_logprobs)["target/unreachable"] == 1.0  # type: ignore[arg-type]
+
+
+def test_a_batch_without_targets_has_no_metrics():
+    assert target_metrics(one_context([1.0]), torch.zeros(1, 2)) == {}
+
+
+def test_tokens_counted_once_in_the_loss_are_counted_once_in_the_measures():
+    batch = one_context([1.0, 1.0, 1.0, -1.0], tokens=[0, 0, 0, 1])
+    batch = target().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.1, 0.5]))))
+    moved = batch.old_logprobs.clone()  # type: ignore[union-attr]
+    moved[:3] = batch.targets[:3]  # type: ignore[index]
+    assert target_metrics(batch, moved)["target/reached"] == 0.5

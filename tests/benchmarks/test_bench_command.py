@@ -1,0 +1,61 @@
+"""`make bench` as it is typed."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.suite.cases import CASES, USUAL
+from benchmarks.suite.contenders import CONTENDERS, OWN
+from benchmarks.suite.contenders import USUAL as USUAL_CONTENDERS
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.suite", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_cases_and_contenders_are_listed_without_loading_torch():
+    program = "import sys; from benchmarks.suite.__main__ import app; app(['--list'], standalone_mode=False)"
+    program += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for name in (*CASES, *CONTENDERS):
+        assert name in done.stdout
+
+
+def test_the_tables_name_only_what_there_is():
+    assert set(USUAL) <= CASES.keys()
+    assert {*OWN.values(), *itertools.chain(*USUAL_CONTENDERS.values())} <= CONTENDERS.keys()
+
+
+def test_all_that_is_wrong_is_said_at_once_before_anything_is_timed(tmp_path):
+    files = ["--plot", "a.jpg", "--gate", str(tmp_path / "none"), "--json", str(tmp_path / "no/a")]
+    done = bench("small-8x9", "--against", "trl-tunned", *files)
+    assert done.returncode == 2
+    near = ("did you mean small-8x8?", "did you mean trl-tuned?")
+    for words in (*near, ".svg or .png", "expected what", "there is no folder"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_gate_closes_when_a_count_has_grown(tmp_path):
+    accepted = tmp_path / "accepted.json"
+    assert bench("counts", "--accept", str(accepted)).returncode == 0
+    found = json.loads(accepted.read_text())
+    found["counts"]["update/operations"] -= 1
+    accepted.write_text(json.dumps(found))
+    closed = bench("counts", "--gate", str(accepted), "--json", str(tmp_path / "all.json"))
+    assert closed.returncode == 1
+    assert "update/operations grew" in closed.stderr
+    assert "decode/operations" not in closed.stderr
+    assert "--accept" in closed.stderr
+    assert json.loads((tmp_path / "all.json").read_text())["cases"][0]["counts"]["update/operations"] > 0
+
+
+@pytest.mark.parametrize("name", [*CONTENDERS])
+def test_who_takes_part_says_what_it_is(name):
+    assert CONTENDERS[name].about
+    assert ":" in CONTENDERS[name].run

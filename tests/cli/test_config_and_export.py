@@ -1,0 +1,79 @@
+"""`outdo config` writes a recipe that can be used, `outdo export` a model folder that explains itself."""
+
+import json
+import tomllib
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outdo.config.file import load
+from outdo.config.recipe import Recipe, settings
+
+
+def test_the_commented_recipe_loads_back_once_model_and_data_are_given(outdo, tmp_path):
+    text = outdo("config").out
+    path = tmp_path / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    given = ["model=m", "data.path=d.jsonl"]
+    assert load(path, given) == load(None, given)
+    filled = text.replace('# model = ""', 'model = "m"').replace('# path = ""', 'path = "d.jsonl"')
+    path.write_text(filled, encoding="utf-8")
+    assert load(path) == load(None, given)
+
+
+def test_the_commented_recipe_has_every_setting_and_a_word_about_it(outdo):
+    lines = outdo("config").out.splitlines()
+    for key, setting in settings().items():
+        name = key.rpartition(".")[2]
+        told = [line for line in lines if line.removeprefix("# ").startswith(f"{name} =")]
+        assert any(setting.description in line for line in told), key
+
+
+def test_the_schema_is_one(outdo):
+    schema = json.loads(outdo("config", "--schema").out)
+    assert schema["type"] == "object"
+    assert schema["properties"].keys() == Recipe.model_fields.keys()
+    assert set(schema["required"]) == {"model", "data"}
+    assert schema["additionalProperties"] is False
+    references = [line.split('"')[3] for line in json.dumps(schema, indent=1).splitlines() if '"$ref"' in line]
+    assert references
+    assert {reference.removeprefix("#/$defs/") for reference in references} <= schema["$defs"].keys()
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    from outdo.trainer.export import export
+    from outdo.trainer.find_model import find
+
+    return export(find(str(run)), tmp_path_factory.mktemp("exported") / "model")
+
+
+def test_an_exported_model_is_the_newest_checkpoint_and_loads_anywhere(exported, run):
+    weights = load_file(exported / "model.safetensors")
+    saved = load_file(run / "checkpoints" / "step_000002" / "model.safetensors")
+    assert weights.keys() == saved.keys()
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)
+    AutoModelForCausalLM.from_pretrained(exported)
+    assert AutoTokenizer.from_pretrained(exported).encode("1+1=")
+    assert not {"state", "manifest.json"} & {path.name for path in exported.iterdir()}
+
+
+def test_the_card_tells_before_and_after_and_the_whole_recipe(exported, run):
+    card = (exported / "README.md").read_text(encoding="utf-8")
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    for name in ("greedy", "sampled"):
+        assert f"| {name} | {summary['before'][name]:.1%} [" in card
+    recipe = card.partition("```toml\n")[2].partition("\n```")[0]
+    assert tomllib.loads(recipe) == tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+
+
+def test_export_writes_over_nothing_and_takes_only_runs(outdo, run, exported, model, tmp_path):
+    over = outdo("export", run, exported)
+    assert (over.status, "choose a new folder" in over.error) == (2, True)
+    no_run = outdo("export", model, tmp_path / "new")
+    assert (no_run.status, "not a run folder" in no_run.error) == (2, True)
+    done = outdo("export", run, tmp_path / "best", "--best")
+    assert done.status == 0
+    assert "best" in done.out

@@ -1,0 +1,80 @@
+"""The Python of the README, and every piece alone in somebody else's loop: both run as they are printed."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_cases import chain_model
+from transformers import AutoModelForCausalLM
+
+import outdo
+from outdo.algorithms.objectives.divergences import k3
+from outdo.cli.quickstart.command import write_data
+from outdo.testing import tiny_model
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "eight_lines.py"
+PIECES = ROOT / "docs" / "pieces.md"
+
+
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_eight_lines_are_eight_statements():
+    tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    docstring = 1
+    assert len(statements) - len(imports) - docstring <= 8
+
+
+def test_eight_lines_train_a_model(tmp_path):
+    folder = tmp_path / "quickstart" / "seed-0"
+    write_data(folder, 0)
+    chain_model(folder / "warm", "7", after=":")
+    environment = os.environ | {"PYTHONPATH": str(Path(outdo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, EXAMPLE]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"step {n}" for n in range(1, 21)]
+    assert all(re.fullmatch(r"step \d+: \d+% right", line) for line in lines)
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch, capsys):
+    """What the page's programs leave behind, run one after the other in a folder with a model in it."""
+    tiny_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {}
+    for block in blocks(PIECES):
+        exec(compile(block, str(PIECES), "exec"), names)
+    return names
+
+
+def test_every_piece_works_in_a_loop_of_plain_transformers(alone, tmp_path):
+    untrained = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    moved = [name for name, weight in alone["model"].state_dict().items() if not torch.equal(weight, untrained[name])]
+    assert moved
+    batch, logits = alone["batch"], alone["logits"].detach()
+    expected = logits[:, :-1].log_softmax(-1).gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(alone["logprobs"][:, 1:].detach(), expected)
+    mask = batch.loss_mask
+    per_answer = (batch.advantages * mask).sum(1) / mask.sum(1)  # the ratio is 1 in a first pass
+    torch.testing.assert_close(alone["terms"].policy.detach(), per_answer.mean())
+
+
+def test_the_page_shows_what_the_functions_really_give(alone):
+    rewards, group = alone["rewards"], alone["group"]
+    torch.testing.assert_close(outdo.group_centred(rewards, group), torch.tensor([0.5, -0.5, 0.0, 0.0]))
+    root = 0.5**0.5
+    expected = torch.tensor([0.5 / (root + 1e-6), -0.5 / (root + 1e-6), 0.0, 0.0])
+    torch.testing.assert_close(outdo.group_standardised(rewards, group), expected)
+    assert k3 is alone["k3"]

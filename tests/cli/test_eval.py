@@ -1,0 +1,147 @@
+"""`outdo eval`: numbers that were worked out by hand, one model or two, a file's questions or a run's."""
+
+import itertools
+import json
+from fractions import Fraction
+
+import pytest
+from command_cases import chain_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outdo.trainer.evaluation import Evaluation, interval, majority, pass_at_k
+from outdo.types import FinishReason, Group, Prompt, Rollout
+
+
+@pytest.fixture(scope="module")
+def seven(tmp_path_factory):
+    """A model that answers 7."""
+    return chain_model(tmp_path_factory.mktemp("models") / "seven", "7", after="=")
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A model that answers 121212..."""
+    return chain_model(tmp_path_factory.mktemp("models") / "endless", "12", after="=", ends=False)
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory):
+    """Ten questions, the answer to eight of which is 7."""
+    path = tmp_path_factory.mktemp("data") / "ten.jsonl"
+    path.write_text(
+        "".join(json.dumps({"question": f"{n}=", "answer": "7" if n < 8 else "1"}) + "\n" for n in range(10))
+    )
+    return path
+
+
+def group(*answers, reference="7"):
+    rollouts = [
+        Rollout(
+            token_ids=(1,) * len(text),
+            loss_mask=(True,) * len(text),
+            logprobs=(0.0,) * len(text),
+            text=text,
+            reward=float(text.endswith(reference)),
+            finish_reason=FinishReason.stop,
+            policy_version=0,
+        )
+        for text in answers
+    ]
+    return Group(prompt=Prompt(id="0", text="?", token_ids=(1,)), rollouts=tuple(rollouts))
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_answer(case):
+    n, right, k = case
+    draws = list(itertools.combinations([True] * right + [False] * (n - right), k))
+    assert pass_at_k(n, right, k) == pytest.approx(float(Fraction(sum(map(any, draws)), len(draws))), abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_pass_at_k_needs_k_answers(k):
+    with pytest.raises(ValueError, match=f"pass@{k}"):
+        pass_at_k(3, 1, k)
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"),
+    [(8, 10, 0.4901625, 0.9433178), (0, 10, 0.0, 0.2775328), (10, 10, 0.7224672, 1.0), (1, 2, 0.0945312, 0.9054688)],
+)
+def test_with_one_answer_each_the_interval_is_wilsons(right, of, low, high):
+    """Worked out by (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n) with z = 1.959964."""
+    assert interval([1.0] * right + [0.0] * (of - right)) == pytest.approx((low, high), abs=1e-6)
+
+
+def test_several_answers_to_few_questions_are_not_as_sure_as_many_questions():
+    clustered = interval([1.0, 1.0, 0.0, 0.0])  # four answers each, that agree
+    agreeing = interval([0.5, 0.5, 0.25, 0.75])
+    many = interval([1.0, 0.0] * 8)
+    assert clustered[1] - clustered[0] > many[1] - many[0]
+    assert agreeing[1] - agreeing[0] < clustered[1] - clustered[0]
+
+
+def test_the_majority_is_of_numbers_and_a_draw_goes_to_the_first():
+    assert majority(group("a 7", "it is 9", "so 7.0")).text == "a 7"
+    assert majority(group("9", "7", "it is 9")).text == "9"
+    assert majority(group("8", "7")).text == "8"
+    assert majority(group("no idea", "7", "no idea ")).text == "no idea"
+
+
+def test_the_summary_of_a_small_evaluation_by_hand():
+    told = Evaluation(groups=[group("7", "9", "7"), group("9", "9", "7"), group("9", "9", "9")], k=3).summary()
+    assert told["pass@1"] == pytest.approx(3 / 9)
+    assert told["pass@3"] == pytest.approx(2 / 3)
+    assert told["maj@3"] == pytest.approx(1 / 3)
+    assert (told["n"], told["k"], told["mean_length"], told["truncated"], told["unscored"]) == (3, 3, 1.0, 0.0, 0)
+
+
+def test_of_several_answers_the_summary_has_every_power_of_two_and_all_of_them():
+    told = Evaluation(groups=[group("7", "9", "7", "9", "9", "9")], k=6).summary()
+    assert [name for name in told if name.startswith("pass@")] == ["pass@1", "pass@2", "pass@4", "pass@6"]
+    assert told["pass@2"] == pytest.approx(1 - 6 / 15)
+    assert told["pass@4"] == pytest.approx(1 - 1 / 15)
+
+
+def test_eval_counts_what_is_right(outdo, seven, ten):
+    done = outdo("eval", seven, "--data", ten, "--json")
+    told = json.loads(done.out)
+    assert told.pop("ci95") == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
+    numbers = {"pass@1": 0.8, "maj@1": 0.8, "mean_length": 2.0, "truncated": 0.0, "unscored": 0, "n": 10, "k": 1}
+    assert told == pytest.approx(numbers)
+
+
+def test_an_answer_that_does_not_end_is_counted_as_truncated(outdo, endless, ten):
+    told = json.loads(outdo("eval", endless, "--data", ten, "--max-tokens", 6, "--json").out)
+    assert (told["truncated"], told["mean_length"], told["pass@1"]) == (1.0, 6.0, 0.0)
+
+
+def test_two_models_stand_side_by_side(outdo, seven, endless, ten):
+    asked = ["eval", seven, "--against", endless, "--data", ten, "--k", 2, "--max-tokens", 6]
+    told = json.loads(outdo(*asked, "--json").out)
+    assert list(told) == [str(seven), str(endless)]
+    assert [told[str(each)]["pass@2"] for each in (seven, endless)] == pytest.approx([0.8, 0.0])
+    table = outdo(*asked).out
+    row = next(line for line in table.splitlines() if "pass@1" in line)
+    assert ("80.0%" in row, "0.0%" in row) == (True, True)
+    assert "95 % interval" in table
+
+
+def test_a_run_is_asked_its_own_held_out_questions_with_its_own_reward(outdo, run):
+    told = json.loads(outdo("eval", run, "--json").out)
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert told["n"] == 3  # eval.rows of the run's recipe
+    assert told["pass@1"] == summary["accuracy_after"]
+    assert told["ci95"] == [summary["after"]["greedy_low"], summary["after"]["greedy_high"]]
+
+
+def test_what_cannot_be_evaluated_is_said(outdo, seven, ten, tmp_path):
+    without_data = outdo("eval", seven)
+    assert without_data.status == 2
+    assert "--data FILE is needed" in without_data.error
+    several_greedy = outdo("eval", seven, "--data", ten, "--k", 4, "--temperature", 0)
+    assert several_greedy.status == 2
+    assert "--k 1" in several_greedy.error
+    missing = outdo("eval", seven, "--data", tmp_path / "nothing.jsonl")
+    assert missing.status == 2
+    assert "nothing.jsonl" in missing.error

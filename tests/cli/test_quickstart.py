@@ -1,0 +1,44 @@
+"""The quickstart from end to end, with so few steps that nothing is learnt: that is measured by the command itself."""
+
+import json
+
+import pytest
+
+from outdo.cli.quickstart import settings
+from outdo.models.optimiser import OptimiserSettings
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "QUESTIONS", 64)
+    monkeypatch.setattr(settings, "WARM_START_STEPS", 2)
+    monkeypatch.setattr(settings, "WARM_START_PAIRS", 8)
+    monkeypatch.setattr(settings, "WARM_START", OptimiserSettings(lr=1e-3))
+    recipe = settings.RECIPE
+    for usual, few in (("steps = 80", "steps = 2"), ("rows = 512", "rows = 8"), ("prompts = 32", "prompts = 2")):
+        assert usual in recipe
+        recipe = recipe.replace(usual, few)
+    monkeypatch.setattr(settings, "RECIPE", recipe)
+
+
+@pytest.mark.usefixtures("short")
+def test_the_quickstart_shows_before_and_after_and_what_to_type_next_and_keeps_its_warm_start(outdo, tmp_path):
+    home = tmp_path / "quickstart"
+    done = outdo("quickstart", "--folder", home, "--seed", 3)
+    assert done.status == 0, done.error
+    run = home / "seed-3" / "run-1"
+    for said in ("likeliest answer", "sampled at temperature 1", f"chat {run}", f"eval {run}", str(run)):
+        assert said in done.out
+    summary = json.loads((run / "summary.json").read_text())
+    accuracies = ["accuracy_before", "accuracy_after", "sampled_before", "sampled_after"]
+    assert set(summary) >= {*accuracies, "steps", "seconds", "tokens_per_second", "run"}
+    assert all(0 <= summary[name] <= 1 for name in accuracies)
+    assert summary["steps"] == 2
+
+    again = outdo("quickstart", "--folder", home, "--seed", 3)
+    assert again.status == 0, again.error
+    assert "is used again" in again.out
+    assert (home / "seed-3" / "run-2" / "summary.json").exists()
+    asked = outdo("eval", run, "--json")
+    assert asked.status == 0, asked.error
+    assert json.loads(asked.out)["n"] == 8

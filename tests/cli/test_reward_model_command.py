@@ -1,0 +1,202 @@
+"""`outdo reward-model` makes a reward model of a language model, and says how well it ranks what it has not seen."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from outdo.cli.reward_model import comparisons_from, hold_out
+from outdo.rewards.model import Comparison
+from outdo.utils.errors import Mistakes
+
+
+def answers(count, *, digits, seed=0):
+    source = random.Random(seed)
+    return [f"{source.randrange(10, 100)}{source.choice(digits)}" for _ in range(count)]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Even numbers are preferred, which nothing says."""
+    both = zip(answers(200, digits="02468"), answers(200, digits="13579"), strict=True)
+    rows = [{"prompt": f"{n}?", "chosen": good, "rejected": bad} for n, (good, bad) in enumerate(both)]
+    return write(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """Four answers to each question, those that are even worth 1."""
+    found = answers(400, digits="0123456789")
+    rows = [
+        {"id": n // 4, "prompt": f"{n // 4}?", "completion": text, "reward": 1 - int(text) % 2}
+        for n, text in enumerate(found)
+    ]
+    return write(tmp_path_factory.mktemp("data") / "scored.jsonl", rows)
+
+
+@pytest.fixture
+def reward_model(outdo, model, tmp_path):
+    """The command, with what the tests leave as it is."""
+
+    def run(data, **how):
+        settings = {"out": tmp_path / "reward", "lr": 3e-3, "steps": 60, "batch": 16, "device": "cpu", **how}
+        start = settings.pop("model", model)
+        return outdo("reward-model", start, "--data", data, *(f"--{name}={value}" for name, value in settings.items()))
+
+    return run
+
+
+@pytest.fixture
+def trained(reward_model):
+    """What it printed, having done all it was asked to."""
+
+    def run(data, **how):
+        done = reward_model(data, **how)
+        assert (done.status, done.error) == (0, "")
+        return done.out
+
+    return run
+
+
+@pytest.fixture
+def refused(reward_model):
+    """The lines in which it said what was wrong."""
+
+    def run(data, **how):
+        done = reward_model(data, **how)
+        assert (done.status, done.out) == (2, "")
+        return done.error.removeprefix("outdo: ").splitlines()
+
+    return run
+
+
+def mistakes(*arguments):
+    """What the reading of a file raises."""
+    with pytest.raises(Mistakes) as told:
+        comparisons_from(*arguments)
+    return told.value.mistakes
+
+
+def held_out_share(printed):
+    return float(re.search(r"held-out: ranks ([\d.]+)% of", printed)[1]) / 100
+
+
+def test_preferences_make_a_folder_that_transformers_ranks_with(trained, pairs, tmp_path):
+    printed = trained(pairs)
+    assert held_out_share(printed) > 0.85
+    told = [line for line in printed.splitlines() if line.startswith("step ")]
+    assert len(told) == 20
+    assert re.fullmatch(r"step 3/60  ranks [\d.]+% of 48 pairs right  loss [\d.]+", told[0])
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
+    rows = [torch.tensor([[*tokenizer.encode(f"7?{text}"), tokenizer.eos_token_id]]) for text in ("312", "311")]
+    with torch.no_grad():
+        better, worse = (float(model(row).logits) for row in rows)
+    assert better > worse
+
+
+@pytest.mark.parametrize("kind", ["scored", "regression"])
+def test_rated_answers_teach_the_same(kind, trained, scored):
+    assert held_out_share(trained(scored, kind=kind)) > 0.85
+
+
+def test_a_reward_model_is_trained_on(trained, pairs, tmp_path):
+    learnt = held_out_share(trained(pairs))
+    again = trained(pairs, model=tmp_path / "reward", out=tmp_path / "more", steps=1, lr=0.0)
+    assert held_out_share(again) == learnt
+    assert f"(before training {learnt:.1%})" in again
+
+
+def test_the_same_seed_writes_the_same_bits(trained, pairs, tmp_path):
+    printed = [trained(pairs, out=tmp_path / name, steps=4) for name in ("one", "two")]
+    assert printed[0].replace("one", "two") == printed[1]
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert first == second
+
+
+def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("outdo.cli.reward_model.RewardModel", None)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").write_text("")
+    rows = [
+        {"prompt": "1?", "chosen": "2", "rejected": "3"},
+        {"prompt": "", "chosen": "2", "rejected": "3"},
+        {"prompt": "1?", "chosen": None, "rejected": 3},
+        {"prompt": "1?", "chosen": "2"},
+    ]
+    data = write(tmp_path / "pairs.jsonl", rows)
+    told = refused(data, out=tmp_path / "mine", model=tmp_path / "modle")
+    assert [line.removeprefix(f"{data}, ") for line in told] == [
+        f"{tmp_path / 'mine'}: there is something there already; choose a new folder",
+        told[1],
+        'row 2: column "prompt" is empty',
+        'row 3: column "chosen" is null',
+        'row 3: column "rejected" is neither text nor the prompt\'s messages with one by the assistant after them',
+        'row 4: no column "rejected"',
+    ]
+    assert "no folder 'modle'" in told[1]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious"]
+
+
+def test_a_rating_that_is_no_number_is_told_by_its_row(refused, tmp_path):
+    rows = [{"prompt": "1?", "completion": "2", "reward": value} for value in (1, "0.5", "good", True)]
+    told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
+    assert [line.partition(", ")[2] for line in told] == ["row 3: column \"reward\" holds 'good', which is no number"]
+
+
+def test_columns_are_found_or_named(tmp_path):
+    data = write(tmp_path / "pairs.jsonl", [{"question": "1?", "good": "2", "bad": "3"}])
+    named = {"chosen": "good", "rejected": "bad"}
+    assert comparisons_from(str(data), "pairs", named) == [
+        Comparison(prompt="1?", completions=("2", "3"), values=(1.0, 0.0))
+    ]
+    told = mistakes(str(data), "pairs", {"chosen": "goood"})
+    assert "did you mean good?" in told[0]
+    assert "no column looks like the rejected; name it: --rejected NAME" in told[1]
+
+
+def test_the_other_kind_is_offered(scored):
+    assert mistakes(str(scored), "pairs", {})[-1].endswith("it has the columns of --kind scored")
+
+
+def test_answers_may_be_chat_messages(tmp_path):
+    asked = {"role": "user", "content": "1?"}
+    good, bad = ({"role": "assistant", "content": text} for text in "23")
+    rows = [
+        {"prompt": "1?", "chosen": [asked, good], "rejected": [bad]},
+        {"prompt": [asked], "chosen": [asked, good], "rejected": [bad]},
+    ]
+    found = comparisons_from(str(write(tmp_path / "pairs.jsonl", rows)), "pairs", {})
+    assert [each.completions for each in found] == [("2", "3")] * 2
+    assert [each.prompt for each in found] == ["1?", (asked,)]
+    other = write(tmp_path / "other.jsonl", [{"prompt": "2?", "chosen": [asked, good], "rejected": "3"}])
+    assert "row 1" in mistakes(str(other), "pairs", {})[0]
+
+
+def test_a_held_out_prompt_is_not_trained_on():
+    asked = [Comparison(prompt=f"{n % 20}", completions=(str(n), "x"), values=(1, 0)) for n in range(100)]
+    train, apart = hold_out(asked, 0.2, seed=0)
+    assert {each.prompt for each in train}.isdisjoint(each.prompt for each in apart)
+    assert len({each.prompt for each in apart}) == 4
+    assert hold_out(asked, 0.2, seed=0) == (train, apart) != hold_out(asked, 0.2, seed=1)
+    assert hold_out(asked, 0.0, seed=0) == (asked, [])
+
+
+def test_what_is_too_long_is_left_out_and_said(trained, tmp_path):
+    rows = [{"prompt": f"{n}?", "chosen": "2", "rejected": "3" * (900 if n == 3 else 1)} for n in range(6)]
+    printed = trained(write(tmp_path / "pairs.jsonl", rows), steps=1, holdout=0.0)
+    assert "left out: 1 of 6 comparisons, longer than the model's context of 512 tokens" in printed
+
+
+def test_ratings_without_any_difference_are_refused(refused, tmp_path):
+    rows = [{"prompt": f"{n}?", "completion": "2", "reward": n} for n in range(6)]
+    told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
+    assert "two answers of different reward to one prompt" in told[0]

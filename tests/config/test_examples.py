@@ -1,0 +1,32 @@
+"""The recipes in `examples/` are valid, and their preference pairs are what they seem."""
+
+from pathlib import Path
+
+import pytest
+
+from outdo.cli.reward_model import comparisons_from
+from outdo.config.file import load
+from outdo.config.rules import conflicts
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPES = sorted(EXAMPLES.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_setting_of_an_example_exists_and_has_an_effect(path):
+    mistakes, notes = conflicts(load(path, ["model=m"]))  # an unknown setting is raised by `load`
+    assert mistakes == []
+    assert [note for note in notes if "has no effect" in note] == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_an_example_says_how_it_is_started(path):
+    assert f"outdo train examples/{path.name}" in path.read_text(encoding="utf-8")
+
+
+def test_of_two_workings_the_right_one_is_preferred():
+    pairs = comparisons_from(str(EXAMPLES / "sums_pairs.jsonl"), "pairs", {})
+    assert len(pairs) == 300
+    for pair in pairs:
+        total = str(sum(map(int, pair.prompt.rstrip(":").split("+"))))
+        assert [each.rpartition("#")[2] == total for each in pair.completions] == [True, False]

@@ -1,0 +1,249 @@
+"""A recipe is read as it was written, and what is wrong with it is told in full and in plain words."""
+
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outdo.config.file import commented, dump, load, schema
+from outdo.config.recipe import Recipe, run_folder, settings
+from outdo.utils.errors import Mistakes
+
+NEEDED = ["model=m", "data.path=x.jsonl"]
+
+
+def mistakes(path, overrides=()):
+    with pytest.raises(Mistakes) as caught:
+        load(path, overrides)
+    return [line.replace(f"{path}: ", "") for line in caught.value.mistakes]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def written(text, name="recipe.toml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return written
+
+
+def test_there_are_at_most_sixty_settings_and_each_is_explained_in_one_line():
+    assert len(settings()) <= 60
+    for key, setting in settings().items():
+        assert setting.description, key
+        assert "\n" not in setting.description
+
+
+def test_overrides_lie_on_top_of_the_file(recipe):
+    path = recipe('model = "m"\n[data]\npath = "x.jsonl"\n[optim]\nlr = 1e-5\nclip_norm = 3.0\n')
+    loaded = load(path, ["optim.lr=2e-6", "sampling.stop=['\\n\\n']", "data.shuffle=false"])
+    assert (loaded.optim.lr, loaded.optim.clip_norm, loaded.data.shuffle) == (2e-6, 3, False)
+    assert loaded.sampling.stop == ("\\n\\n",)
+
+
+def test_text_needs_no_quotes_on_the_command_line():
+    loaded = load(
+        None, [*NEEDED, "run=7", "data.system=2024-01-01", "rewards=exact", "data.template={prompt}={system}"]
+    )
+    assert (loaded.run, loaded.data.system, loaded.data.template) == ("7", "2024-01-01", "{prompt}={system}")
+
+
+def test_an_empty_override_puts_the_default_back(recipe):
+    path = recipe('model = "m"\nsteps = 7\n[data]\npath = "x.jsonl"\neval_path = "y.jsonl"\n')
+    loaded = load(path, ["steps=", "data.eval_path="])
+    assert (loaded.steps, loaded.data.eval_path) == (100, None)
+
+
+@pytest.mark.parametrize("train", ["", '[train]\nobjective = "grpo"', '[train]\nobjective = {name = "grpo"}'])
+def test_an_option_of_a_piece_can_be_set_alone(recipe, train):
+    loaded = load(recipe(train), [*NEEDED, "train.objective.beta=0"])
+    assert (loaded.train.objective.name, loaded.train.objective.options) == ("grpo", {"beta": 0})
+
+
+def test_an_override_sets_one_setting_and_no_other():
+    assert load(None, [*NEEDED, "data.system=1\nseed = 5"]).seed == 0
+
+
+def test_yaml_says_the_same_as_toml(recipe):
+    yaml = recipe("model: m\ndata: {path: x.jsonl}\nrewards:\n- exact\n- {name: format, weight: 0.5}\n", "r.yaml")
+    toml = recipe('model="m"\nrewards=["exact", {name="format", weight=0.5}]\n[data]\npath="x.jsonl"')
+    assert load(yaml) == load(toml)
+
+
+def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
+    path = recipe(commented())
+    assert load(path, NEEDED) == Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}})
+    assert all(setting.description in commented() for setting in settings().values())
+    assert len(mistakes(path)) == 2  # what is required is not filled in
+
+
+def test_a_dumped_recipe_is_read_back_equal(recipe):
+    options = ["train.objective={name='grpo', clip_low=0.3}", "rewards=[{name='exact', weight=0.1}, 'format']"]
+    written = load(None, [*NEEDED, *options, "threads=2", "reference.renew.every=5"])
+    assert load(recipe(dump(written))) == written
+
+
+def test_a_schedule_is_a_name_or_a_table(recipe):
+    for text in ('"linear"', '{name = "linear"}', '{name = "linear", warmup = 0}'):
+        schedule = load(recipe(f"[optim]\nschedule = {text}"), NEEDED).optim.schedule
+        assert (schedule.name, schedule.warmup) == ("linear", 0)
+    alone = load(recipe('[optim]\nschedule = "linear"'), [*NEEDED, "optim.schedule.warmup=4"]).optim.schedule
+    assert (alone.name, alone.warmup) == ("linear", 4)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"])), st.floats(1e-300, 1e300), st.lists(st.text("a\"'\\\n\x7f\0é\t"))
+)
+def test_any_text_and_number_survives_dump_and_load(tmp_path_factory, text, lr, stop):
+    values = {"model": "m", "data": {"path": "x", "system": text}, "optim": {"lr": lr}, "sampling": {"stop": stop}}
+    written = Recipe.model_validate(values)
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    path.write_text(dump(written), encoding="utf-8", newline="")
+    assert load(path) == written
+
+
+def test_the_schema_knows_every_section():
+    assert {"model", "data", "train", "optim"} <= schema()["properties"].keys()
+
+
+def test_the_schema_accepts_a_piece_as_a_name_or_as_a_table():
+    train = schema()["$defs"]["Train"]["properties"]
+    for piece in (train["objective"], train["advantage"], schema()["properties"]["rewards"]):
+        assert [kind["type"] for kind in piece["anyOf"]][:2] == ["string", "object"]
+
+
+def test_a_run_name_lives_in_runs_and_a_path_where_it_says():
+    assert str(run_folder("first")) == "runs/first"
+    assert str(run_folder("/data/first")) == "/data/first"
+
+
+# ------------------------------------------------------------------------------------------------------------ mistakes
+
+
+def test_every_mistake_is_told_at_once(recipe):
+    path = recipe(
+        """
+        modle = "m"
+        seed = true
+        steps = 3.5
+        device = "gpu"
+        [data]
+        path = "x.jsonl"
+        [optim]
+        lrr = 3
+        lr = "1e-6"
+        schedule = {name = "cosin", warmup = -3}
+        clip_norm = inf
+        [train]
+        lr = 3
+        minibatches = 64
+        objective = {name = "grpo", clip_lo = 0.3}
+        """
+    )
+    told = mistakes(path, ["nonsense", "eval.rows=many"])
+    assert told == [
+        'command line: "nonsense": expected key=value, such as optim.lr=2e-6',
+        "model: required",
+        "seed: expected a whole number, found true",
+        "steps: expected a whole number, found 3.5",
+        "device: expected 'auto', 'cpu', 'cuda' or 'mps', found \"gpu\"",
+        "train.lr: unknown key; did you mean optim.lr?",
+        'optim.lr: expected a number, found "1e-6", which is text: take the quotes off; in YAML write 1.0e-6 for 1e-6',
+        "optim.schedule.name: expected 'constant', 'linear' or 'cosine', found \"cosin\"",
+        "optim.schedule.warmup: expected 0 or more, found -3",
+        "optim.clip_norm: expected a finite number, found inf",
+        "optim.lrr: unknown key; did you mean optim.lr?",
+        'command line: eval.rows: expected a whole number, found "many"',
+        "modle: unknown key; did you mean model?",
+        "train.objective.clip_lo: unknown option; did you mean clip_low?",
+        "train.minibatches = 64: a minibatch holds whole groups, and there are only train.prompts = 32 of them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "now"),
+    [
+        (["optim.warmup=4"], 'optim.schedule = {name = "constant", warmup = 4}'),
+        (["optim.schedule=cosine", "optim.warmup=4"], 'optim.schedule = {name = "cosine", warmup = 4}'),
+        (["optim.betas=[0.9, 0.95]"], 'optim.algorithm = {name = "adamw", betas = [0.9, 0.95]}'),
+        (["optim.eps=1e-6"], 'optim.algorithm = {name = "adamw", eps = 1e-06}'),
+        (["optim.weight_decay=0.1"], 'optim.algorithm = {name = "adamw", weight_decay = 0.1}'),
+        (["reference.every=7"], "reference.renew = {every = 7}"),
+        (["reference.mix=0.5"], "reference.renew = {every = 20, mix = 0.5}"),
+        (["reference.every=7", "reference.mix=0.5"], "reference.renew = {every = 7, mix = 0.5}"),
+    ],
+)
+def test_an_older_key_is_refused_with_the_way_it_is_written_now(recipe, overrides, now):
+    told = mistakes(None, [*NEEDED, *overrides])
+    assert all(line.endswith(f": is written {now} now") for line in told), told
+    load(recipe(now), NEEDED)  # and what is said is true
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.micro_tokens=-3", "train.micro_tokens: expected 1 or more or 'auto', found -3"),
+        ("train.micro_tokens=all", "train.micro_tokens: expected a whole number or 'auto', found \"all\""),
+        ("sampling.stop=[2.5]", "sampling.stop.0: expected text or a whole number, found 2.5"),
+        ("optim.schedule=cosin", "optim.schedule: expected 'constant', 'linear' or 'cosine', found \"cosin\""),
+        ("reference.renew.mix=0.5", "reference.renew.every: required"),
+    ],
+)
+def test_what_may_be_of_several_kinds_and_is_none_is_told_once(override, said):
+    assert mistakes(None, [*NEEDED, override]) == [f"command line: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("a = ", "r.toml", "not valid TOML"),
+        (b"\xff", "r.toml", "not UTF-8"),
+        ("a = " + "[" * 5000, "r.toml", "nested too deeply"),
+        ("#" * 1_000_001, "r.toml", "this is no recipe"),
+        ("data = 3", "r.toml", "data: expected a table of settings, found 3"),
+        ("a: &x [1]\nb: [*x, *x]", "r.yaml", "line 2: aliases (*) are not accepted"),
+        ("model: !!python/object/apply:os.system [id]", "r.yaml", "line 1: tags (!) are not accepted"),
+        ("model: m\nmodel: n", "r.yaml", "line 2: model is given twice"),
+        ("optim: {lr: 1e-6}", "r.yaml", "in YAML write 1.0e-6"),
+        ("- a\n- b", "r.yaml", "expected a table of settings"),
+        ("a: [", "r.yaml", "not valid YAML"),
+        ("x: 2024-13-99", "r.yaml", "not valid YAML"),
+        ("[" * 5000, "r.yaml", "nested too deeply"),
+        (f"seed: {'[' * 25}{']' * 25}", "r.yaml", "line 1: nested too deeply"),
+        ("1: 2", "r.yaml", "expected a name as key"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_with_the_reason(recipe, text, name, said):
+    path = recipe(text, name)
+    assert any(said in line for line in mistakes(path)), mistakes(path)
+
+
+def test_a_missing_recipe_offers_the_nearest_file(recipe, tmp_path):
+    recipe("", "recipe.toml")
+    assert mistakes(tmp_path / "recip.toml") == ["no such file; did you mean recipe.toml?"]
+    assert mistakes(tmp_path) == ["is a folder; give the recipe file in it"]
+
+
+@pytest.mark.parametrize("run", ["../elsewhere", "runs/../../x", "~", "~/x", "..", "", "a\nb", "a\0b"])
+def test_a_run_name_cannot_lead_out_of_its_folder(run):
+    with pytest.raises(ValueError, match="run"):
+        Recipe.model_validate({"model": "m", "data": {"path": "x"}, "run": run})
+
+
+@given(st.dictionaries(st.sampled_from([*settings(), "data", "train", "x.y"]), st.text() | st.integers() | st.none()))
+def test_no_override_brings_anything_but_a_recipe_or_mistakes(values):
+    with suppress(Mistakes):
+        assert isinstance(load(None, [f"{key}={value}" for key, value in values.items()]), Recipe)
+
+
+def test_reading_a_recipe_loads_neither_torch_nor_transformers():
+    heavy = "{'torch', 'transformers', 'datasets'} & sys.modules.keys()"
+    modules = (
+        "outdo.config.recipe, outdo.config.file, outdo.config.rules, outdo.data.questions, outdo.trainer.preflight"
+    )
+    program = f"import sys, {modules}; outdo.config.file.load(None, {NEEDED}); sys.exit(len({heavy}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,155 @@
+"""Settings that cannot work together are refused, and those that do nothing are said."""
+
+import pytest
+
+from outdo.config.file import load
+from outdo.config.names import OBJECTIVES
+from outdo.config.options import effective_options
+from outdo.config.recipe import Piece
+from outdo.config.rules import conflicts
+from outdo.utils.errors import Mistakes
+
+NEEDED = ["model=m", "data.path=x.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.group=1"], "train.group = 1: group_standardised compares"),
+        (["train.group=1", "train.advantage=group_centred"], "train.group = 1: group_centred compares"),
+        (["sampling.temperature=0"], "would all be the same"),
+        (["train.minibatches=33"], "only train.prompts = 32"),
+        (["eval.every=5"], "nothing to evaluate on"),
+        (["data.eval_path=y.jsonl", "data.eval_rows=5"], "data.eval_rows = 5: has no effect beside data.eval_path"),
+        (["data.limit=5", "data.eval_rows=5"], "no row of data.limit = 5 is left"),
+        (["eval.greedy=false"], "eval.greedy is false, so that this accuracy is never measured"),
+        (["eval.best=sampled", "eval.samples=0"], "eval.samples is 0, so that this accuracy is never measured"),
+        (["data.template=Question:"], "data.template: it needs {prompt}"),
+        (["data.template=Q: {prompt}", "data.system=Be brief."], "the system message stands where {system} is"),
+        (["data.template={system} {prompt}"], "the system message stands where {system} is"),
+        (["train.objective=gpro"], 'nothing is called "gpro"; did you mean gspo?'),
+        (["train.advantage=best"], "or file.py:name"),
+        (["train.objective.clip=0.2"], "train.objective.clip: unknown option"),
+        (["train.objective.clip_low='0.2'"], "train.objective.clip_low: expected a number such as 0.2"),
+        (["train.objective.beta=true"], "train.objective.beta: expected a number"),
+        (["train.objective.beta=nan"], "train.objective.beta: expected a finite number"),
+        (["train.objective.beta=inf"], "train.objective.beta: expected a finite number"),
+        (["train.advantage.eps=-1"], "train.advantage.eps: expected a finite number that is not negative"),
+        (["train.advantage.rewards=1"], "train.advantage.rewards: unknown option; it takes eps"),
+        (["train.objective={name='cispo', ratio_max=0.5}"], "a cap below 1 cuts every token"),
+        (["train.objective={name='grpo', correction={name='mask', high=0.9}}"], "a cap below 1 cuts every token"),
+        (["train.objective={name='target', weight='total'}"], "target is not made of pieces"),
+        (["train.objective=target", "train.like=trl"], "target is not a method that it has"),
+        (["train.objective.weight=tokn_mean"], 'nothing is called "tokn_mean"; did you mean token_mean?'),
+        (["train.objective.beta={start=0.1}"], "train.objective.beta.target: required"),
+        (["train.objective.beta={start=0.1, target=1.0, horizon=3}"], "train.objective.beta.horizon: unknown option"),
+        (["train.critic={name='head', seed=1.5}"], "train.critic.seed: expected a whole number such as 0, found 1.5"),
+        (["train.penalty=k1"], "train.penalty.beta: required"),
+        (["train.penalty={name='k4', beta=0.1}"], 'nothing is called "k4"'),
+        (["train.critic=heads"], 'nothing is called "heads"; did you mean head?'),
+        (["train.stop.when=1"], "train.stop.when: unknown option"),
+        (["optim.algorithm=adam"], 'nothing is called "adam"; did you mean adamw?'),
+        (["optim.algorithm.beta=0.9"], "optim.algorithm.beta: unknown option; did you mean betas?"),
+        (["optim.algorithm.betas=0.9"], "optim.algorithm.betas: expected a list such as [0.9, 0.999], found 0.9"),
+        (["optim.algorithm.betas=[0.9, true]"], "expected a number such as 0.999, found True"),
+        (["optim.algorithm.weight_decay=-1"], "expected a finite number that is not negative, found -1"),
+        (["rewards=overlong"], "rewards.overlong.cache: required"),
+        (["rewards={name='overlong', cache=3, wait=1}"], "rewards.overlong.wait: unknown option"),
+        (["train.advantage=pass_at_k", "train.advantage.k=9"], "k = 9: a group has only 8 answers"),
+        (["train.advantage=pass_at_k", "train.penalty={name='k1', beta=0.1}"], "pass_at_k asks whether a reward is 1"),
+        (
+            ["train.objective=ppo", "train.advantage.lam=1.5"],
+            "train.advantage.lam = 1.5: expected a number from 0 to 1",
+        ),
+        (["train.objective=distillation"], "without one it is the policy itself"),
+        (["train.objective=distillation", "reference.model=t", "reference.renew.every=2"], "is its teacher"),
+        (["train.objective=ppo", "train.refill=1"], "gae also learns from answers that are all rewarded alike"),
+        (["train.objective={name='grpo', surrogate={name='cispo', ratio_max=0.5}}"], "a cap below 1 cuts every token"),
+        (["train.objective={name='kl_cov', preparation='high_entropy'}"], "kl_cov is its own preparation"),
+        (["train.advantage=gdpo", "train.penalty={name='k1', beta=0.1}"], "gdpo looks at the parts of the reward"),
+        (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
+        (["rewards=[]"], "rewards: expected at least one"),
+        (["rewards=outdo.nowhere:score"], "no such Python module"),
+    ],
+)
+def test_what_cannot_work_is_refused(overrides, said):
+    with pytest.raises(Mistakes) as caught:
+        load(None, [*NEEDED, *overrides])
+    assert len(caught.value.mistakes) == 1
+    assert said in caught.value.mistakes[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "the ratio is 1, so clip_low and clip_high cannot bind"),
+        (
+            ["train.objective={name='grpo', clip_low=0.1, surrogate='unclipped'}"],
+            "train.objective.clip_low has no effect: the surrogate it belongs to is exchanged",
+        ),
+        (["train.objective={name='grpo', divergence='k1'}"], "k1 in the loss without its ratio has no gradient"),
+        (
+            ["train.objective={name='grpo', divergence='k2', kl_ratio=true}"],
+            "k2 times the ratio has the gradient of no",
+        ),
+        (["train.stop.kl=0.1"], "train.stop has no effect"),
+        (["train.objective=target"], "a single step brings few tokens to their targets"),
+        (["train.objective=rloo", "train.updates=2"], "rloo has no ratio"),
+        (["train.penalty.beta=0.1"], "KL counts twice: beta = 0.04 in the loss"),
+        (
+            ["train.objective=dapo", "train.objective.kl_ratio=true"],
+            "train.objective.kl_ratio has no effect: beta is 0",
+        ),
+        (["train.objective.entropy_weight=total"], "there is no entropy_bonus"),
+        (
+            ["train.objective=dr_grpo", "train.advantage=group_standardised"],
+            "published with the advantage group_centred",
+        ),
+        (["train.objective=dapo"], "train.refill (dynamic sampling)"),
+        (["train.objective.correction=truncate"], "the built-in engine samples from the trainer's own weights"),
+        (["train.critic=head"], "group_standardised asks for no values"),
+        (["train.objective.beta=0", "reference.renew.every=5"], "reference.renew.every = 5 has no effect"),
+        (["optim.schedule=linear", "train.updates=4", "train.stop.kl=0.1"], "train.stop may leave steps out"),
+        (["optim.schedule.warmup=100"], "optim.lr is never reached"),
+        (["checkpoint.every=101"], "saved only at the end"),
+        (["eval.every=101", "data.eval_rows=5"], "evaluated only before and after the run"),
+        (["rewards={name='exact', weight=2}"], "only the sign counts"),
+        (["rewards=['exact', {name='format', weight=0}]"], "format has the weight 0"),
+    ],
+)
+def test_what_has_no_effect_is_said(overrides, said):
+    _, notes = conflicts(load(None, [*NEEDED, *overrides]))
+    assert any(said in note for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.updates=2"],
+        ["train.minibatches=2"],
+        ["train.updates=2", "train.objective.correction={name='off_policy_rows', limit=0.1}"],
+    ],
+)
+def test_nothing_is_said_of_options_that_work(overrides):
+    assert conflicts(load(None, [*NEEDED, *overrides])) == ([], [])
+
+
+def test_a_rule_does_not_judge_a_setting_that_is_wrong_in_itself():
+    with pytest.raises(Mistakes) as caught:
+        load(None, [*NEEDED, "train.minibatches=33", "train.prompts=many"])
+    assert len(caught.value.mistakes) == 1
+
+
+def test_the_recipe_overrides_what_the_source_has_as_default():
+    options = effective_options(Piece.model_validate({"name": "grpo", "clip_low": 0.3}), OBJECTIVES)
+    assert (options["clip_low"], options["clip_high"]) == (0.3, 0.2)
+
+
+def test_the_options_of_a_users_own_piece_are_checked_without_running_it(tmp_path):
+    (tmp_path / "mine.py").write_text("raise SystemExit\ndef mine(*, sharpness, kind='a'): ...\n")
+    with pytest.raises(Mistakes) as caught:
+        load(None, [*NEEDED, f"train.objective={tmp_path}/mine.py:mine", "train.objective.kind=3"])
+    assert [line.split(": ", 2)[1:] for line in caught.value.mistakes] == [
+        ["train.objective.kind", "expected text such as 'a', found 3"],
+        ["train.objective.sharpness", f"required by {tmp_path}/mine.py:mine"],
+    ]

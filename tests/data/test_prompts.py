@@ -1,0 +1,105 @@
+"""The order of the questions: its own in every epoch, and taken up again from its position alone."""
+
+from collections.abc import Sequence
+from itertools import chain, islice
+
+import pytest
+
+from outdo.data.prompts import Prompts
+from outdo.rewards.types import Answered, Scored, judged
+from outdo.rollouts.engines.base import SamplingParams
+from outdo.rollouts.environments.single_turn import Question
+from outdo.types import Completion, FinishReason, Prompt, Request
+from outdo.utils.rng import Stream
+
+TEN = [Prompt(id=str(number), text=f"{number}?", token_ids=(number + 1,)) for number in range(10)]
+
+
+def given(prompts: Prompts, steps: int) -> list[list[str]]:
+    return [[prompt.id for prompt in batch] for batch in islice(prompts, steps)]
+
+
+def epochs(seed: int, steps: int = 10, per_step: int = 4) -> list[list[str]]:
+    asked = list(chain.from_iterable(given(Prompts(TEN, per_step=per_step, seed=seed), steps)))
+    return [asked[start : start + len(TEN)] for start in range(0, len(asked), len(TEN))]
+
+
+@pytest.mark.parametrize("per_step", [1, 4, 10, 25])  # 25: a step longer than two epochs
+def test_every_epoch_asks_each_question_once(per_step):
+    everything = sorted(prompt.id for prompt in TEN)
+    assert all(sorted(epoch) == everything for epoch in epochs(0, steps=100 // per_step, per_step=per_step))
+
+
+def test_orders_differ_by_epoch_and_by_seed():
+    orders = [tuple(epoch) for seed in range(3) for epoch in epochs(seed)]
+    assert len(set(orders)) == len(orders) == 12
+
+
+def test_the_same_seed_gives_the_same_order():
+    assert epochs(7) == epochs(7)
+
+
+def test_without_shuffling_the_order_is_the_files():
+    prompts = Prompts(TEN, per_step=4, shuffle=False)
+    assert given(prompts, 3) == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9", "0", "1"]]
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_the_position_is_all_that_has_to_be_kept(steps):
+    straight = given(Prompts(TEN, per_step=3, seed=1), 12)
+    interrupted = Prompts(TEN, per_step=3, seed=1)
+    before = given(interrupted, steps)
+    resumed = Prompts(TEN, per_step=3, seed=1)
+    resumed.load_state(interrupted.state())
+    assert before + given(resumed, 12 - steps) == straight
+
+
+def test_what_is_taken_between_two_steps_is_missing_in_the_next():
+    prompts = Prompts(TEN, per_step=3, shuffle=False)
+    steps = iter(prompts)
+    assert [prompt.id for prompt in next(steps)] == ["0", "1", "2"]
+    assert [prompt.id for prompt in prompts.take(2)] == ["3", "4"]
+    assert prompts.take(0) == []
+    assert [prompt.id for prompt in next(steps)] == ["5", "6", "7"]
+    assert prompts.state() == {"position": 8}
+
+
+def test_no_questions_are_refused():
+    with pytest.raises(ValueError, match="there are no prompts"):
+        Prompts([], per_step=1)
+
+
+class Recorder:
+    """An engine that answers everything with one token, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        self.streams += [request.stream for request in requests]
+        only = Completion(token_ids=(5,), logprobs=(-1.0,), finish_reason=FinishReason.stop, policy_version=0)
+        return [only for _ in requests]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "five"
+
+
+class Half:
+    """A reward."""
+
+    name = "half"
+
+    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+        return [judged(0.5, self.name) for _ in answered]
+
+    def close(self) -> None: ...
+
+
+def test_a_question_twice_in_one_step_never_gets_the_same_random_numbers():
+    engine, questions = Recorder(), [TEN[0], TEN[1], TEN[0]]
+    environment = Question(Half())
+    groups = environment.rollouts(engine, questions, 4, SamplingParams(), step=3, purpose="train")
+    assert [group.prompt.id for group in groups] == ["0", "1", "0"]
+    assert [len(group.rollouts) for group in groups] == [4, 4, 4]
+    assert len(set(engine.streams)) == 12
+    assert {stream.sample for stream in engine.streams if stream.prompt_id == "0"} == set(range(8))

@@ -1,0 +1,371 @@
+"""Prompts computed once and nothing padded: the same numbers as the model's own forward, one sequence at a time."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from engine_cases import (
+    SHARED,
+    VOCABULARY,
+    apart,
+    fresh,
+    gradient,
+    ragged,
+    ragged_groups,
+    rollout,
+    scorer,
+    shared,
+    tokens,
+)
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from outdo.models.attention.forward import Forward
+from outdo.models.attention.packed import pack
+from outdo.models.policy import Scorer, Work
+from outdo.testing import tiny_model
+from outdo.types import Batch, Group, Prompt
+from outdo.utils.errors import ModelError
+
+
+@pytest.fixture
+def float64_means_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models compute norms and softmaxes in float32 whatever their weights are; here in what they were given."""
+    to, softmax = Tensor.to, torch.nn.functional.softmax
+
+    def kept(tensor: Tensor, *how: object, **more: object) -> Tensor:
+        return to(tensor, *(torch.float64 if each is torch.float32 else each for each in how), **more)
+
+    monkeypatch.setattr(Tensor, "to", kept)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda scores, dim, **_: softmax(scores, dim))
+
+
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["float32", "float64"]
+)
+
+
+def by_the_model_itself(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Each row alone, without padding, through nothing of outdo's. [B, T]"""
+    found = torch.zeros(batch.token_ids.shape, dtype=model.dtype)
+    for row, length in enumerate(batch.attention_mask.sum(1).tolist()):
+        ids = batch.token_ids[row, :length]
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]).logits[0]
+        of_all = (logits / batch.temperature[row]).log_softmax(-1)
+        found[row, 1:length] = of_all[:-1].gather(-1, ids[1:, None])[:, 0]
+    return found * batch.loss_mask
+
+
+def other_model(arch: str, **changes: object) -> PreTrainedModel:
+    """A tiny model of an architecture that `outdo.testing` does not know."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **shape | changes)).eval()
+
+
+@PRECISIONS
+@pytest.mark.parametrize("arch", SHARED)
+def test_the_shared_way_equals_the_padded_in_log_probabilities_and_gradients(arch, dtype, tolerance, request):
+    if dtype == torch.float64:
+        request.getfixturevalue("float64_means_it")
+    policy, batch = shared(arch, dtype=dtype), ragged()
+    weights = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    found = {}
+    for way in ("padded", "shared"):
+        scores = scorer(policy, way).scores(batch)
+        (weights * scores.logprobs).sum().backward()
+        found[way] = (scores.logprobs.detach(), gradient(policy))
+    assert policy.forward.way == "shared"
+    torch.testing.assert_close(found["shared"][0], found["padded"][0], rtol=0, atol=tolerance)
+    assert apart(found["shared"][1], found["padded"][1]) < tolerance
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_both_ways_equal_the_model_run_on_each_sequence_alone(arch):
+    policy, batch = shared(arch), ragged()
+    expected = by_the_model_itself(policy.model, batch)
+    for way in ("shared", "padded"):
+        torch.testing.assert_close(scorer(policy, way).logprobs(batch), expected, rtol=0, atol=2e-5)
+
+
+def test_a_sliding_window_shorter_than_the_sequences_is_felt():
+    """Or the tests above would prove nothing about windows."""
+    batch, slides = ragged(), shared("mistral")
+    config = copy.deepcopy(slides.model.config)
+    config.sliding_window = None
+    sees_all = AutoModelForCausalLM.from_config(config).eval()
+    sees_all.load_state_dict(slides.model.state_dict())
+    assert (slides.logprobs(batch) - by_the_model_itself(sees_all, batch)).abs().max() > 0.1
+
+
+def test_a_prompt_is_computed_once_for_its_group():
+    batch = ragged()
+    prompts = sum(len(group.prompt.token_ids) for group in ragged_groups())
+    completions = int((batch.attention_mask.sum(1) - batch.prompt_lengths).sum())
+    assert len(pack(batch).token_ids) == prompts + completions
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mistral"])
+def test_rows_cut_out_of_their_group_keep_their_log_probabilities(arch):
+    policy, batch = shared(arch), ragged()
+    whole = policy.logprobs(batch)
+    for rows in ([1], [2], [0, 3], [3, 4], [5, 6, 9], [2, 7, 8]):
+        part = batch.rows(torch.tensor(rows))
+        expected = whole[rows][:, : part.token_ids.shape[1]]
+        torch.testing.assert_close(policy.logprobs(part), expected, rtol=0, atol=1e-5)
+
+
+def test_a_group_without_any_answer_is_scored_with_zeros():
+    batch = ragged()
+    empty = batch.rows(torch.tensor([2]))
+    unscored = batch.with_(loss_mask=torch.zeros_like(batch.loss_mask))
+    for nothing in (empty, unscored):
+        scores = shared("qwen3").scores(nothing)
+        assert not scores.logprobs.any()
+        scores.logprobs.sum().backward()
+        assert not gradient(shared("qwen3")).any()
+
+
+def test_what_is_not_trained_is_zero_and_what_is_trained_is_not():
+    batch = ragged()
+    found = shared("qwen3").logprobs(batch)
+    assert not found[~batch.loss_mask].any()
+    assert (found[batch.loss_mask] < 0).all()
+
+
+# ---------------------------------------------------------------------------------------------------- what is found out
+
+
+def test_a_model_without_attention_goes_the_padded_way_and_says_why():
+    policy = shared("mamba")
+    assert policy.forward.way == "padded"
+    assert "log-probabilities differ" in policy.forward.why
+    batch = ragged()
+    torch.testing.assert_close(policy.logprobs(batch), by_the_model_itself(policy.model, batch), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [("qwen3_moe", {"num_experts": 8, "moe_intermediate_size": 32}), ("olmoe", {"num_experts": 8})],
+)
+def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
+    """Which tokens meet at an expert changes the last bits of its products, and nothing else."""
+    model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
+    forward = Forward.probe(model)
+    assert (forward.way, forward.why) == ("shared", "")
+    found = Scorer(forward, Work()).logprobs(batch)
+    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+
+
+def test_asking_for_the_shared_way_where_it_cannot_be_had_is_an_error():
+    model, _ = tiny_model(arch="mamba")
+    with pytest.raises(ModelError, match='attention = "shared": the attention of MambaForCausalLM cannot be replaced'):
+        Forward.probe(model, "shared")
+
+
+def test_asking_for_the_padded_way_gives_it():
+    policy = fresh("qwen3", attention="padded")
+    assert (policy.forward.way, policy.forward.why) == ("padded", "as the recipe asks")
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("bloom", {"n_head": 4, "n_layer": 2}),  # distances count: ALiBi
+        ("gpt_oss", {"head_dim": 8, "num_experts_per_tok": 1, "num_local_experts": 2}),  # attention sinks
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}),  # looks at neighbours besides by attention
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "initializer_range": 0.015}),  # as yet, hardly
+    ],
+)
+def test_a_model_whose_attention_is_more_than_ours_is_found_out(arch, changes):
+    model, batch = other_model(arch, **changes), ragged()
+    forward = Forward.probe(model)
+    assert forward.way == "padded"
+    assert forward.why
+    found = Scorer(forward, Work()).logprobs(batch)
+    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+
+
+EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("llama4_text", {"attention_chunk_size": 64, "intermediate_size_mlp": 64, "head_dim": 8, **EXPERTS}),
+        ("phimoe", {"sliding_window": 64, **EXPERTS}),
+    ],
+)
+def test_a_model_that_limits_its_sight_by_a_mask_alone_is_found_out(arch, changes):
+    """The replaced attention sees no mask, and a probe of some 20 tokens would not notice a window of 64."""
+    model, group = other_model(arch, **changes), ragged_groups()[3]
+    long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
+    found = Scorer(Forward.probe(model), Work()).logprobs(long)
+    torch.testing.assert_close(found, by_the_model_itself(model, long), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("cohere", {"logit_scale": 3.0}),
+        ("granite", {"logits_scaling": 0.25}),
+        ("gemma2", {"final_logit_softcapping": 2.0, "sliding_window": 8, "head_dim": 8}),
+    ],
+)
+def test_logits_that_are_more_than_the_output_embedding_are_the_models_own(arch, changes):
+    model, batch = other_model(arch, **changes), ragged()
+    forward = Forward.probe(model)
+    assert (forward.way, forward.plain_head) == ("shared", False)
+    found = Scorer(forward, Work()).logprobs(batch)
+    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+
+
+def test_a_soft_cap_too_wide_for_the_probe_to_see_is_respected():
+    """With logits of some hundredths, a cap of 30 changes nothing that can be measured; after training it does."""
+    model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
+    forward = Forward.probe(model)
+    model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding
+    found = Scorer(forward, Work()).logprobs(batch)
+    expected = by_the_model_itself(model, batch)
+    assert expected.min() < -30
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_the_model_stays_usable_by_everybody_else(arch):
+    """The replaced attention is there for the length of a call, also of one that fails."""
+    policy = shared(arch)
+    before = policy.model.config._attn_implementation
+    ids = torch.tensor([tokens(9, 3)])
+    expected = policy.model(input_ids=ids).logits
+    policy.logprobs(ragged())
+    with pytest.raises(AttributeError):
+        policy.forward.flat(ids[0], torch.arange(9), layout=None)
+    assert policy.model.config._attn_implementation == before != "outdo"
+    assert torch.equal(policy.model(input_ids=ids).logits, expected)
+
+
+# ------------------------------------------------------------------------------------------------------- how it is laid
+
+
+def answers(*lengths: int) -> Batch:
+    """One group, a prompt of 9 tokens, answers of these lengths."""
+    rollouts = tuple(rollout(tokens(length, 50 + index)) for index, length in enumerate(lengths))
+    return Batch.from_groups([Group(prompt=Prompt(id="0", text="", token_ids=tokens(9, 4)), rollouts=rollouts)])
+
+
+def test_one_long_answer_does_not_pad_its_short_fellows():
+    packed = pack(answers(3, 90, *[5] * 14))
+    assert [part.shape for part in packed.completions] == [(1, 90), (15, 5)]
+
+
+def test_where_all_are_equally_long_nothing_is_padded():
+    packed = pack(answers(7, 7, 7))
+    assert [part.places for part in (packed.prompts, *packed.completions)] == [None, None]
+
+
+@PRECISIONS
+@pytest.mark.parametrize("lengths", [(7, 7, 7), (40, 3, 41, 4, 1)])
+def test_however_it_is_laid_the_shared_way_equals_the_padded(lengths, dtype, tolerance, request):
+    if dtype == torch.float64:
+        request.getfixturevalue("float64_means_it")
+    policy, batch = shared("mistral", dtype=dtype), answers(*lengths)  # mistral: with a window
+    found = []
+    for way in ("padded", "shared"):
+        scores = scorer(policy, way).scores(batch)
+        scores.logprobs.square().sum().backward()
+        found.append((scores.logprobs.detach(), gradient(policy)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=tolerance)
+    assert apart(found[1][1], found[0][1]) < tolerance
+
+
+# ------------------------------------------------------------------------------------------------- recomputed, narrower
+
+
+def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
+    """What the graph keeps of intermediate results; the log-probabilities and their gradient."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        scores = Scorer(forward, Work()).scores(batch)
+    scores.logprobs.square().sum().backward()
+    return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, Work()))
+
+
+@pytest.mark.parametrize("way", ["shared", "padded"])
+@pytest.mark.parametrize("arch", SHARED)
+def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
+    model = shared(arch).model
+    plain, again = (Forward.probe(model, way, recompute=recompute) for recompute in (False, True))
+    batch = ragged()
+    most, logprobs, slope = kept_bytes(plain, batch)
+    least, found, found_slope = kept_bytes(again, batch)
+    assert torch.equal(found, logprobs)
+    assert torch.equal(found_slope, slope)
+    assert least < 0.7 * most
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_model_that_marks_no_layers_cannot_compute_them_again(monkeypatch):
+    model = shared().model
+    monkeypatch.setattr("outdo.models.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
+    with pytest.raises(ModelError, match="recompute = true: Qwen3ForCausalLM does not mark"):
+        Forward.probe(model, recompute=True)
+
+
+def test_bfloat16_narrows_the_products_and_leaves_weights_and_log_probabilities_float32():
+    model, batch = shared().model, ragged()
+    wide, narrow = (Forward.probe(model, precision=precision) for precision in ("float32", "bfloat16"))
+    expected, slope = kept_bytes(wide, batch)[1:]
+    found, found_slope = kept_bytes(narrow, batch)[1:]
+    assert found.dtype == found_slope.dtype == model.dtype == torch.float32
+    assert 0 < (found - expected).abs().max() < 0.05
+    assert 0 < apart(found_slope, slope) < 0.05
+
+
+def test_a_processor_computes_in_float32_unless_asked():
+    assert not Forward.probe(shared().model).autocast
+
+
+def test_another_model_is_run_in_the_same_way():
+    policy = shared()
+    first = Forward.probe(policy.model, precision="bfloat16", recompute=True)
+    second = first.on(copy.deepcopy(policy.model))
+    assert second.model is not first.model
+    assert (second.way, second.autocast, second.recompute) == (first.way, True, True)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
+def test_compiled_layers_give_the_same_numbers():
+    model, batch = shared().model, ragged()
+    expected, slope = kept_bytes(Forward.probe(model), batch)[1:]
+    for recompute in (False, True):
+        found, found_slope = kept_bytes(Forward.probe(model, compile=True, recompute=recompute), batch)[1:]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert apart(found_slope, slope) < 1e-5
+
+
+def test_compiling_without_a_compiler_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ModelError, match=r"compile = true: needs a C\+\+ compiler, and there is neither g\+\+ nor"):
+        Forward.probe(shared().model, compile=True)

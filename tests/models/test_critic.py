@@ -1,0 +1,284 @@
+"""The critic: what it reads, what it learns, what it leaves alone; and the models it is kept with."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from engine_cases import apart, fresh, ragged, rollout, shared, tokens
+from torch import Tensor, nn
+
+from outdo.algorithms.advantages import gae, group_standardised, per_token
+from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.surrogates import clip
+from outdo.loop import train
+from outdo.models.bundle import Models, frozen
+from outdo.models.critic import Critic, own_head, own_model
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy, Work
+from outdo.storage.state_file import pack, unpack
+from outdo.testing import tiny_model
+from outdo.types import Batch, Group, Prompt, Rollout
+from outdo.utils.errors import ModelError
+
+PPO = Formula(surrogate=clip(low=0.2, high=0.2))
+BOTH = pytest.mark.parametrize("make", [own_model, own_head])
+ARCHITECTURES = pytest.mark.parametrize("arch", ["qwen3", "gemma2", "gpt2", "mamba"])  # the last is padded
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
+
+
+def shaken(critic: Critic) -> Critic:
+    """With a head that does not give 0."""
+    for weight in critic.head.parameters():
+        nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    return critic
+
+
+def saying(value: float, critic: Critic) -> Critic:
+    """One that gives the same value to every prefix."""
+    assert isinstance(critic.head, nn.Linear)
+    nn.init.constant_(critic.head.bias, value)
+    return critic
+
+
+def taught(batch: Batch, old: float | Tensor, returns: float | Tensor) -> Batch:
+    """The batch with so much as values and returns; what is not trained is NaN."""
+    nothing = torch.full(batch.token_ids.shape, torch.nan)
+    values, goal = (torch.where(batch.loss_mask, torch.as_tensor(each), nothing) for each in (old, returns))
+    return batch.with_(values=values, returns=goal, advantages=batch.loss_mask.float())
+
+
+def noise(batch: Batch, seed: int = 0) -> Tensor:
+    return torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(seed))
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+
+
+@BOTH
+@ARCHITECTURES
+def test_a_value_sees_the_tokens_before_its_own_and_no_other(make: Callable[..., Critic], arch: str) -> None:
+    critic = shaken(make(fresh(arch)))
+    prompt, answer = Prompt(id="0", text="", token_ids=tokens(5, 0)), tokens(6, 1)
+    other = (*answer[:3], answer[3] + 1, *answer[4:])
+    first, second = (
+        critic.values(Batch.from_groups([Group(prompt=prompt, rollouts=(rollout(ids),))])) for ids in (answer, other)
+    )
+    assert first[0, :5].eq(0).all()
+    assert first[0, 5:].ne(0).all()
+    torch.testing.assert_close(first[0, :9], second[0, :9])  # token 8 differs, and its value does not
+    assert (first[0, 9:] - second[0, 9:]).abs().min() > 1e-5
+
+
+@BOTH
+def test_values_are_0_outside_of_the_trained_tokens_and_everywhere_at_first(make: Callable[..., Critic]) -> None:
+    critic, batch = make(fresh()), ragged()
+    assert critic.values(batch).eq(0).all()
+    values = shaken(critic).values(batch)
+    assert values.shape == batch.loss_mask.shape
+    assert values.ne(0).equal(batch.loss_mask)
+    assert not values.requires_grad
+
+
+@BOTH
+def test_neither_values_nor_updates_depend_on_how_the_work_is_cut_up(make: Callable[..., Critic]) -> None:
+    batch = ragged()
+    found = []
+    for budget in (1, 40, 10_000):
+        critic = shaken(make(fresh(work=Work(micro_tokens=budget))))
+        values = critic.values(batch)
+        metrics = critic.update(taught(batch, values + 0.3 * noise(batch), noise(batch, 1)))
+        found.append((values, metrics, weights(critic.trained)))
+    for values, metrics, moved in found[:2]:
+        torch.testing.assert_close(values, found[2][0])
+        assert metrics == pytest.approx(found[2][1], rel=1e-4)
+        assert apart(moved, found[2][2]) < 1e-4
+
+
+# ----------------------------------------------------------------------------------------------------------- its lesson
+
+
+@pytest.mark.parametrize(
+    ("clip", "loss", "clipped"),
+    [
+        (None, (0.25 + 0.01) / 2 / 2, 0.0),  # (1 - .5)² and (1 - 1.1)²
+        (0.2, (0.25 + 0.81) / 2 / 2, 0.5),  # near its old value 0 the second would still have said .2
+    ],
+)
+def test_the_loss_by_hand(clip: float | None, loss: float, clipped: float) -> None:
+    batch = Batch.from_groups([Group(prompt=Prompt(id="0", text="", token_ids=(7,)), rollouts=(rollout((8, 9)),))])
+    batch = taught(batch, torch.tensor([[0.0, 0.9, 0.0]]), torch.tensor([[0.0, 0.5, 1.1]]))
+    critic = saying(1.0, own_model(fresh(), clip=clip))
+    metrics = critic.update(batch)
+    assert metrics["value/loss"] == pytest.approx(loss)
+    assert metrics["value/clipped"] == clipped
+    assert metrics["value/explained_variance"] == pytest.approx(0.0)  # a constant explains nothing
+    assert metrics["value/grad_norm"] > 0
+
+
+def test_where_the_clip_binds_nothing_pulls() -> None:
+    batch = taught(ragged(), 0.0, 2.0)
+    critic = saying(1.0, own_model(fresh(), clip=0.2))  # beyond .2 already, and on its way to 2
+    before = weights(critic.trained)
+    metrics = critic.update(batch)
+    assert (metrics["value/clipped"], metrics["value/grad_norm"], metrics["value/empty"]) == (1.0, 0.0, 1.0)
+    assert weights(critic.trained).equal(before)
+
+
+@pytest.mark.parametrize(("make", "lr"), [(own_model, 3e-3), (own_head, 1e-2)])
+def test_it_learns_a_constant(make: Callable[..., Critic], lr: float) -> None:
+    batch, critic = ragged(), make(fresh(), lr=lr)
+    losses = [critic.update(taught(batch, critic.values(batch), 0.7))["value/loss"] for _ in range(40)]
+    assert losses[0] == pytest.approx(0.7**2 / 2)
+    assert losses[-1] < 1e-3
+    assert (critic.values(batch)[batch.loss_mask] - 0.7).abs().max() < 0.2
+
+
+@BOTH
+def test_the_policy_is_left_as_it_is_to_the_bit(make: Callable[..., Critic]) -> None:
+    policy = fresh()
+    critic, before, version = shaken(make(policy, lr=0.1)), weights(policy.model), policy.version
+    for _ in range(2):
+        critic.update(taught(ragged(), 0.0, noise(ragged())))
+    assert weights(policy.model).equal(before)
+    assert policy.version == version
+    assert all(weight.grad is None for weight in policy.model.parameters())
+
+
+def test_a_model_of_its_own_is_trained_down_to_its_embedding() -> None:
+    critic = own_model(fresh())
+    before = {name: weight.detach().clone() for name, weight in critic.trained.named_parameters()}
+    for _ in range(2):  # the head starts at 0, and lets nothing through in the first step
+        critic.update(taught(ragged(), 0.0, noise(ragged())))
+    assert not [name for name, weight in critic.trained.named_parameters() if weight.equal(before[name])]
+
+
+def test_one_optimiser_step_is_taken_per_minibatch() -> None:
+    critic = own_head(fresh(work=Work(minibatches=3)))
+    critic.update(taught(ragged(), 0.0, noise(ragged())))
+    assert critic.optimiser.steps == 3
+
+
+def test_it_says_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="the critic needs `values`"):
+        own_head(shared()).update(ragged())
+    with pytest.raises(ValueError, match="the critic needs `returns`"):
+        own_head(shared()).update(ragged().with_(values=noise(ragged())))
+    with pytest.raises(ValueError, match="clip must be above 0"):
+        own_head(shared(), clip=0.0)
+
+
+def test_a_critic_of_another_size_but_not_of_another_vocabulary(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "small", hidden=16, layers=1)
+    critic, batch = shaken(own_model(fresh(), path=str(tmp_path / "small"))), ragged()
+    assert critic.values(batch).ne(0).equal(batch.loss_mask)
+    tiny_model(tmp_path / "other", vocab=300)
+    tokenizer = tmp_path / "other" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text(encoding="utf-8").replace("<|user|>", "<|human|>"), encoding="utf-8")
+    with pytest.raises(ModelError, match="another vocabulary than the policy"):
+        own_model(fresh(), path=str(tmp_path / "other"))
+
+
+# ----------------------------------------------------------------------------------------------------------- the models
+
+
+def answers(policy: Policy, questions: object, *, step: int) -> list[Group]:
+    """Two groups of two, different in every step."""
+    prompts = [Prompt(id=str(n), text="", token_ids=tokens(4 + n, n)) for n in range(2)]
+
+    def answer(n: int, sample: int) -> Rollout:
+        return rollout(tokens(3 + 2 * sample + n, 100 * step + 10 * n + sample), reward=float(sample))
+
+    return [Group(prompt=prompt, rollouts=(answer(n, 0), answer(n, 1))) for n, prompt in enumerate(prompts)]
+
+
+def quick(**work: int) -> Policy:
+    return fresh(optimiser=OptimiserSettings(lr=1e-3), work=Work(**work))
+
+
+@BOTH
+def test_ppo_trains_policy_and_critic_and_reports_both(make: Callable[..., Critic]) -> None:
+    policy = quick()
+    models = Models.of(policy, PPO, advantage=gae, critic=make(policy))
+    assert models.critic is not None
+    start = weights(models.critic.trained)
+    (step,) = islice(train(models, [[]], answers, gae, PPO, updates=2), 1)
+    assert step.batch.returns is not None
+    assert step.batch.values is not None
+    assert [update.tokens["logprobs"].shape for update in step.updates] == [step.batch.token_ids.shape] * 2
+    assert step.updates[0].metrics["value/loss"] > step.updates[1].metrics["value/loss"] > 0
+    assert not weights(models.critic.trained).equal(start)
+    alone = quick()
+    names = {"loss", "grad_norm", "learning_rate", "updates/refused", "updates/empty"}
+    expected = alone.update(step.batch, PPO).metrics
+    assert {name: step.updates[0].metrics[name] for name in names} == {name: expected[name] for name in names}
+
+
+def test_while_the_critic_warms_up_the_policy_stays() -> None:
+    policy = quick()
+    models = Models.of(policy, PPO, advantage=gae, critic=own_head(policy, warmup=2))
+    before = weights(policy.model)
+    moved = []
+    for step in islice(train(models, [[]] * 3, answers, gae, PPO, updates=2), 3):
+        moved.append(not weights(policy.model).equal(before))
+        assert all(bool(update.tokens) == moved[-1] and update.metrics["value/loss"] > 0 for update in step.updates)
+    assert moved == [False, False, True]
+    assert (policy.version, models.version) == (2, 8)
+
+
+@BOTH
+def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., Critic]) -> None:
+    def begin() -> Models:
+        policy = quick(minibatches=2)
+        return Models.of(policy, PPO, advantage=gae, critic=make(policy, warmup=2))
+
+    def ending(models: Models) -> Tensor:
+        assert models.critic is not None
+        return torch.cat([weights(models.policy.model), weights(models.critic.trained)])
+
+    def run(models: Models, first: int, last: int) -> Models:
+        list(train(models, [[]] * (last - first + 1), answers, gae, PPO, updates=2, start=first))
+        return models
+
+    whole = ending(run(begin(), 1, 4))
+    for killed in (1, 3):
+        half, resumed = run(begin(), 1, killed), begin()
+        resumed.load_state(unpack(*pack(half.state())))
+        resumed.policy.model.load_state_dict(half.policy.model.state_dict())  # from the checkpoint's model folder
+        assert ending(run(resumed, killed + 1, 4)).equal(whole)
+
+
+def test_models_hold_what_is_needed_and_refuse_what_is_not() -> None:
+    policy = fresh()
+    relative = per_token(group_standardised)
+    assert Models.of(policy, PPO, advantage=relative).critic is None
+    assert Models.of(policy, PPO, advantage=gae).critic is not None
+    assert Models.of(policy, PPO, advantage=gae).reference is None
+    with pytest.raises(ValueError, match="nothing needs the reference and the critic"):
+        Models.of(policy, PPO, advantage=relative, critic=own_head(policy), reference=frozen(policy))
+    with pytest.raises(ValueError, match="the saved state holds none"):
+        Models.of(policy, PPO, advantage=gae).load_state(Models(policy).state())
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gpt2"])  # the second ties its head to its embedding
+@pytest.mark.parametrize("mix", [0.25, 1.0])
+def test_a_refreshed_reference_is_mixed_from_policy_and_reference(arch: str, mix: float) -> None:
+    policy = fresh(arch)
+    models = Models(policy, frozen(policy), refresh_every=2, mix=mix)
+    assert models.reference is not None
+    before = weights(policy.model)
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(1.0)
+    models.refresh(1)
+    assert weights(models.reference.forward.model).equal(before)
+    models.refresh(2)
+    torch.testing.assert_close(weights(models.reference.forward.model), before + mix)
+    if mix == 1:
+        assert weights(models.reference.forward.model).equal(weights(policy.model))
+    with pytest.raises(ValueError, match="above 0, at most 1"):
+        Models(policy, mix=0.0)

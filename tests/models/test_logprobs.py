@@ -1,0 +1,260 @@
+"""Log-probabilities and entropies: the shift, the chunks, the temperature, and logits of minus infinity."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from toys import assert_close
+
+from outdo.models.logprobs import (
+    Entropy,
+    chunked_scores,
+    predecessors,
+    sequence_logprobs,
+    token_entropy,
+    token_logprobs,
+)
+
+VOCABULARY, HIDDEN, TOKENS = 11, 6, 13
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_logits_before_a_token_predict_it() -> None:
+    assert predecessors(4).tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sequence_logprobs_are_the_log_softmax_of_the_position_before(temperature: float) -> None:
+    logits, token_ids = noise(3, 5, VOCABULARY), ids(3, 5)
+    expected = torch.zeros(3, 5, dtype=torch.float64)
+    for b in range(3):
+        for t in range(1, 5):
+            expected[b, t] = (logits[b, t - 1] / temperature).log_softmax(-1)[token_ids[b, t]]
+    assert_close(sequence_logprobs(logits, token_ids, temperature), expected)
+
+
+def test_every_row_may_have_its_own_temperature() -> None:
+    logits, token_ids = noise(2, 4, VOCABULARY), ids(2, 4)
+    both = sequence_logprobs(logits, token_ids, torch.tensor([[0.5], [2.0]]))
+    assert_close(both[0], sequence_logprobs(logits[:1], token_ids[:1], 0.5)[0])
+    assert_close(both[1], sequence_logprobs(logits[1:], token_ids[1:], 2.0)[0])
+
+
+def test_index_0_is_0_even_where_the_model_forbids_its_token() -> None:
+    logits = torch.zeros(1, 3, 4)
+    logits[..., 2] = -math.inf  # a padding token that the model must never say
+    logprobs = sequence_logprobs(logits.requires_grad_(), torch.tensor([[2, 1, 0]]))
+    assert_close(logprobs, torch.tensor([[0.0, -math.log(3), -math.log(3)]]), tolerance=1e-6)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), logits)
+    assert gradient.isfinite().all()
+
+
+def test_a_forbidden_token_has_probability_0_and_disturbs_nobody() -> None:
+    logits = noise(4, VOCABULARY)
+    logits[:, 3] = -math.inf
+    kept = torch.cat([logits[:, :3], logits[:, 4:]], 1)
+    assert_close(token_logprobs(logits, torch.tensor([0, 1, 2, 4])), token_logprobs(kept, torch.tensor([0, 1, 2, 3])))
+    assert token_logprobs(logits[0], torch.tensor(3)) == -math.inf
+    leaf = logits.clone().requires_grad_()
+    entropy = token_entropy(leaf)
+    assert_close(entropy.detach(), token_entropy(kept))
+    (gradient,) = torch.autograd.grad(entropy.sum(), leaf)
+    assert gradient.isfinite().all()
+    assert gradient[:, 3].eq(0).all()
+
+
+def test_bfloat16_logits_are_computed_in_float32() -> None:
+    logits, token_ids = noise(3, VOCABULARY).bfloat16(), ids(3)
+    for value, expected in (
+        (token_logprobs(logits, token_ids), token_logprobs(logits.float(), token_ids)),
+        (token_entropy(logits), token_entropy(logits.float())),
+    ):
+        assert value.dtype == torch.float32
+        assert value.equal(expected)
+
+
+def test_the_entropy_is_that_of_the_whole_distribution() -> None:
+    logits = noise(7, VOCABULARY)
+    assert_close(token_entropy(logits, 0.7), torch.distributions.Categorical(logits=logits / 0.7).entropy())
+    assert_close(token_entropy(torch.zeros(1, 8)), torch.full((1,), math.log(8)), tolerance=1e-6)
+
+
+def scored(chunk: int, entropy: Entropy) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Log-probabilities, entropies, and the gradients of a mixture of both by hidden states and head."""
+    hidden = noise(TOKENS, HIDDEN, seed=2).requires_grad_()
+    matrix = noise(HIDDEN, VOCABULARY, seed=3).requires_grad_()
+    temperature = torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
+    logprobs, entropies = chunked_scores(
+        lambda rows: rows @ matrix, hidden, ids(TOKENS), temperature, entropy=entropy, chunk=chunk
+    )
+    mixture = (logprobs * noise(TOKENS, seed=4)).sum() + (entropies * noise(TOKENS, seed=5)).sum()
+    return logprobs.detach(), entropies.detach(), list(torch.autograd.grad(mixture, [hidden, matrix]))
+
+
+@given(st.integers(1, TOKENS + 2), st.sampled_from(["none", "value", "gradient"]))
+def test_chunks_change_neither_value_nor_gradient(chunk: int, entropy: Entropy) -> None:
+    assert_close(scored(chunk, entropy), scored(10**6, entropy))
+
+
+def test_chunked_scores_are_those_of_the_logits_in_one_piece() -> None:
+    logprobs, entropies, _ = scored(4, "value")
+    logits = noise(TOKENS, HIDDEN, seed=2) @ noise(HIDDEN, VOCABULARY, seed=3)
+    temperature = torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
+    assert_close(logprobs, token_logprobs(logits, ids(TOKENS), temperature))
+    assert_close(entropies, token_entropy(logits, temperature))
+
+
+def test_no_more_than_a_chunk_of_logits_exists_at_a_time() -> None:
+    seen: list[int] = []
+
+    def head(rows: Tensor) -> Tensor:
+        seen.append(len(rows))
+        return rows
+
+    hidden = noise(TOKENS, VOCABULARY).requires_grad_()
+    logprobs, _ = chunked_scores(head, hidden, ids(TOKENS), torch.ones(TOKENS), chunk=4)
+    assert seen == [4, 4, 4, 1]
+    logprobs.sum().backward()
+    assert len(seen) == 8  # the backward pass made each chunk's logits again, and kept none
+
+
+def test_an_entropy_carries_a_gradient_only_when_asked_to() -> None:
+    hidden = noise(TOKENS, VOCABULARY).requires_grad_()
+    rows = (lambda rows: rows, hidden, ids(TOKENS), torch.ones(TOKENS))
+    assert not chunked_scores(*rows, entropy="value")[1].requires_grad
+    assert chunked_scores(*rows, entropy="gradient")[1].requires_grad
+    assert chunked_scores(*rows, entropy="none")[1].eq(0).all()
+
+
+def test_scores_of_no_tokens_are_empty_and_still_belong_to_the_graph() -> None:
+    hidden = noise(0, VOCABULARY).requires_grad_()
+    logprobs, entropies = chunked_scores(lambda rows: rows, hidden, ids(0), torch.ones(0), entropy="value")
+    assert logprobs.shape == entropies.shape == (0,)
+    assert logprobs.requires_grad
+
+
+# ------------------------------------------------------------------------------------------ a head that is a linear map
+
+WORDS = 700  # more than the least part of a vocabulary that is computed at once
+
+
+def linear(dtype: torch.dtype = torch.float64, *, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(6)
+    return nn.Linear(HIDDEN, WORDS, bias=bias, dtype=dtype)
+
+
+def by_head(
+    head: nn.Linear, *, tokens: int, entropy: Entropy, chunk: int | None, coldest: float = 0.5, plain: bool = False
+) -> list[Tensor]:
+    """Log-probabilities, entropies, and the gradients of a mixture of both by hidden states and trained weights."""
+    dtype = head.weight.dtype
+    hidden = noise(tokens, HIDDEN, seed=2).to(dtype).requires_grad_()
+    token_ids = torch.randint(WORDS, (tokens,), generator=torch.Generator().manual_seed(1))
+    temperature = torch.linspace(coldest, 1.5, tokens, dtype=dtype)
+    if plain:
+        logits = head(hidden)
+        logprobs = token_logprobs(logits, token_ids, temperature)
+        entropies = token_entropy(logits if entropy == "gradient" else logits.detach(), temperature)
+        entropies = torch.zeros_like(logprobs) if entropy == "none" else entropies
+    else:
+        logprobs, entropies = chunked_scores(head, hidden, token_ids, temperature, entropy=entropy, chunk=chunk)
+    mixture = (logprobs * noise(tokens, seed=4)).sum() + (entropies * noise(tokens, seed=5)).sum()
+    trained = [hidden, *(weight for weight in head.parameters() if weight.requires_grad)]
+    return [logprobs.detach(), entropies.detach(), *torch.autograd.grad(mixture, trained)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@given(
+    tokens=st.integers(1, 40),
+    chunk=st.none() | st.integers(1, 50),
+    entropy=st.sampled_from(["none", "value", "gradient"]),
+    bias=st.booleans(),
+    coldest=st.floats(0.05, 2),
+)
+def test_a_linear_head_in_parts_is_the_plain_way(
+    dtype: torch.dtype, tolerance: float, tokens: int, chunk: int | None, entropy: Entropy, bias: bool, coldest: float
+) -> None:
+    head = linear(dtype, bias=bias)
+    how = {"tokens": tokens, "entropy": entropy, "chunk": chunk, "coldest": coldest}
+    for found, expected in zip(by_head(head, **how), by_head(head, plain=True, **how), strict=True):
+        assert (found - expected).norm() <= tolerance * expected.norm().clamp(min=1)
+
+
+@pytest.mark.parametrize("entropy", ["value", "gradient"])
+def test_the_gradient_of_a_linear_head_is_the_derivative(entropy: Entropy) -> None:
+    token_ids, temperature = torch.tensor([0, 699, 300]), torch.tensor([0.7, 1.0, 1.3], dtype=torch.float64)
+
+    def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        head = linear()
+        del head.weight
+        head.weight = weight  # a tensor, not a parameter: gradcheck moves it
+        scores = chunked_scores(head, hidden, token_ids, temperature, entropy=entropy, chunk=1)
+        return scores if entropy == "gradient" else scores[:1]
+
+    weight = linear().weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(score, (noise(3, HIDDEN).requires_grad_(), weight), fast_mode=True)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor made meanwhile holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, Tensor):
+                self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.element_size())
+        return made
+
+
+def test_a_linear_head_never_makes_more_logits_than_those_of_a_chunk() -> None:
+    tokens, chunk = 400, 150
+    head, hidden = linear(torch.float32), noise(tokens, HIDDEN).float().requires_grad_()
+    with Largest() as largest:
+        logprobs, _ = chunked_scores(head, hidden, ids(tokens), torch.ones(tokens), chunk=chunk)
+        logprobs.sum().backward()
+    assert chunk * WORDS * 0.9 < largest.numbers <= chunk * WORDS
+
+
+def test_a_frozen_head_gets_no_gradient_and_passes_it_on() -> None:
+    how = {"tokens": TOKENS, "entropy": "gradient", "chunk": None}
+    expected = by_head(linear(), **how)[2]
+    found = by_head(linear().requires_grad_(False), **how)
+    assert len(found) == 3
+    assert_close(found[2], expected)
+
+
+def test_what_is_asked_besides_does_not_change_a_bit_of_the_log_probabilities() -> None:
+    """Those measured beforehand are those of the update."""
+    head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
+    rows = (head, hidden, token_ids, torch.ones(TOKENS))
+    with torch.no_grad():
+        expected = chunked_scores(*rows)[0]
+    for entropy in ("none", "value", "gradient"):
+        assert chunked_scores(*rows, entropy=entropy)[0].equal(expected)
+
+
+def test_autocast_narrows_the_products_and_nothing_else() -> None:
+    head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, entropies = chunked_scores(head, hidden, token_ids, torch.ones(TOKENS), entropy="value")
+        logits = head(hidden)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), head.weight)
+    assert logits.dtype == torch.bfloat16
+    assert logprobs.dtype == entropies.dtype == gradient.dtype == torch.float32
+    assert_close(logprobs, token_logprobs(logits, token_ids), tolerance=1e-5)
+    assert_close(entropies, token_entropy(logits), tolerance=1e-5)
+    (expected,) = torch.autograd.grad(token_logprobs(logits, token_ids).sum(), head.weight)
+    assert (gradient - expected).norm() < 0.01 * expected.norm()

@@ -1,0 +1,143 @@
+"""Products by oneDNN are those of torch, differentiable, and a row's bits do not depend on its company."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import linear as torchs_linear
+
+from outdo.models import onednn as products
+from outdo.models.onednn import linear, product, replaced
+from outdo.trainer import cost
+
+onednn = pytest.mark.skipif(
+    not (products.X86 and torch.backends.mkldnn.is_available()), reason="oneDNN is asked on x86 processors alone"
+)
+SIDES = st.integers(1, 70)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often oneDNN was asked."""
+    calls: list[int] = []
+    plain = products._by_onednn
+    monkeypatch.setattr(products, "_by_onednn", lambda *how, **more: calls.append(1) or plain(*how, **more))
+    return calls
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=st.integers(0, 40), k=SIDES, n=SIDES, turned=st.booleans())
+def test_a_product_is_torchs(m, k, n, turned):
+    torch.manual_seed(m + k * n)
+    left = torch.randn(k, m).T if turned else torch.randn(m, k)
+    right = torch.randn(n, k).T if turned else torch.randn(k, n)
+    torch.testing.assert_close(product(left, right), left @ right, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    k=SIDES,
+    n=SIDES,
+    bias=st.booleans(),
+    x_asks=st.booleans(),
+)
+def test_a_linear_map_and_its_gradients_are_torchs(shape, k, n, bias, x_asks):
+    torch.manual_seed(len(shape) + k * n)
+    x = torch.randn(*shape, k, requires_grad=x_asks)
+    inputs = [x, torch.randn(n, k, requires_grad=True), torch.randn(n, requires_grad=True) if bias else None]
+    asked = [each for each in inputs if each is not None and each.requires_grad]
+    ours, theirs = linear(*inputs), torchs_linear(*inputs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    by = torch.randn_like(theirs)
+    for mine, other in zip(torch.autograd.grad(ours, asked, by), torch.autograd.grad(theirs, asked, by), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+@onednn
+@pytest.mark.parametrize(("k", "n"), [(64, 64), (128, 18), (128, 384), (130, 66), (512, 1024), (1024, 513)])
+def test_a_row_has_the_same_bits_in_any_company_packed_or_not(k, n):
+    layer, rows = nn.Linear(k, n, bias=False), torch.randn(300, k)
+    with torch.no_grad():
+        alone = linear(rows, layer.weight)
+        for packed in (False, True):
+            with replaced(layer, packed=packed):
+                for m in (2, 3, 4, 5, 8, 12, 31, 64, 100, 256):
+                    assert torch.equal(layer(rows[:m]), alone[:m])
+                    assert torch.equal(layer(rows[7 : 7 + m]), alone[7 : 7 + m])
+
+
+@onednn
+def test_it_is_asked_for_float32_on_a_processor_and_nothing_else(asked, monkeypatch):
+    single, double = torch.randn(4, 8), torch.randn(4, 8, dtype=torch.float64)
+    linear(single, torch.randn(3, 8))
+    product(single, torch.randn(8, 3))
+    assert len(asked) == 2
+    assert torch.equal(product(double, double.T), double @ double.T)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(single, torch.randn(3, 8)).dtype == torch.bfloat16
+    linear(torch.randn(0, 8), torch.randn(3, 8))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    linear(single, torch.randn(3, 8))
+    assert len(asked) == 2
+
+
+@onednn
+def test_a_models_linear_layers_ask_it_in_the_block_and_not_outside(asked):
+    class Other(nn.Linear):
+        """Not what it seems."""
+
+        def forward(self, input):
+            return super().forward(input) + 1
+
+    model = nn.Sequential(nn.Linear(8, 8), Other(8, 8), nn.Linear(8, 8, bias=False))
+    x = torch.randn(2, 8)
+    outside = model(x)
+    assert not asked
+    with replaced(model):
+        with replaced(model):
+            torch.testing.assert_close(model(x), outside)
+        assert len(asked) == 2
+        model(x)
+    assert len(asked) == 4
+    with pytest.raises(KeyError), replaced(model):
+        raise KeyError
+    assert torch.equal(model(x), outside)
+    assert not any("forward" in vars(layer) for layer in model)
+
+
+@onednn
+def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
+    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
+    with torch.no_grad():
+        before = layer(x)
+        with replaced(layer, packed=True):
+            torch.testing.assert_close(layer(x), before)
+        layer.weight.mul_(2.0)
+        with replaced(layer, packed=True):
+            torch.testing.assert_close(layer(x), 2 * before - layer.bias)
+            assert layer(x[:0]).shape == (0, 4)
+    packed = torch.ops.mkldnn._reorder_linear_weight
+    asked: list[Tensor] = []
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: asked.append(weight) or packed(weight)
+    )
+    for room, expected in ((layer.weight.nbytes, 1), (layer.weight.nbytes - 1, 0)):
+        monkeypatch.setattr(products, "PACKED", room)
+        asked.clear()
+        with replaced(layer, packed=True):
+            layer(x)
+        assert len(asked) == expected
+
+
+@given(rows=st.integers(1, 100_000))
+def test_few_numbers_of_rows_come_again_and_again(rows):
+    filled = products.recurring(rows)
+    assert rows <= filled < rows + max(32, rows / 16 + 1)
+    assert products.recurring(filled) == filled
+    assert len({products.recurring(each) for each in range(1024, 2048)}) == 17
+
+
+def test_the_estimate_of_memory_knows_how_much_is_packed():
+    assert cost.PACKED == products.PACKED

@@ -1,0 +1,58 @@
+"""A browser for the tests of the page, a fresh page for each, and runs and pages that several of them look at.
+
+The browser lives as long as a file of tests, not as long as the session: while it runs, so does Playwright's event
+loop, and a test elsewhere that starts its own would be refused.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browser import MISSING, chromium, launch, watched_page
+from playwright.sync_api import Browser, Page, sync_playwright
+from run_folders import write_small_run
+
+from outdo.observability.page.collect import USUAL, Shown, gather
+from outdo.observability.page.html import page as html
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        executable = chromium(playwright)
+        if executable is None:
+            (pytest.fail if os.environ.get("CI_NEEDS_BROWSER") == "1" else pytest.skip)(MISSING)
+        browser = launch(playwright, executable)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """An empty page, as wide as a desktop's. A test that uses it fails when anything was wrong in the end."""
+    with watched_page(browser) as page:
+        yield page
+
+
+@pytest.fixture(scope="session")
+def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes the page of one run, or of two, as a file."""
+
+    def write(*runs: Path, shown: Shown = USUAL) -> Path:
+        path = tmp_path_factory.mktemp("pages") / "report.html"
+        path.write_text(html([gather(run, shown) for run in runs]), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be changed."""
+    return write_small_run(tmp_path_factory.mktemp("runs") / "small")
+
+
+@pytest.fixture(scope="session")
+def small_page(page_of: Callable[..., Path], small_run: Path) -> Path:
+    return page_of(small_run)

@@ -1,0 +1,459 @@
+"""What a page shows of a run folder: the telling steps, whole groups within the budget, and never a secret."""
+
+import base64
+import fcntl
+import gzip
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy
+import pyarrow
+import pytest
+from pyarrow import parquet
+from run_folders import start_run, write_long_run, write_run, write_small_run
+
+from outdo.observability.page import read
+from outdo.observability.page.collect import Shown, alive, chosen_step, gather, news
+from outdo.observability.page.encode import unpack
+from outdo.observability.page.select import MOST_ENTRIES, STEPS, choose, select
+from outdo.observability.record import parquet as files
+from outdo.storage.run_folder import RunFolder
+from outdo.utils.errors import RunFolderError
+
+
+def header(entry: dict) -> dict:
+    return unpack(gzip.decompress(base64.b64decode(entry["blob"])))[0]
+
+
+def edit(folder: Path, name: str, change) -> None:
+    path = folder / name
+    path.write_text(change(path.read_text()))
+
+
+def texts(run: dict) -> str:
+    return "\n".join(finding["text"] for finding in run["findings"])
+
+
+# ------------------------------------------------------------------------------------------------------------ the run
+
+
+def test_metrics_are_columns_with_six_digits_and_their_words(small_run: Path):
+    run = gather(small_run)
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6]
+    assert run["metrics"]["values"]["reward"][0] is None
+    assert run["metrics"]["values"]["reward"][1:] == pytest.approx([line["reward"] for line in lines], rel=1e-5)
+    assert run["metrics"]["values"]["eval/greedy"][:2] == [0.25, None]  # before the first step, as summary.json has it
+    assert all(len(f"{value!r}") <= 12 for value in run["metrics"]["values"]["entropy"][1:])
+    assert run["words"]["reward"]["title"]
+    assert set(run["words"]["reward"]) == {"title", "what", "healthy", "otherwise", "better", "topic"}
+    assert run["recorded"] == [1, 2, 3, 4, 5, 6]
+    assert run["alive"] is False
+    assert json.loads(json.dumps(run, allow_nan=False)) == run
+
+
+def test_the_best_step_is_that_of_the_summary(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"best": {"step": 4}}))
+    assert {entry["step"]: entry["why"] for entry in gather(folder)["chosen"]}[4] == "best evaluation"
+    (folder / "summary.json").unlink()
+    edit(folder, "metrics.jsonl", lambda text: text.replace("eval/greedy", "eval/other"))
+    whys = [entry["why"] for entry in gather(folder)["chosen"]]
+    assert "highest reward" in " ".join(whys)
+
+
+def test_the_steps_where_something_happened_are_chosen_the_weightiest_first():
+    metrics = [{"step": step, "moved_right_way": 0.9 - (step == 30) * 0.5} for step in range(1, 101)]
+    metrics[49]["updates/refused"] = 1.0
+    finding = {"first": 70, "last": 80, "level": "warning", "metric": "entropy"}
+    chosen = dict(choose(range(1, 101), metrics, [finding], best=90))
+    assert list(chosen) == [1, 30, 50, 70, 90, 100]
+    assert chosen[50] == "an update was refused"
+    assert chosen[70] == "a warning begins (entropy)"
+    assert chosen[30] == "fewest tokens moved as pushed"
+    many = [{**finding, "first": step} for step in range(60, 80)]
+    assert len(choose(range(1, 101), metrics, many, best=90)) == STEPS
+
+
+def test_what_happened_at_a_step_that_was_not_recorded_is_looked_for_nearby():
+    assert choose([10, 20, 30], [], [], best=21) == [
+        (10, "first recorded"),
+        (20, "best evaluation at step 21"),
+        (30, "last recorded"),
+    ]
+    assert choose([], [{"step": 1, "reward": 1.0}], []) == []
+
+
+def test_steps_asked_for_replace_the_usual_ones(small_run: Path):
+    assert [entry["step"] for entry in gather(small_run, Shown(steps=[5, 2]))["chosen"]] == [2, 5]
+
+
+def test_a_very_long_run_has_curves_of_bounded_length(tmp_path: Path):
+    folder = start_run(tmp_path / "run", steps=9000)
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, 9001):
+            evaluated = {"eval/greedy": step / 9000} if step % 7 == 0 else {}
+            file.write(json.dumps({"step": step, "reward": step, **evaluated}) + "\n")
+    run = gather(folder)
+    steps, values = run["metrics"]["steps"], run["metrics"]["values"]
+    assert 1000 < len(steps) <= 2000
+    assert steps[-1] == 9000
+    assert values["reward"] == steps  # the last of each few
+    assert sum(value is not None for value in values["eval/greedy"]) > 1200  # a rare metric is not thinned away
+    assert "of every 5 steps" in texts(run)
+
+
+def test_news_are_only_what_came_after(small_run: Path):
+    told = news(small_run, after=4)
+    assert told["metrics"]["steps"] == [5, 6]
+    assert told["recorded"] == [1, 2, 3, 4, 5, 6]
+    assert told["chosen"] == []
+    assert set(told) == set(gather(small_run))
+
+
+# -------------------------------------------------------------------------------------------------------- the tokens
+
+
+def test_groups_are_whole_and_within_the_budget_measured_and_mixed_first(tmp_path: Path):
+    folder = write_run(tmp_path / "run", steps=1, groups=6, group_size=8, length=24)
+    table = files.read(folder, 1)
+    whole = {g: sum(len(row["token_ids"]) for row in table.to_pylist() if row["group"] == g) for g in range(6)}
+    rows = select(folder, 1, tokens=sum(whole.values()) // 2)
+    shown = rows.table["group"].to_pylist()
+    assert rows.groups == 6
+    assert rows.cut is None
+    assert 0 < sum(whole[g] for g in set(shown)) <= sum(whole.values()) // 2
+    assert all(shown.count(g) == 8 for g in set(shown))
+    measured = {row["group"] for row in table.to_pylist() if row["measured"]}
+    assert set(shown) & measured
+    one = set(select(folder, 1, groups=1).table["group"].to_pylist())
+    rewards = {row["reward"] for row in table.to_pylist() if row["group"] in one} - {None}
+    assert one <= measured
+    assert len(rewards) > 1
+
+
+def test_a_group_that_tells_more_comes_first(tmp_path: Path):
+    folder = write_run(tmp_path / "run", steps=1, groups=4, group_size=2, length=24)
+    table = files.read(folder, 1)
+    told = {"measured": [False] * 4 + [True] * 4, "reward": [0.0, 0.0, 1.0, 0.0] * 2}
+    for name, values in told.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pyarrow.array(values, table.schema.field(name).type))
+    files.write(folder, 1, table)
+    shown = [set(select(folder, 1, groups=groups).table["group"].to_pylist()) for groups in (1, 2, 3, 4)]
+    assert shown == [{3}, {2, 3}, {1, 2, 3}, {0, 1, 2, 3}]
+
+
+def test_the_budget_is_shared_by_the_steps(small_run: Path):
+    entries = gather(small_run, Shown(tokens=900))["chosen"]
+    lengths = [sum(row["length"] for row in header(entry)["rows"]) for entry in entries]
+    assert len(entries) > 1
+    assert sum(lengths) <= 900
+    assert all(entry["groups_in_all"] == 4 for entry in entries)
+
+
+def test_where_one_group_is_longer_than_the_page_its_completions_are_cut(small_run: Path):
+    rows = select(small_run, 1, tokens=80)
+    assert rows.cut == 10
+    assert all(len(ids) <= 10 for ids in rows.table["token_ids"].to_pylist())
+    entry = gather(small_run, Shown(steps=[1], tokens=80))["chosen"][0]
+    assert "cut to 10 tokens" in entry["why"]
+    table = files.read(small_run, 1)
+    first = header(entry)["rows"][0]
+    number = header(entry)["groups"][0]["number"]
+    ids = next(row["token_ids"] for row in table.to_pylist() if row["group"] == number)
+    assert [header(entry)["vocabulary"][i][0] for i in _tokens(entry)[: first["length"]]] == ids[: first["length"]]
+
+
+def _tokens(entry: dict) -> list[int]:
+    return unpack(gzip.decompress(base64.b64decode(entry["blob"])))[1]["token"].astype(int).tolist()
+
+
+def test_long_prompts_are_bounded_too(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    table = files.read(folder, 1)
+    long = pyarrow.array([[1] * 50_000] * len(table), pyarrow.list_(pyarrow.int32()))
+    pieces = pyarrow.array([["x"] * 50_000] * len(table), pyarrow.list_(pyarrow.string()))
+    table = table.set_column(table.schema.get_field_index("prompt_token_ids"), "prompt_token_ids", long)
+    table = table.set_column(table.schema.get_field_index("prompt_pieces"), "prompt_pieces", pieces)
+    files.write(folder, 1, table)
+    assert len(set(select(folder, 1).table["group"].to_pylist())) == 1
+
+
+def test_a_large_record_needs_memory_for_one_column_at_a_time(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    small = files.read(folder, 1)
+    n, length = 64, 4096
+    numbers = numpy.arange(n, dtype=numpy.int32)
+    lists = pyarrow.list_(pyarrow.float32())
+    values = pyarrow.ListArray.from_arrays(
+        numpy.arange(n + 1, dtype=numpy.int32) * length, pyarrow.array(numpy.random.rand(n * length), pyarrow.float32())
+    )
+    whole = n * length * 4
+    ids = pyarrow.ListArray.from_arrays(values.offsets, pyarrow.array(numpy.ones(n * length, numpy.int32)))
+    pieces = pyarrow.ListArray.from_arrays(values.offsets, pyarrow.array(["x"] * (n * length)))
+    names = [name for name in small.column_names if small[name].type == lists]
+    assert len(names) >= 10
+    columns = {"group": numbers // 8, "rollout": numbers % 8, "token_ids": ids, "pieces": pieces}
+    table = pyarrow.table({**columns, **dict.fromkeys(names, values)})
+    files.write(folder, 1, table.replace_schema_metadata(small.schema.metadata))
+    del table, columns, ids, pieces
+    before = pyarrow.total_allocated_bytes()
+    tracemalloc.start()
+    peak_before = pyarrow.default_memory_pool().max_memory()
+    rows = select(folder, 1, tokens=length * 8)
+    tracemalloc.stop()
+    assert len(rows.table) == 8
+    kept = pyarrow.total_allocated_bytes() - before
+    assert kept < 0.5 * whole * len(names)
+    assert pyarrow.default_memory_pool().max_memory() - peak_before < 6 * whole
+
+
+def test_one_step_for_a_page_that_is_open(small_run: Path):
+    entry = chosen_step(small_run, 3)
+    assert entry is not None
+    assert header(entry)["step"] == 3
+    assert chosen_step(small_run, 99) is None
+
+
+# ------------------------------------------------------------------------------------------- what is damaged or missing
+
+
+def test_a_damaged_record_is_left_out_and_the_page_says_so(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    path = files.path_of(folder, 6)
+    path.write_bytes(path.read_bytes()[:-40])
+    run = gather(folder)
+    assert 6 not in [entry["step"] for entry in run["chosen"]]
+    assert 1 in [entry["step"] for entry in run["chosen"]]
+    assert "The tokens of step 6 are left out" in texts(run)
+    assert path.name in texts(run)
+    with pytest.raises(RunFolderError, match=path.name):
+        chosen_step(folder, 6)
+
+
+def test_a_record_whose_columns_do_not_fit_is_left_out(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    table = files.read(folder, 6)
+    empty = pyarrow.array([[1.0]] * len(table), pyarrow.list_(pyarrow.float32()))
+    files.write(folder, 6, table.set_column(table.schema.get_field_index("entropy"), "entropy", empty))
+    assert "entropy has not one entry for each token" in texts(gather(folder))
+    files.write(folder, 6, table.drop_columns(["pieces"]))
+    assert "no column pieces" in texts(gather(folder))
+    files.write(folder, 6, table.set_column(table.schema.get_field_index("group"), "group", pyarrow.nulls(len(table))))
+    assert "The tokens of step 6 are left out" in texts(gather(folder))
+
+
+def test_a_damaged_line_and_half_a_line_are_left_out(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    edit(folder, "metrics.jsonl", lambda text: '{"reward": 1}\nnonsense\n' + text + '{"step": 7, "rew')
+    run = gather(folder)
+    assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6]
+    assert "line 2: not a JSON object" in texts(run)
+    assert "1 lines without a step" in texts(run)
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path: Path):
+    folder = start_run(tmp_path / "run", steps=2)
+    lines = [
+        '{"step": 2, "reward": NaN, "kl": 1e999, "note": "text", "big": 1%s}' % ("0" * 400),
+        '{"step": 1, "kl": 2}',
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert gather(folder)["metrics"] == {"steps": [1, 2], "values": {"kl": [2.0, None]}}
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[1, 2]", b" " * 1_000_001])
+def test_a_damaged_small_file_is_told_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes):
+    folder = write_small_run(tmp_path / "run")
+    (folder / name).write_bytes(content)
+    run = gather(folder)
+    assert f"{name} cannot be read" in texts(run)
+    assert len(run["chosen"]) > 1
+
+
+def test_a_run_that_outdo_did_not_make_is_shown(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    for name in ("recipe.toml", "environment.json", "summary.json"):
+        (folder / name).unlink()
+    run = gather(folder)
+    assert len(run["chosen"]) > 1
+    assert ["method", "grpo"] in run["about"]
+    assert ["model", "models/small"] in run["about"]
+
+
+def test_an_empty_folder_is_an_empty_page(tmp_path: Path):
+    run = gather(tmp_path)
+    assert run["metrics"] == {"steps": [], "values": {}}
+    assert run["chosen"] == run["recorded"] == []
+
+
+# -------------------------------------------------------------------------------------------------- about, and secrets
+
+
+def test_it_says_what_the_run_is(small_run: Path):
+    about = dict(gather(small_run)["about"])
+    assert about["method"] == "grpo"
+    assert about["model"] == "models/small"
+    assert about["data"] == "questions.jsonl"
+    assert about["seed"] == "0"
+    assert about["torch"] == "2.13.0"
+
+
+def test_no_secret_is_shown(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    edit(
+        folder,
+        "recipe.toml",
+        lambda text: (
+            text.replace('"models/small"', '"https://me:hunter2@host/m?token=hunter2&rev=1"').replace(
+                '"questions.jsonl"', '"s3://bucket/hf_abcdefghijklmnop/questions.jsonl"'
+            )
+            + '\n[hub]\ntoken = "hunter2"\n[[judges]]\nname = "judge.py:score"\napi_key = "hunter2"\n'
+        ),
+    )
+    environment = json.loads((folder / "environment.json").read_text())
+    changed = {**environment, "command": ["outdo", "--api-key", "hunter2"], "API_KEY": "hunter2"}
+    (folder / "environment.json").write_text(json.dumps(changed))
+    told = json.dumps(gather(folder))
+    assert "hunter2" not in told
+    assert "abcdefghijklmnop" not in told
+    assert "https://***@host/m?***" in told
+
+
+# ------------------------------------------------------------------------------------------------------------- alive
+
+
+def test_a_run_is_alive_while_a_process_holds_its_folder(tmp_path: Path):
+    assert not alive(tmp_path / "nowhere")
+    folder = write_small_run(tmp_path / "run")
+    assert not alive(folder)
+    with RunFolder(folder):
+        assert alive(folder)
+        assert gather(folder)["alive"]
+        assert news(folder, after=0)["alive"]
+    assert not alive(folder)
+
+
+def test_the_lock_of_a_dead_process_or_of_a_finished_run_is_not_even_asked(tmp_path: Path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fcntl, "flock", lambda *_: asked.append(1))
+    (tmp_path / "lock").write_text("")
+    assert not alive(tmp_path)
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    (tmp_path / "lock").write_text(json.dumps({"pid": dead, "host": os.uname().nodename}))
+    assert not alive(tmp_path)
+    assert not asked
+    (tmp_path / "lock").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
+    assert not alive(tmp_path)  # another process has its number
+    assert asked
+
+
+def test_a_summary_of_anything_is_borne(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    for before in ("text", [1], {"greedy": "text"}, {"greedy": None}):
+        (folder / "summary.json").write_text(json.dumps({"before": before, "best": before}))
+        assert gather(folder)["metrics"]["steps"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_asking_leaves_the_folder_free(tmp_path: Path):
+    (tmp_path / "lock").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
+    assert not alive(tmp_path)
+    RunFolder(tmp_path).close()
+
+
+def test_a_long_run_is_gathered_with_its_last_step(tmp_path: Path):
+    run = gather(write_long_run(tmp_path / "run"))
+    assert run["recorded"] == [1, 500, 1000]
+    assert len(run["metrics"]["steps"]) == 1001
+    assert [entry["step"] for entry in run["chosen"]][-1] == 1000
+
+
+# ------------------------------------------------------------------------------ within bounds, and within the folder
+
+
+def elsewhere(tmp_path: Path, folder: Path, name: str) -> None:
+    """Put a link in the place of a file of the run, to where it now is: outside."""
+    outside = tmp_path / "outside"
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+
+
+def test_a_record_that_leads_out_of_the_folder_is_not_read(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    elsewhere(tmp_path, folder, "tokens/step_000006.parquet")
+    run = gather(folder)
+    assert 6 not in [entry["step"] for entry in run["chosen"]]
+    assert "leads out of the run folder" in texts(run)
+    with pytest.raises(RunFolderError, match="leads out of the run folder"):
+        chosen_step(folder, 6)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tokens"])
+def test_neither_metrics_nor_all_records_are_read_elsewhere(tmp_path: Path, name: str):
+    folder = write_small_run(tmp_path / "run")
+    elsewhere(tmp_path, folder, name)
+    with pytest.raises(RunFolderError, match="leads out of the run folder"):
+        gather(folder) if name == "metrics.jsonl" else chosen_step(folder, 6)
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
+def test_a_table_elsewhere_is_left_out(tmp_path: Path, name: str):
+    folder = write_small_run(tmp_path / "run")
+    elsewhere(tmp_path, folder, name)
+    assert f"{name} cannot be read" in texts(gather(folder))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    files.path_of(folder, 6).unlink()
+    os.mkfifo(files.path_of(folder, 6))
+    assert "is no file" in texts(gather(folder))
+
+
+def test_a_line_of_any_length_is_borne(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    long = '{"step": 7, "x": "' + "a" * 3_000_000 + '"}\n{"step": 8, "reward": 0.5}\n{"step": 9, "reward": '
+    edit(folder, "metrics.jsonl", lambda text: text + long)
+    run = gather(folder)
+    assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert "line 7: not a JSON object, or too long a one" in texts(run)
+
+
+def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 2001)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    for name in ("LARGEST_METRICS", "FARTHEST_BACK"):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(read, name, 1000)
+            run = gather(tmp_path)
+        steps = run["metrics"]["steps"]
+        assert 20 < len(steps) < 40
+        assert steps == [*range(steps[0], 2001)]
+        assert "metrics.jsonl is very large" in texts(run)
+
+
+def test_a_run_of_very_many_metrics_shows_some(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"m{n}": 1.0 for n in range(5000)}}) + "\n")
+    run = gather(tmp_path)
+    assert len(run["metrics"]["values"]) == 1000
+    assert "Of 5,000 metrics 1,000 are shown" in texts(run)
+
+
+def test_a_small_file_of_a_huge_column_is_not_read(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    table = files.read(folder, 6)
+    n = MOST_ENTRIES + 1
+    values = pyarrow.ListArray.from_arrays(pyarrow.array([0, n], pyarrow.int32()), numpy.zeros(n, numpy.int8))
+    bomb = pyarrow.table({"group": [0], "token_ids": values}).replace_schema_metadata(table.schema.metadata)
+    parquet.write_table(bomb, files.path_of(folder, 6), compression="zstd")
+    assert files.path_of(folder, 6).stat().st_size < 100_000
+    with pytest.raises(RunFolderError, match=f"has {n:,} entries .* too many to be shown"):
+        chosen_step(folder, 6)

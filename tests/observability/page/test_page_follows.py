@@ -1,0 +1,99 @@
+"""A page that follows: both of two runs, the tokens of each new step, and what a resumed run does anew."""
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from browser import hook, watched_page
+from playwright.sync_api import Browser, Page, expect
+from run_folders import add_step, start_run
+
+from outdo.observability.page.server import app
+
+STEPS = 8
+PATIENCE = 10_000  # milliseconds; the page asks every two seconds
+
+
+def begun(folder: Path, *, steps: int = 3) -> Path:
+    """A run that is at its third step."""
+    start_run(folder, steps=STEPS)
+    for step in range(1, steps + 1):
+        add_step(folder, step, steps=STEPS)
+    return folder
+
+
+@contextmanager
+def followed(browser: Browser, *runs: Path) -> Iterator[Page]:
+    """The page of `runs`, served and open. In the end nothing was wrong: no request was answered with an error."""
+    token = secrets.token_urlsafe(8)
+    server = uvicorn.Server(uvicorn.Config("", host="127.0.0.1", port=0, log_level="critical", ws="none"))
+    sockets = [server.config.bind_socket()]
+    port = sockets[0].getsockname()[1]
+    server.config.app = app(runs, port=port, token=token)
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{port}/"
+    try:
+        with watched_page(browser, allowed=url) as page:
+            page.goto(f"{url}?token={token}")
+            hook(page, "token").first.wait_for()
+            yield page
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def back_to(folder: Path, step: int) -> None:
+    """As a resume leaves a run: nothing after `step` is known any more."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+    for later in range(step + 1, STEPS + 1):
+        (folder / "tokens" / f"step_{later:06d}.parquet").unlink(missing_ok=True)
+
+
+def test_two_runs_are_followed_both_and_either_ones_new_step_can_be_opened(browser: Browser, tmp_path: Path):
+    one, other = begun(tmp_path / "one"), begun(tmp_path / "other")
+    with followed(browser, one, other) as page:
+        add_step(one, 4, steps=STEPS)
+        expect(page.get_by_text("step 3 of 4")).to_be_visible(timeout=PATIENCE)
+        add_step(other, 4, steps=STEPS)
+        add_step(other, 5, steps=STEPS)
+        page.locator("#steps").get_by_role("button", name="other").click()
+        expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
+        page.get_by_label("Another recorded step").select_option("5")
+        expect(hook(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        expect(hook(page, "token").first).to_be_visible()
+
+
+def test_after_a_resume_the_steps_made_anew_take_the_place_of_the_old(browser: Browser, tmp_path: Path):
+    run = begun(tmp_path / "run", steps=5)
+    with followed(browser, run) as page:
+        expect(page.get_by_text("step 5 of 5")).to_be_visible()
+        before = hook(page, "rollout").first.inner_text()
+        back_to(run, 3)
+        expect(page.get_by_text("step 3 of 3")).to_be_visible(timeout=PATIENCE)
+        for step in (4, 5):
+            add_step(run, step, steps=STEPS, seed=7)
+        expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
+        page.get_by_label("Another recorded step").select_option("5")
+        expect(hook(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        expect(hook(page, "token").first).to_be_visible()
+        assert hook(page, "rollout").first.inner_text() != before
+
+
+def test_a_resume_that_was_overtaken_before_the_page_asked_is_seen(browser: Browser, tmp_path: Path):
+    run = begun(tmp_path / "run", steps=4)
+    with followed(browser, run) as page:
+        before = hook(page, "rollout").first.inner_text()
+        back_to(run, 2)
+        for step in (3, 4, 5):
+            add_step(run, step, steps=STEPS, seed=7)
+        expect(page.get_by_text("step 4 of 5")).to_be_visible(timeout=PATIENCE)
+        expect(hook(page, "step-button", step=4)).to_have_attribute("aria-pressed", "true", timeout=PATIENCE)
+        expect(hook(page, "rollout").first).not_to_have_text(before)
+        assert hook(page, "rollout").first.inner_text() != before

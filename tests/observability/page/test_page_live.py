@@ -1,0 +1,75 @@
+"""While a run is alive its page follows it, without being loaded again; when the server is gone the page says so."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import hook, watched_page
+from playwright.sync_api import Browser, expect
+from run_folders import add_step, start_run
+
+from outdo.storage.run_folder import RunFolder
+
+STEPS = 8
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Path]:
+    """A run that is at its third step, held by this process as a run that trains is."""
+    folder = start_run(tmp_path / "growing", steps=STEPS)
+    for step in (1, 2, 3):
+        add_step(folder, step, steps=STEPS)
+    with RunFolder(folder):
+        yield folder
+
+
+@pytest.fixture
+def server(growing: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "outdo.cli.main", "inspect", str(growing)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    """Where the server says that it can be reached."""
+    assert server.stdout
+    said = ""
+    for line in server.stdout:
+        said += line
+        if found := re.search(r"http://127\.0\.0\.1:\d+/\?token=[\w-]+", line):
+            return found[0]
+    raise AssertionError(f"no address in what it said:\n{said}")
+
+
+def test_the_page_follows_a_growing_run(browser: Browser, growing: Path, server: subprocess.Popen[str]):
+    url = address(server)
+    with watched_page(browser, allowed=url.partition("?")[0]) as page:
+        page.goto(url)
+        page.evaluate("() => { window.loadedOnce = true }")
+        expect(page.get_by_text("step 3 of 3")).to_be_visible()
+        for step in (4, 5):
+            add_step(growing, step, steps=STEPS)
+            expect(page.get_by_text(f"step 3 of {step}")).to_be_visible(timeout=10_000)
+        page.get_by_label("Another recorded step").select_option("5")
+        expect(hook(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        expect(hook(page, "token").first).to_be_visible()
+        assert page.evaluate("() => window.loadedOnce")
+
+
+def test_a_page_whose_server_is_gone_says_so_and_stays(browser: Browser, server: subprocess.Popen[str]):
+    page = browser.new_page()  # not a watched one: Chromium itself writes of a refused connection to the console
+    failures: list[str] = []
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    page.goto(address(server))
+    before = hook(page, "live-state").inner_text()
+    server.kill()
+    server.wait()
+    expect(hook(page, "live-state")).not_to_have_text(before, timeout=15_000)
+    assert hook(page, "token").first.is_visible()
+    assert not failures
+    page.close()

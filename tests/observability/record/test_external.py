@@ -1,0 +1,209 @@
+"""A loop that is not outdo's writes the record that outdo would have written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outdo.algorithms.advantages import group_standardised, per_token
+from outdo.algorithms.objectives.presets import dapo
+from outdo.loop import train
+from outdo.models.bundle import Models
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy
+from outdo.observability.metrics import step_metrics
+from outdo.observability.record import parquet
+from outdo.observability.record.external import record_step, rewind
+from outdo.observability.record.movement import moved_metrics
+from outdo.observability.record.table import COLUMNS, table
+from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.tokens import token_record
+from outdo.storage.run_folder import read_metrics
+from outdo.testing import tiny_model
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step
+from outdo.utils.errors import Mistakes, RunFolderError
+
+TOKENIZER = tiny_model()[1]
+
+
+def answered(policy: Policy, questions: Sequence[Prompt], *, step: int) -> list[Group]:
+    """Three answers to every question, the first of them right."""
+    return [
+        Group(
+            prompt=question,
+            rollouts=tuple(
+                Rollout(
+                    token_ids=tuple(TOKENIZER.encode(text)),
+                    loss_mask=(True,) * len(text),
+                    logprobs=(-1.0,) * len(text),
+                    text=text,
+                    reward=float(n == 0),
+                    reward_parts={"exact": float(n == 0)},
+                    finish_reason=FinishReason.length if n == 2 else FinishReason.stop,
+                    policy_version=0,
+                )
+                for n, text in enumerate(("42", "7", "nothing"))
+            ),
+        )
+        for question in questions
+    ]
+
+
+def one_step() -> tuple[Step, Tensor]:
+    """A step of outdo's own loop, and log πθ after it."""
+    policy = Policy(*tiny_model(), optimiser=OptimiserSettings(lr=1e-2))
+    texts = ("What is 6 * 7?", "And 21 + 21?")
+    questions = [Prompt(id=text, text=text, token_ids=tuple(TOKENIZER.encode(text)), answer="42") for text in texts]
+    step = next(train(Models(policy=policy), [questions], answered, per_token(group_standardised), dapo()))
+    return step, policy.logprobs(step.batch)
+
+
+def completions_of(values: Tensor, batch: Batch) -> list[list[float]]:
+    """A list for each completion."""
+    rows = zip(values, batch.prompt_lengths.tolist(), batch.attention_mask.sum(1).tolist(), strict=True)
+    return [row[start:end].tolist() for row, start, end in rows]
+
+
+def recorded(folder: Path, order: Sequence[int], step: Step, new: Tensor, **changes: Any) -> Path:
+    """The same step through the plain function, its completions in any order."""
+    rows = [(group.prompt, each) for group in step.groups for each in group.rollouts]
+    batch = step.batch
+    assert batch.advantages is not None
+    assert step.update is not None
+    given: dict[str, Any] = {
+        "prompts": [prompt.token_ids for prompt, _ in rows],
+        "completions": [each.token_ids for _, each in rows],
+        "rewards": [each.reward for _, each in rows],
+        "answers": [prompt.answer for prompt, _ in rows],
+        "truncated": [each.finish_reason is FinishReason.length for _, each in rows],
+        "rollout_logprobs": [each.logprobs for _, each in rows],
+        "advantages": completions_of(batch.advantages, batch),
+        "old_logprobs": completions_of(step.update.tokens["logprobs"], batch),
+        "entropy": completions_of(step.update.tokens["entropy"], batch),
+        "new_logprobs": completions_of(new, batch),
+    }
+    shuffled = {name: [values[place] for place in order] for name, values in given.items()}
+    parts = {"exact": [rows[place][1].reward for place in order]}
+    return record_step(folder, step=1, tokenizer=TOKENIZER, reward_parts=parts, objective=dapo(), **shuffled | changes)
+
+
+def test_the_record_and_the_metrics_are_those_of_outdos_own_loop(tmp_path: Path) -> None:
+    step, new = one_step()
+    record = token_record(step, dapo(), new)
+    own = table(step, record, Spelling(TOKENIZER), about={})
+    assert recorded(tmp_path, range(6), step, new) == parquet.path_of(tmp_path, 1)
+    found = parquet.read(tmp_path, 1)
+    assert found.schema.names == own.schema.names
+    for name in own.schema.names:
+        if name != "prompt_id":  # a foreign prompt is named after its tokens
+            for a, b in zip(found[name].to_pylist(), own[name].to_pylist(), strict=True):
+                assert a == (pytest.approx(b, abs=1e-7) if name in {*COLUMNS, "advantage"} else b), name
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    expected = step_metrics(step) | moved_metrics(record, step.batch)
+    of_update = expected.keys() - line.keys()
+    assert {name for name in of_update if not name.startswith("updates/")} <= step.updates[0].metrics.keys()
+    assert not {name for name in line if name.startswith("updates/")}  # nothing is known of another loop's updates
+    assert line == {"step": 1} | {name: pytest.approx(expected[name]) for name in line if name != "step"}
+    assert {"reward", "moved_right_way", "attained"} <= line.keys()
+
+
+def test_completions_of_a_prompt_are_a_group_wherever_they_stand(tmp_path: Path) -> None:
+    step, new = one_step()
+    recorded(tmp_path / "a", range(6), step, new)
+    recorded(tmp_path / "b", [0, 3, 1, 4, 2, 5], step, new)
+    assert parquet.read(tmp_path / "b", 1).to_pylist() == parquet.read(tmp_path / "a", 1).to_pylist()
+
+
+def test_texts_and_rewards_are_enough(tmp_path: Path) -> None:
+    record_step(
+        tmp_path,
+        step=3,
+        tokenizer=TOKENIZER,
+        prompts=["2 + 2 = ", "2 + 2 = "],
+        completions=["4", "über 😀"],
+        rewards=[1.0, None],
+        metrics={"mine": 0.5},
+    )
+    found = parquet.read(tmp_path, 3)
+    assert found["text"].to_pylist() == ["4", "über 😀"]
+    assert found["reward"].to_pylist() == [1.0, None]
+    assert found["verdict"].to_pylist() == ["ok", "failed"]
+    assert found["clip"].to_pylist()[0] == ["untrained"]
+    assert found["rollout_logprobs"].to_pylist()[0] == [None]
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line["reward"] == 1.0
+    assert line["mine"] == 0.5
+    assert None not in line.values()
+
+
+def test_padded_tensors_and_one_advantage_a_completion_will_do(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tokenizer": TOKENIZER, "prompts": ["a", "a"], "completions": ["4", "123"]}
+    padded = torch.tensor([[-1.0, 9.0, 9.0], [-1.0, -2.0, -3.0]])
+    record_step(tmp_path, step=1, **given, rewards=[1, 0], advantages=[1.0, -1.0], old_logprobs=padded)
+    found = parquet.read(tmp_path, 1)
+    assert found["old_logprobs"].to_pylist() == [[-1.0], [-1.0, -2.0, -3.0]]
+    assert found["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
+    assert found["policy_push"].to_pylist() == [[0.25], [-0.25] * 3]
+    assert found["bound"].to_pylist() == [[None], [None] * 3]
+    assert "entropy" not in read_metrics(tmp_path / "metrics.jsonl")[0]  # nobody said it
+    record_step(tmp_path, step=2, **given, rewards=[1, 0], advantages=torch.tensor([1.0, -1.0]), old_logprobs=padded)
+    assert parquet.read(tmp_path, 2)["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
+
+
+def test_what_is_not_trained_on_is_left_out(tmp_path: Path) -> None:
+    record_step(
+        tmp_path,
+        step=1,
+        tokenizer=TOKENIZER,
+        prompts=["a"],
+        completions=["123"],
+        rewards=[1.0],
+        advantages=[1.0],
+        old_logprobs=[[-1.0] * 3],
+        loss_mask=[[1, 0, 1]],
+    )
+    found = parquet.read(tmp_path, 1)
+    assert found["loss_mask"].to_pylist() == [[True, False, True]]
+    assert found["clip"].to_pylist()[0][1] == "environment"
+    assert found["policy_push"].to_pylist() == [[0.5, None, 0.5]]
+
+
+def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Mistakes) as caught:
+        record_step(
+            tmp_path / "run",
+            step=1,
+            tokenizer=TOKENIZER,
+            prompts=["a", [], "b"],
+            completions=["12", "3"],
+            rewards=[1.0],
+            old_logprobs=[[-1.0], [-1.0]],
+            reward_parts={"exact": []},
+        )
+    assert caught.value.mistakes == (
+        "prompts: 3 entries for 2 completions",
+        "rewards: 1 entries for 2 completions",
+        "reward_parts['exact']: 0 entries for 2 completions",
+        "prompts[1]: no tokens",
+        "old_logprobs[0]: 1 numbers for a completion of 2 tokens",
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_is_written_once_and_a_loop_that_goes_back_says_so(tmp_path: Path) -> None:
+    def record(step: int, text: str) -> None:
+        record_step(tmp_path, step=step, tokenizer=TOKENIZER, prompts=["a"], completions=[text], rewards=[1.0])
+
+    record(1, "first")
+    record(2, "second")
+    with pytest.raises(RunFolderError, match="step 2 cannot follow step 2"):
+        record(2, "again")
+    assert parquet.read(tmp_path, 2)["text"].to_pylist() == ["second"]
+    rewind(tmp_path, 1)
+    assert parquet.recorded_steps(tmp_path) == [1]
+    record(2, "again")
+    assert parquet.read(tmp_path, 2)["text"].to_pylist() == ["again"]
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]

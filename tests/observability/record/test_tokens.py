@@ -1,0 +1,339 @@
+"""The record of every token: what is known of it, and the word for what the objective did with it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from record_cases import groups_of, one_group, one_pass, rollout, step_of
+from torch import Tensor
+
+from outdo.algorithms.advantages import group_standardised, per_token, without_truncated
+from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.objectives.batch_transforms import high_entropy
+from outdo.algorithms.objectives.corrections import mask
+from outdo.algorithms.objectives.presets import dro, gspo, kl_cov, ppo
+from outdo.algorithms.objectives.target.objective import target
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy, Work
+from outdo.observability.record.bounds import policy_push
+from outdo.observability.record.tokens import CLIP, TokenRecord, net, token_record
+from outdo.testing import tiny_model
+from outdo.types import Batch, FinishReason, Group, Rollout, Step, Update
+
+HIGH, LOW = math.log(1.3), math.log(0.7)
+
+
+def words(record: TokenRecord) -> list[list[str]]:
+    """Of the tokens after the prompts, which have one token."""
+    return [[CLIP[code] for code in row[1:]] for row in record.clip.tolist()]
+
+
+def judged(*answers: Rollout, advantages: Sequence[float], old: float = 0.5) -> tuple[list[Group], Batch]:
+    """One group, Â of each answer, and π_old of every token."""
+    groups = groups_of(answers)
+    batch = Batch.from_groups(groups)
+    values = torch.tensor(advantages)[:, None] * batch.loss_mask
+    return groups, batch.with_(advantages=values, old_logprobs=math.log(old) * batch.loss_mask)
+
+
+def record_of(groups: list[Group], batch: Batch, objective: Objective, *moves: float) -> TokenRecord:
+    """After passes that found every token this many nats from π_old."""
+    batch = objective.prepare(batch)
+    assert batch.old_logprobs is not None
+    passes = [one_pass(objective, batch, batch.old_logprobs + move * batch.loss_mask) for move in moves]
+    return token_record(step_of(groups, batch, *passes), objective, None)
+
+
+# -------------------------------------------------------------------------------------------------- in one word
+
+
+@pytest.mark.parametrize(
+    ("advantage", "moves", "word"),
+    [
+        (1.0, [0.0], "free"),
+        (-1.0, [0.0, -0.1], "free"),
+        (-1.0, [0.0, HIGH], "free"),  # it went the wrong way, and is pushed as ever
+        (1.0, [0.0, HIGH], "high"),
+        (1.0, [HIGH, 0.1], "free"),  # as the last pass found it
+        (1.0, [HIGH, HIGH], "high"),  # past its bound before a minibatch came to it: not spared
+        (-1.0, [0.0, LOW], "low"),
+        (0.0, [0.0, HIGH], "neutral"),
+    ],
+)
+def test_a_clipped_token_in_one_word(advantage, moves, word):
+    groups, batch = judged(rollout(2), advantages=[advantage])
+    assert words(record_of(groups, batch, ppo(), *moves)) == [[word] * 2]
+
+
+def test_a_token_that_is_pushed_back_is_beyond_its_bound():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[0.1, -0.1], old=0.2)
+    assert words(record_of(groups, batch, dro(), 0.0, 0.9)) == [["free"], ["free"]]
+    assert words(record_of(groups, batch, dro(), 0.0, 1.1)) == [["high"], ["free"]]
+    assert words(record_of(groups, batch, dro(), 0.0, -1.1)) == [["free"], ["low"]]
+
+
+def test_a_neutral_token_that_is_pulled_back_is_pushed():
+    groups, batch = judged(rollout(1), advantages=[0.0])
+    assert words(record_of(groups, batch, dro(), 0.0)) == [["neutral"]]
+    assert words(record_of(groups, batch, dro(), 0.0, 0.5)) == [["free"]]
+
+
+def test_a_token_whose_bound_is_beyond_probability_one_is_unreachable():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, -1.0], old=0.84)
+    assert words(record_of(groups, batch, ppo(), 0.0)) == [["unreachable"], ["free"]]
+    groups, batch = judged(rollout(1), advantages=[1.0], old=0.83)
+    assert words(record_of(groups, batch, ppo(), 0.0)) == [["free"]]
+
+
+def test_a_token_whose_rule_asked_for_more_than_there_is_is_unreachable():
+    groups, batch = judged(rollout(1), advantages=[1.0], old=0.9)
+    assert words(record_of(groups, batch, target(rule="tilt", merge="none"), 0.0)) == [["unreachable"]]
+
+
+def test_a_neutral_token_asks_for_nothing():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[0.0, 1.0])
+    batch = batch.with_(prepared={"unreachable": batch.loss_mask})
+    assert words(record_of(groups, batch, ppo(), 0.0)) == [["neutral"], ["unreachable"]]
+
+
+def test_an_answer_that_went_far_enough_is_clipped_even_where_a_token_alone_could_not():
+    groups, batch = judged(rollout(1), advantages=[1.0], old=1 - 1e-4)
+    assert words(record_of(groups, batch, gspo(), 0.0)) == [["unreachable"]]
+    assert words(record_of(groups, batch, gspo(), 0.0, 1e-3)) == [["high"]]
+
+
+def test_what_a_correction_drops_is_spared():
+    groups, batch = judged(rollout(2), advantages=[1.0])
+    batch = batch.with_(rollout_logprobs=torch.tensor([[0.0, math.log(0.5), math.log(0.1)]]))  # π_old / π_rollout = 5
+    assert words(record_of(groups, batch, replace(ppo(), correction=mask()), 0.0, HIGH)) == [["high", "spared"]]
+
+
+def test_what_an_entropy_mask_leaves_out_is_spared_and_not_neutral():
+    groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 0.0])
+    batch = batch.with_(old_entropy=torch.tensor([[0.0, 2.0, 0.1], [0.0, 2.0, 2.0]]))
+    thinned = replace(ppo(), preparation=high_entropy(share=0.5))
+    assert words(record_of(groups, batch, thinned, 0.0)) == [["free", "spared"], ["neutral"] * 2]
+
+
+def test_what_is_not_trained_does_not_make_an_answer_one_that_was_thinned_out():
+    groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 1.0])
+    kept = torch.tensor([[False, True, True], [False, True, False]])
+    batch = batch.with_(loss_mask=kept, advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
+    batch = batch.with_(old_entropy=torch.ones(2, 3))
+    thinned = replace(ppo(), preparation=high_entropy(share=1.0))
+    assert words(record_of(groups, batch, thinned, 0.0)) == [["free"] * 2, ["neutral", "masked"]]
+
+
+def test_a_zero_among_the_tokens_of_an_answer_is_neutral_where_nothing_was_thinned_out():
+    groups, batch = judged(rollout(2), advantages=[1.0])
+    batch = batch.with_(advantages=torch.tensor([[0.0, 1.0, 0.0]]))
+    assert words(record_of(groups, batch, ppo(), 0.0)) == [["free", "neutral"]]
+
+
+def test_a_marked_token_of_kl_cov_is_beyond_its_bound_as_soon_as_it_moves():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[0.5, -0.5])
+    batch = batch.with_(old_logprobs=torch.tensor([[0.0, -0.1], [0.0, -1.0]]))
+    assert words(record_of(groups, batch, kl_cov(), 0.0, 0.01)) == [["high"], ["free"]]
+
+
+def test_what_is_not_trained_on_says_why():
+    answers = (
+        rollout(2, 1.0),
+        rollout(3, loss_mask=(True, False, True)),  # a tool answered in between
+        rollout(2, verdict="failed"),
+        rollout(2, finish_reason=FinishReason.length),
+        rollout(2),
+    )
+    groups, batch = judged(*answers, advantages=[1.0, -1.0, 0.0, -1.0, -1.0])
+    batch = without_truncated(batch)
+    kept = batch.loss_mask.clone()
+    kept[0, 2] = kept[4] = False
+    assert words(record_of(groups, batch.with_(loss_mask=kept), ppo(), 0.0)) == [
+        ["free", "masked", "environment"],
+        ["free", "environment", "free"],
+        ["unscored", "unscored", "environment"],
+        ["truncated", "truncated", "environment"],
+        ["masked", "masked", "environment"],
+    ]
+
+
+def test_a_truncated_answer_that_is_trained_on_is_like_any_other():
+    groups, batch = judged(rollout(2, finish_reason=FinishReason.length), advantages=[1.0])
+    kept = batch.loss_mask.clone()
+    kept[0, 2] = False
+    assert words(record_of(groups, batch.with_(loss_mask=kept), ppo(), 0.0)) == [["free", "masked"]]
+
+
+def test_prompts_and_padding_are_not_the_policys():
+    groups, batch = judged(rollout(1), rollout(2), advantages=[1.0, 1.0])
+    record = record_of(groups, batch, ppo(), 0.0)
+    assert [CLIP[code] for code in record.clip[0]] == ["environment", "free", "environment"]
+
+
+@pytest.mark.parametrize("updates", [[], [Update(metrics={}, tokens={})] * 2], ids=["no pass", "critic alone"])
+def test_without_a_pass_of_the_policy_tokens_are_untrained(updates):
+    groups, batch = judged(rollout(1), rollout(1, verdict="failed"), advantages=[1.0, 0.0])
+    record = token_record(step_of(groups, batch.with_(old_logprobs=None), *updates), ppo(), None)
+    assert words(record) == [["untrained"], ["unscored"]]
+    for name in ("old_logprobs", "ratio", "entropy", "policy_push", "kl_pull", "weight", "bound"):
+        assert getattr(record, name).isnan().all()
+    assert record.advantages is not None
+    assert record.advantages[0, 1] == 1.0
+    assert record.rollout_logprobs[:, 1].tolist() == [-0.5, -0.5]
+
+
+def test_of_no_rollouts_there_is_a_record_of_none():
+    batch = Batch.from_groups([])
+    assert token_record(step_of([], batch), ppo(), None).clip.shape == batch.token_ids.shape
+
+
+# --------------------------------------------------------------------------------------------------- the numbers
+
+
+def test_pushes_are_summed_over_the_passes_and_the_first_is_the_weight():
+    groups, batch = judged(rollout(1), advantages=[1.0])
+    assert batch.old_logprobs is not None
+
+    def made(move: float, push: float, policy: float) -> Update:
+        tokens = {"push": torch.tensor([[7.0, push]]), "policy_push": torch.tensor([[7.0, policy]])}
+        entropy = torch.tensor([[7.0, 1 + move]])
+        return one_pass(ppo(), batch, batch.old_logprobs + move, entropy=entropy, **tokens)  # type: ignore[operator]
+
+    record = token_record(step_of(groups, batch, made(0.0, 0.5, 1.0), made(0.1, 0.25, 0.5)), ppo(), None)
+    assert record.weight[0, 1] == 1.0
+    assert record.policy_push[0, 1] == 1.5
+    assert record.kl_pull[0, 1] == -0.75
+    assert record.ratio[0, 1] == pytest.approx(math.exp(0.1))
+    assert record.entropy[0, 1] == pytest.approx(1.1)
+    assert record.bound[0, 1] == pytest.approx(math.log(0.5 * 1.2))
+
+
+def test_what_is_not_known_is_nan_and_what_there_is_not_is_none():
+    answers = (rollout(2, loss_mask=(True, False)), rollout(1, verdict="failed"))
+    groups, batch = judged(*answers, advantages=[1.0, 0.0])
+    batch = batch.with_(ref_logprobs=torch.zeros(2, 3), values=torch.zeros(2, 3).double())
+    record = record_of(groups, batch, ppo(), 0.0)
+    trained = [[False, True, False], [False, False, False]]
+    assert record.targets is None
+    names = set(TokenRecord.__slots__) - {"clip", "targets", "rollout_logprobs", "new_logprobs", "share"}
+    for name in names:
+        assert getattr(record, name).isfinite().tolist() == trained, name
+        assert getattr(record, name).dtype == torch.float32
+    assert record.rollout_logprobs.isfinite().tolist() == [[False, True, False], [False, True, False]]
+    assert record.new_logprobs.isnan().all()
+    bare = record_of(groups, batch.with_(ref_logprobs=None, values=None), ppo(), 0.0)
+    assert (bare.ref_logprobs, bare.values) == (None, None)
+
+
+def test_targets_are_there_where_the_objective_sets_them():
+    groups, batch = judged(rollout(1), advantages=[1.0], old=0.25)
+    record = record_of(groups, batch, target(merge="none"), 0.0)
+    assert record.targets is not None
+    assert record.targets[0, 1] == pytest.approx(math.log(0.5))
+    assert record.bound[0, 1] == record.targets[0, 1]
+
+
+def test_new_logprobs_are_taken_where_they_were_measured():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, -1.0])
+    assert batch.old_logprobs is not None
+    update = one_pass(ppo(), batch, batch.old_logprobs)
+    new = torch.tensor([[0.0, -0.25], [math.nan, math.nan]])
+    record = token_record(step_of(groups, batch, update), ppo(), new)
+    assert record.new_logprobs[0, 1] == -0.25
+    assert record.new_logprobs[1].isnan().all()
+    assert record.new_logprobs[0, 0].isnan()
+
+
+# ---------------------------------------------------------------------------------------------- of a real policy
+
+
+def trained(objective: Objective, *, passes: int, minibatches: int, measure: bool) -> tuple[Step, Tensor]:
+    """A step of a small model, and log πθ after it."""
+    model, tokenizer = tiny_model()
+    policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=0.02), work=Work(minibatches=minibatches))
+    answers = [
+        [rollout(3, float(n % 2), token_ids=(40 + n, 50 + group, 60), text=str(n)) for n in range(4)]
+        for group in range(2)
+    ]
+    groups = groups_of(*answers)
+    batch = per_token(group_standardised)(Batch.from_groups(groups))
+    if measure:
+        batch = batch.with_(old_logprobs=policy.logprobs(batch))
+    batch = objective.prepare(batch)
+    updates = [policy.update(batch, objective) for _ in range(passes)]
+    return step_of(groups, batch, *updates), policy.logprobs(batch)
+
+
+def test_a_single_pass_gives_the_old_logprobs_itself():
+    measured, after = trained(ppo(), passes=1, minibatches=1, measure=True)
+    alone, _ = trained(ppo(), passes=1, minibatches=1, measure=False)
+    assert alone.batch.old_logprobs is None
+    expected, found = token_record(measured, ppo(), after), token_record(alone, ppo(), after)
+    for name in TokenRecord.__slots__:
+        if (value := getattr(expected, name)) is not None:
+            torch.testing.assert_close(getattr(found, name), value, equal_nan=True)
+
+
+def test_several_passes_of_several_minibatches_are_put_together():
+    step, after = trained(ppo(), passes=3, minibatches=2, measure=True)
+    assert step.batch.old_logprobs is not None
+    record, mask = token_record(step, ppo(), after), step.batch.loss_mask
+    last = step.updates[-1].tokens
+    pushed = torch.stack([update.tokens["policy_push"] for update in step.updates])
+    torch.testing.assert_close(record.policy_push[mask], pushed.sum(0)[mask])
+    torch.testing.assert_close(record.weight[mask], pushed[0][mask])
+    assert (record.kl_pull[mask] == 0).all()
+    torch.testing.assert_close(record.new_logprobs[mask], after[mask])
+    ratio = (last["logprobs"] - step.batch.old_logprobs).exp()
+    torch.testing.assert_close(record.ratio[mask], ratio[mask])
+    up = policy_push(ppo(), step.batch, step.batch.old_logprobs) > 0
+    codes = torch.where(up, CLIP.index("high"), CLIP.index("low"))
+    clipped = torch.where(up, ratio > 1.2, ratio < 0.8) & mask
+    assert clipped.any()
+    assert not clipped[mask].all()
+    assert (record.clip[clipped] == codes[clipped]).all()
+    assert (record.clip[~clipped & mask] == CLIP.index("free")).all()
+
+
+def test_answers_that_begin_alike_have_one_net_push_and_a_share_each():
+    """Rewards of two answers that take the same first token, and then part."""
+    batch = one_group([[0.5, 0.4], [0.5, 0.3], [0.2, 0.3]], [2.0, -1.0, -1.0])
+    batch = batch.with_(token_ids=torch.tensor([[1, 5, 6], [1, 5, 7], [1, 8, 7]]))
+    pushes = torch.tensor([[0.0, 2.0, 2.0], [0.0, -1.0, -1.0], [0.0, -1.0, -1.0]])
+    found, share = net(batch, pushes)
+    assert found.tolist() == [[0.0, 1.0, 2.0], [0.0, 1.0, -1.0], [0.0, -1.0, -1.0]]
+    assert share.tolist() == [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]]
+
+
+def test_the_noise_of_adding_up_is_no_push():
+    batch = one_group([[0.5], [0.5], [0.5]], [1.0, 1.0, 1.0], alike=True)
+    third = torch.tensor([[0.0, 1 / 3], [0.0, 1 / 3], [0.0, -2 / 3 - 1e-6]])
+    assert net(batch, third)[0].tolist() == [[0.0, 0.0]] * 3
+    assert net(batch, third * torch.tensor([1.0, 1.1]))[0].tolist() == [[0.0, 0.0]] * 3
+    assert (net(batch, third + torch.tensor([0.0, 0.01]))[0][:, 1] > 0.02).all()
+
+
+def test_bounds_are_those_of_the_rows_that_were_measured_or_of_all():
+    answers = [rollout(2), rollout(3), rollout(1)]
+    groups, batch = judged(*answers, advantages=[1.0, 1.0, -1.0])
+    new = torch.full(batch.token_ids.shape, torch.nan)
+    everywhere = record_of(groups, batch, ppo(), 0.0)
+    step = step_of(groups, batch, one_pass(ppo(), batch, batch.old_logprobs))
+    assert token_record(step, ppo(), None).bound.isfinite().sum(1).tolist() == [2, 3, 1]
+    new[2] = -0.5
+    some = token_record(step, ppo(), new).bound
+    assert some.isfinite().sum(1).tolist() == [0, 0, 1]
+    torch.testing.assert_close(some[2], token_record(step, ppo(), None).bound[2], equal_nan=True)
+    assert everywhere.bound.shape == some.shape
+
+
+def test_bounds_that_are_targets_are_those_of_all_rows():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, 1.0], old=0.25)
+    objective = target(merge="none")
+    batch = objective.prepare(batch)
+    assert batch.old_logprobs is not None
+    step = step_of(groups, batch, one_pass(objective, batch, batch.old_logprobs))
+    new = torch.tensor([[0.0, -0.5], [math.nan, math.nan]])
+    assert token_record(step, objective, new).bound.isfinite().sum(1).tolist() == [1, 1]

@@ -1,0 +1,78 @@
+"""On a prompt's next visit, did fresh answers follow?"""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from record_cases import rollout
+
+from outdo.observability.record.transfer import Transfer
+from outdo.storage.state_file import pack, unpack
+from outdo.types import Group, Prompt
+
+
+def group(prompt: str, *rewards: float | None) -> Group:
+    """Answers with these rewards; None: the reward failed."""
+    answers = [rollout(1, 0.0, verdict="failed") if each is None else rollout(1, each) for each in rewards]
+    return Group(prompt=Prompt(id=prompt, text="", token_ids=(1,)), rollouts=tuple(answers))
+
+
+def seen(*steps: Sequence[Group]) -> dict[str, float]:
+    """What the last of these steps says."""
+    transfer = Transfer()
+    return [transfer.observe(index, groups) for index, groups in enumerate(steps, 1)][-1]
+
+
+def test_fresh_answers_are_compared_with_the_last_ones():
+    before = [group("a", 0.0, 1.0), group("b", 0.0, 0.0, 1.0, 1.0), group("c", 0.0, 0.5), group("d", 0.0, 1.0)]
+    after = [group("a", 1.0, 1.0), group("b", 0.0, 1.0), group("c", 0.0, 0.0), group("new", 1.0, 0.0)]
+    assert seen(before, after) == {
+        "transfer": pytest.approx((0.5 + 0.0 - 0.25) / 3),
+        "transfer/followed": pytest.approx(1 / 3),  # what stays has not followed
+        "transfer/prompts": 3.0,
+    }
+
+
+def test_a_first_visit_says_nothing():
+    assert seen([group("a", 0.0, 1.0)]) == {}
+    assert seen([]) == {}
+
+
+def test_a_group_without_a_difference_had_nothing_to_teach():
+    assert seen([group("a", 0.0, 0.0)], [group("a", 0.0, 1.0)]) == {}
+    assert seen([group("a", 0.0, 0.0)], [group("a", 0.0, 1.0)], [group("a", 1.0)])["transfer"] == 0.5
+
+
+def test_it_is_the_last_visit_that_counts():
+    assert seen([group("a", 0.0, 1.0)], [group("b", 1.0)], [group("a", 0.0, 0.0)], [group("a", 1.0)]) == {}
+
+
+def test_answers_without_a_reward_are_passed_over():
+    assert seen([group("a", 0.0, 1.0, None)], [group("a", None, 1.0)])["transfer"] == 0.5
+    assert seen([group("a", None, 1.0)], [group("a", 0.0)]) == {}  # one reward alone is no difference
+    assert seen([group("a", 0.0, 1.0)], [group("a", None)], [group("a", 1.0)])["transfer"] == 0.5
+
+
+def test_two_groups_of_a_prompt_in_one_step_are_one_visit():
+    twice = [group("a", 0.0, 1.0), group("a", 1.0, 1.0)]
+    assert seen(twice) == {}
+    assert seen(twice, [group("a", 1.0)])["transfer"] == 0.25
+    assert seen([group("a", 0.0, 0.0), group("a", 1.0, 1.0)], [group("a", 1.0)]) == {}  # nothing was learnt of either
+
+
+def test_a_step_that_is_seen_again_is_not_compared_with_itself():
+    transfer = Transfer()
+    transfer.observe(3, [group("a", 0.0, 1.0)])
+    assert transfer.observe(3, [group("a", 1.0, 1.0)]) == {}
+
+
+def test_a_resumed_run_remembers():
+    before, resumed = Transfer(), Transfer()
+    before.observe(1, [group("a", 0.0, 1.0), group("$b", 0.25, 0.5, 0.6)])
+    tree, tensors = pack(before.state())
+    assert not tensors
+    resumed.load_state(unpack(json.loads(json.dumps(tree)), tensors))
+    assert resumed.state() == before.state()
+    after = [group("$b", 1.0), group("a", 1.0, 0.0, 0.0)]
+    assert resumed.observe(2, after) == before.observe(2, after) != {}
+    assert resumed.state() == before.state()

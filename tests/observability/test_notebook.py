@@ -1,0 +1,178 @@
+"""A group or a step in a notebook: what it shows, and that text of a model is nothing but text in it."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from outdo.observability.notebook import LONGEST, Html, show
+from outdo.testing import byte_bpe_tokenizer
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, Update
+from outdo.utils.errors import Mistakes
+from outdo.utils.text import visible
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)></pre></div><style>*{}</style>"
+    "\"' onmouseover='x' javascript:x &lt;b&gt; \x1b[31m\x1b]8;;http://x\x07 \u202egnp \ud800 \u2028 \x00"
+)
+TAGS = {"style", "div", "p", "dl", "dt", "dd", "pre", "ol", "li", "small", "br", "span"}
+TOKENIZER = byte_bpe_tokenizer(["one two three naïve 日本"])
+
+
+class Parsed(HTMLParser):
+    """What a browser would make of a fragment."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def rollout(text: str, reward: float = 0.0, **how: object) -> Rollout:
+    ids = tuple(TOKENIZER.encode(text, add_special_tokens=False))
+    made = Rollout(
+        token_ids=ids,
+        loss_mask=(True,) * len(ids),
+        logprobs=(-1.0,) * len(ids),
+        text=text,
+        reward=reward,
+        finish_reason=FinishReason.stop,
+        policy_version=0,
+    )
+    return replace(made, **how)
+
+
+def group(*rollouts: Rollout, prompt: str = "1+1=") -> Group:
+    return Group(prompt=Prompt(id="q1", text=prompt, token_ids=(5, 6), answer="2"), rollouts=rollouts)
+
+
+def step(*groups: Group, passes: int = 2) -> Step:
+    """In every pass, token t of row b is pushed by t - 4."""
+    batch = Batch.from_groups(groups)
+    push = (torch.arange(batch.token_ids.shape[1]) - 4.0).expand_as(batch.token_ids)
+    updates = [Update(metrics={}, tokens={"policy_push": push})] * passes
+    return Step(index=40, groups=groups, batch=batch, updates=updates)
+
+
+def test_a_group_shows_its_prompt_and_its_rollouts_the_best_first() -> None:
+    shown = Parsed(
+        show(
+            group(
+                rollout("bad", -1.0),
+                rollout("failing", verdict="timed_out"),
+                rollout("good", 1.0),
+                rollout("endless", 0.5, finish_reason=FinishReason.length),
+            )
+        )
+    ).text
+    places = [shown.index(text) for text in ("1+1=", "good", "endless", "bad", "failing")]
+    assert places == sorted(places)
+    assert "1 right" in shown
+    assert "-1 wrong" in shown
+    assert "no reward timed_out" in shown
+    assert "length" in shown
+
+
+def test_chat_messages_are_shown_with_their_roles() -> None:
+    asked = replace(group(rollout("a")).prompt, text=[{"role": "user", "content": "what is <b>?"}])
+    assert "user: what is <b>?" in Parsed(show(replace(group(rollout("a")), prompt=asked))).text
+
+
+def test_tokens_are_coloured_by_the_policy_push_of_all_passes() -> None:
+    parsed = Parsed(show(step(group(rollout("one two three 4567"))), TOKENIZER))
+    tokens = [attributes for tag, attributes in parsed.tags if tag == "span" and "title" in attributes]
+    count = len(rollout("one two three 4567").token_ids)
+    pushes = [2 * (2 + n - 4) for n in range(count)]  # two tokens of prompt come before, and there are two passes
+    assert [each["title"] for each in tokens] == [f"push {push:+.3g}" for push in pushes]
+    kinds = [each.get("class", "")[:-1] for each in tokens]
+    assert kinds == ["down" if push < 0 else "up" if push > 0 else "" for push in pushes]
+    assert tokens[-1]["class"] == "up4"
+    assert "Step 40, group 0 of 1" in parsed.text
+
+
+def test_the_group_asked_for_is_the_one_shown_with_its_own_pushes() -> None:
+    shown = show(
+        step(group(rollout("one"), prompt="first"), group(rollout("two"), prompt="second")), TOKENIZER, group=1
+    )
+    assert "second" in Parsed(shown).text
+    assert "first" not in Parsed(shown).text
+    with pytest.raises(Mistakes, match="there is no group 2"):
+        show(step(group(rollout("one")), group(rollout("two"))), group=2)
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_step_without_updates_or_tokenizer_is_shown_all_the_same(passes: int) -> None:
+    assert "one" in Parsed(show(step(group(rollout("one")), passes=passes), TOKENIZER)).text
+    assert "one" in Parsed(show(step(group(rollout("one")), passes=passes))).text
+    warming_up = replace(step(group(rollout("one"))), updates=[Update(metrics={}, tokens={})])
+    assert "one" in Parsed(show(warming_up, TOKENIZER)).text
+
+
+def hostile() -> Group:
+    ids = rollout("x").token_ids
+    bad = replace(rollout("x", 1.0), text=HOSTILE, verdict="ok")
+    failed = replace(rollout("x"), text="", verdict=HOSTILE, token_ids=ids)
+    prompt = Prompt(id=HOSTILE, text=HOSTILE, token_ids=(5,), answer=HOSTILE)
+    return Group(prompt=prompt, rollouts=(bad, failed), baseline=0.5)
+
+
+@pytest.mark.parametrize("make", [show, lambda made: show(step(made), Spells())])
+def test_no_element_attribute_or_control_character_comes_from_a_text(make) -> None:
+    html = make(hostile())
+    parsed = Parsed(html)
+    assert parsed.open == []
+    assert {tag for tag, _ in parsed.tags} <= TAGS
+    assert {name for _, attributes in parsed.tags for name in attributes} <= {"class", "title"}
+    assert all(value and "script" not in value for _, attributes in parsed.tags for value in attributes.values())
+    assert sum(tag == "style" for tag, _ in parsed.tags) == 1
+    assert "<script>alert(1)</script>" in parsed.text.replace("·", " ")
+    assert all(character.isprintable() or character == "\n" for character in html)
+    html.encode()  # no half of a surrogate pair is left
+
+
+class Spells:
+    """A tokenizer all of whose tokens are hostile."""
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return HOSTILE
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        return HOSTILE * len(token_ids)
+
+
+def test_a_long_text_is_cut_and_says_how_long_it_is() -> None:
+    html = show(group(replace(rollout("x"), text="y" * 10_485_760)))
+    assert len(html) < 2 * LONGEST
+    assert "(10,485,760 characters)" in html
+
+
+def test_spaces_line_breaks_and_what_hides_are_marks() -> None:
+    assert visible("a b\n\tc\x1b\u202e\ud800\x7f") == "a·b⏎\n→c␛⟨202E⟩⟨D800⟩␡"
+    assert visible("a b\n\tc\x1b", spaces=False) == "a b\n\tc␛"
+    assert visible("\u0301e") == "◌\u0301e"
+
+
+def test_a_notebook_shows_what_show_returns_as_html() -> None:
+    one, other = group(rollout("2", 1.0), prompt="1+1="), group(rollout("3"), prompt="1+2=")
+    assert show(one)._repr_html_() == str(show(one))
+    assert "1+2=" in show(step(one, other), TOKENIZER, group=1)._repr_html_()
+
+
+def test_html_shows_itself_in_a_notebook() -> None:
+    assert Html("<p>x</p>")._repr_html_() == "<p>x</p>"

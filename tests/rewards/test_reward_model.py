@@ -1,0 +1,430 @@
+"""A reward model scores as transformers does, learns what it is shown, and resumes with the same bits."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from outdo.models.optimiser import OptimiserSettings
+from outdo.rewards import Answered, Local, Verdict
+from outdo.rewards.model import (
+    Comparison,
+    Ranking,
+    RewardModel,
+    comparison_loss,
+    comparisons_of,
+    endless_order,
+    fit,
+    pairs_of,
+    ranking_of,
+)
+from outdo.rewards.online_model import Refreshed, reward_model
+from outdo.storage.state_file import pack, unpack
+from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
+from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.utils.errors import Mistakes, ModelError, RewardError
+
+CAUSAL = sorted(set(ARCHITECTURES) - {"mamba"})  # transformers has no classifier of it
+LEARNING = OptimiserSettings(lr=3e-3)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "policy"
+    tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "reward"
+    RewardModel.from_policy(policy, device="cpu").save(folder)
+    return folder
+
+
+def answered(*completions, prompt="7+8="):
+    return [Answered(prompt=prompt, completion=each, answer=None) for each in completions]
+
+
+def values(scored):
+    assert all(each.verdict is Verdict.ok for each in scored)
+    return [each.value for each in scored]
+
+
+def even(completion):
+    """The hidden rule: the answer's last digit is even."""
+    return float(completion[-1] in "02468")
+
+
+def digits(count, *, seed, length=3):
+    source = random.Random(seed)
+    return ["".join(source.choice("0123456789") for _ in range(length)) for _ in range(count)]
+
+
+def preferences(count, *, seed):
+    """Pairs by the hidden rule, each of a prompt of its own."""
+    texts = digits(4 * count, seed=seed)
+    good, bad = [text for text in texts if even(text)], [text for text in texts if not even(text)]
+    pairs = zip(digits(count, seed=seed + 1), good, bad, strict=False)
+    return [
+        Comparison(prompt=f"{asked}?", completions=(better, worse), values=(1, 0)) for asked, better, worse in pairs
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- the scores
+
+
+@pytest.mark.parametrize("arch", CAUSAL)
+def test_a_score_is_that_of_transformers_for_the_row_alone(arch, tmp_path):
+    tiny_model(tmp_path / "policy", arch=arch)
+    RewardModel.from_policy(tmp_path / "policy", device="cpu").save(tmp_path / "reward")
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
+    completions = ["15", "", "a much longer answer, so that others are padded", "16"]
+    found = values(RewardModel.load(tmp_path / "reward", device="cpu")(answered(*completions)))
+    with torch.no_grad():
+        rows = [[*tokenizer.encode("7+8=" + each), tokenizer.eos_token_id] for each in completions]
+        alone = [float(theirs(torch.tensor([row])).logits) for row in rows]
+    assert theirs.config.num_labels == 1
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert len({round(score, 3) for score in found}) == len(found)
+
+
+def test_a_score_does_not_depend_on_the_batch(saved):
+    completions = [text * (1 + place % 5) for place, text in enumerate(digits(12, seed=3))]
+    together = values(RewardModel.load(saved, device="cpu")(answered(*completions)))
+    few = RewardModel.load(saved, device="cpu", micro_tokens=24)
+    assert values(few(answered(*completions))) == pytest.approx(together, abs=1e-5)
+    assert [values(few(answered(each)))[0] for each in completions] == pytest.approx(together, abs=1e-5)
+
+
+def test_the_prompt_goes_through_the_chat_template_as_the_policys_does(saved):
+    model = RewardModel.load(saved, device="cpu")
+    plain = model.encode("hello", "you")
+    model.tokenizer.chat_template = CHAT_TEMPLATE
+    assert plain == (*model.tokenizer.encode("helloyou"), model.tokenizer.eos_token_id)
+    assert model.tokenizer.decode(model.encode("hello", "you")) == "<|user|>hello<|end|><|assistant|>you<|end|>"
+    assert model.encode([{"role": "user", "content": "hello"}], "you") == model.encode("hello", "you")
+
+
+@pytest.mark.parametrize("pad", [None, "end"])
+def test_the_end_is_read_where_the_model_has_no_padding_of_its_own(pad, policy, tmp_path):
+    network, tokenizer = tiny_model()
+    network.config.pad_token_id = tokenizer.eos_token_id if pad else None
+    network.save_pretrained(tmp_path)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path)
+    model = RewardModel.from_policy(tmp_path, device="cpu")
+    short, long = model.encode("1", "2"), model.encode("1", "2, and so on")
+    with torch.no_grad():
+        hidden = model.model.base_model(torch.tensor([short])).last_hidden_state[0, -1]
+        at_the_end = float(model.model.score(hidden))
+    assert float(model.scores([short, long])[0]) == pytest.approx(at_the_end, abs=1e-5)
+    assert model.tokenizer.pad_token_id == model.model.config.pad_token_id != model.tokenizer.eos_token_id
+
+
+def test_what_is_too_long_has_failed_and_the_others_are_scored(saved):
+    model = RewardModel.load(saved, device="cpu")
+    first, long, last = model(answered("15", "9" * 600, "16"))
+    assert long.verdict is Verdict.failed
+    assert "512" in long.reason
+    assert [first.value, last.value] == pytest.approx(values(model(answered("15", "16"))), abs=1e-5)
+    assert not model.fits(Comparison(prompt="1", completions=("1", "9" * 600), values=(1, 0)))
+
+
+def test_a_prompt_that_the_chat_template_refuses_has_failed(saved):
+    model = RewardModel.load(saved, device="cpu")
+    refused = Answered(prompt=[{"role": "user", "content": "1+1="}], completion="2", answer=None)
+    (scored,) = model([refused])
+    assert scored.verdict is Verdict.failed
+    assert "chat template" in scored.reason
+
+
+# ----------------------------------------------------------------------------------------------------------- loading
+
+
+def test_a_new_head_follows_from_its_seed_alone(policy):
+    first, again, other = (RewardModel.from_policy(policy, device="cpu", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.model.score.weight, again.model.score.weight)
+    assert not torch.equal(first.model.score.weight, other.model.score.weight)
+    body = tiny_model()[0].base_model.state_dict()
+    assert all(torch.equal(weight, first.model.base_model.state_dict()[name]) for name, weight in body.items())
+
+
+def test_loading_leaves_the_global_random_numbers_alone(policy):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    RewardModel.from_policy(policy, device="cpu")
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(path=str(path))])
+def test_a_folder_that_is_not_there_is_told_with_the_nearest_name(make, saved):
+    with pytest.raises(ModelError, match=r"no folder 'rewrad'.*nearest name there is reward"):
+        make(saved.parent / "rewrad")
+
+
+def test_a_language_model_is_no_reward_model(policy):
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM is no reward model; `outdo reward-model` makes a"):
+        RewardModel.load(policy)
+
+
+def test_a_classifier_with_two_labels_is_refused(saved, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(saved, num_labels=2, ignore_mismatched_sizes=True)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="gives a text 2 scores"):
+        RewardModel.load(tmp_path)
+
+
+def test_a_reward_model_without_its_head_is_refused(policy, tmp_path):
+    tiny_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"lacks 1 of the weights.*score\.weight"):
+        RewardModel.load(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------- the losses
+
+
+def test_the_pair_loss_is_the_mean_over_all_pairs():
+    scores = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    apart = (scores[0] - scores[1], scores[0] - scores[2], scores[2] - scores[1])  # 0 > 2 > 1 by value
+    wanted = sum(math.log(1 + math.exp(-float(each))) for each in apart) / 3
+    assert float(comparison_loss(scores, [3, 1, 2])) == pytest.approx(wanted, rel=1e-12)
+    assert pairs_of([3, 1, 2]) == [(0, 1), (0, 2), (2, 1)]
+
+
+def test_answers_worth_the_same_are_no_pair_and_pull_at_nothing():
+    scores = torch.tensor([0.5, -1.0], requires_grad=True)
+    comparison_loss(scores, [1, 1]).backward()
+    assert scores.grad.tolist() == [0, 0]
+
+
+def test_the_regression_loss_is_the_mean_squared_error():
+    assert float(comparison_loss(torch.tensor([0.5, -1.0]), [1.0, 1.0], "regression")) == (0.25 + 4.0) / 2
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=6), st.floats(0.1, 5), st.floats(-3, 3))
+def test_the_pair_loss_knows_only_the_order_of_the_values_and_differences_of_scores(worth, scale, shift):
+    scores = torch.linspace(-1, 1, len(worth), dtype=torch.float64)
+    moved = comparison_loss(scores + shift, [scale * each + shift for each in worth])
+    assert float(moved) == pytest.approx(float(comparison_loss(scores, worth)), abs=1e-9)
+
+
+def test_equal_scores_rank_nothing_right():
+    assert ranking_of([1.0, 1.0, 0.0], [2, 1, 0]) == Ranking(pairs=3, right=2)
+
+
+def test_rated_answers_are_gathered_by_prompt():
+    rated = [("a", "1", 0.0), ("b", "2", 1.0), ("a", "3", 2.0)]
+    assert comparisons_of(rated) == [
+        Comparison(prompt="a", completions=("1", "3"), values=(0.0, 2.0)),
+        Comparison(prompt="b", completions=("2",), values=(1.0,)),
+    ]
+
+
+def test_a_prompt_with_many_pairs_weighs_no_more_than_one_with_one(policy):
+    """The loss of a step is the mean over its comparisons, however they are cut into micro-batches."""
+    both = [
+        Comparison(prompt="1", completions=tuple("13579"), values=(0, 1, 2, 3, 4)),
+        Comparison(prompt="2", completions=("0", "a longer answer"), values=(1, 0)),
+    ]
+    steps = []
+    for micro_tokens in (16, 16384):
+        model = RewardModel.from_policy(policy, device="cpu", micro_tokens=micro_tokens)
+        alone = [
+            float(
+                comparison_loss(
+                    model.scores([model.encode(each.prompt, text) for text in each.completions]), each.values
+                )
+            )
+            for each in both
+        ]
+        ranking, metrics = model.update(both)
+        assert metrics["loss"] == pytest.approx(sum(alone) / 2, rel=1e-5)
+        assert ranking.pairs == 11
+        steps.append(metrics["grad_norm"])
+    assert steps[0] == pytest.approx(steps[1], rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize("loss", ["pairs", "regression"])
+def test_it_learns_a_rule_it_was_never_told(loss, policy):
+    model = RewardModel.from_policy(policy, device="cpu", optimiser=LEARNING)
+    held_out = preferences(100, seed=1000)
+    before = model.ranking(held_out).share
+    steps = list(fit(model, preferences(200, seed=0), steps=80, batch=16, loss=loss))
+    assert [step.index for step in steps] == list(range(1, 81))
+    assert before < 0.7
+    assert model.ranking(held_out).share > 0.85
+    assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
+
+
+def test_every_epoch_takes_each_comparison_once_in_another_order():
+    drawn = [place for place, _ in zip(endless_order(7, 0, "x"), range(14), strict=False)]
+    assert sorted(drawn[:7]) == sorted(drawn[7:]) == list(range(7))
+    assert drawn[:7] != drawn[7:]
+    assert drawn[:7] != [place for place, _ in zip(endless_order(7, 1, "x"), range(7), strict=False)]
+
+
+def test_nothing_to_learn_from_is_said(policy):
+    model = RewardModel.from_policy(policy, device="cpu")
+    with pytest.raises(ValueError, match="no two answers"):
+        list(fit(model, [Comparison(prompt="1", completions=("1", "2"), values=(1, 1))], steps=1, batch=1))
+
+
+# ------------------------------------------------------------------------------------------------------------- refresh
+
+
+def group(number, completions, reward=0.0, verdict="ok"):
+    prompt = Prompt(id=str(number), text=f"{number}?", token_ids=(1,), answer=str(number))
+    return Group(
+        prompt=prompt,
+        rollouts=tuple(
+            Rollout(
+                token_ids=(1,),
+                loss_mask=(True,),
+                logprobs=(0.0,),
+                text=text,
+                reward=reward,
+                verdict=verdict,
+                finish_reason=FinishReason.stop,
+                policy_version=0,
+            )
+            for text in completions
+        ),
+    )
+
+
+def step_of(number):
+    """Four groups, each with right and wrong answers."""
+    return [group(4 * number + each, [*digits(3, seed=number), "10", "11"]) for each in range(4)]
+
+
+def refreshed(saved, **how):
+    model = RewardModel.load(saved, device="cpu", optimiser=LEARNING)
+    return Refreshed(model, Local(even), **{"every": 2, "steps": 2, "batch": 4} | how)
+
+
+def test_a_killed_and_resumed_run_has_the_same_bits(saved):
+    unbroken, resumed = refreshed(saved), refreshed(saved)
+    for number in (1, 2, 3):
+        unbroken.after(number, step_of(number))
+    tree, tensors = pack(unbroken.state())
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    resumed.load_state(unpack(json.loads(json.dumps(tree)), copies))
+    metrics = [each.after(4, step_of(4)) for each in (unbroken, resumed)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["reward_model/replayed"] > 0
+    ours, theirs = (pack(each.state()) for each in (unbroken, resumed))
+    assert ours[0] == theirs[0]
+    assert all(torch.equal(ours[1][name], theirs[1][name]) for name in ours[1])
+
+
+def test_a_refresh_is_due_every_so_many_steps_and_moves_the_scores(saved):
+    reward = refreshed(saved)
+    before = values(reward(answered("10", "11")))
+    assert "reward_model/loss" not in reward.after(1, step_of(1))
+    assert values(reward(answered("10", "11"))) == before
+    assert reward.after(2, step_of(2))["reward_model/fresh"] == 8
+    assert values(reward(answered("10", "11"))) != before
+
+
+@pytest.mark.parametrize(("replay", "wanted"), [(0.0, 0), (0.1, 1), (0.5, 8), (0.9, 12)])
+def test_the_replayed_share_is_of_what_a_refresh_trains_on(replay, wanted, saved):
+    reward = refreshed(saved, replay=replay, steps=1)
+    for number in range(3):
+        reward.observe(step_of(number))
+    reward.refresh()
+    for number in (3, 4):
+        reward.observe(step_of(number))
+    metrics = reward.refresh()
+    assert (metrics["reward_model/fresh"], metrics["reward_model/replayed"]) == (8, wanted)  # 12 are older
+
+
+def test_what_is_replayed_is_older_and_changes_from_refresh_to_refresh(saved, monkeypatch):
+    trained = []
+
+    def noted(model, comparisons, **how):
+        trained.append([each.prompt for each in comparisons])
+        return fit(model, comparisons, **how)
+
+    monkeypatch.setattr("outdo.rewards.online_model.fit", noted)
+    reward = refreshed(saved, replay=0.5, steps=1, every=1)
+    for number in range(6):
+        reward.after(number, step_of(number))
+    for number, data in enumerate(trained):
+        new = [f"{4 * number + each}?" for each in range(4)]
+        assert data[:4] == new
+        assert not set(data[4:]) & set(new)
+    places = [[int(prompt[:-1]) for prompt in data[4:]] for data in trained]
+    assert len({len(each) for each in places[1:]}) == 1
+    assert places[-1] != places[-2]
+
+
+def test_the_history_keeps_the_newest(saved):
+    reward = refreshed(saved, history=6)
+    for number in range(3):
+        reward.observe(step_of(number))
+    assert [each.prompt for each in reward.kept] == [f"{number}?" for number in range(6, 12)]
+    assert reward.fresh == 6
+
+
+def test_the_labels_are_told_from_the_rewards(saved):
+    reward = refreshed(saved)
+    metrics = reward.observe([group(1, ["10", "11"]), group(2, ["20", "30"], reward=1.0)])
+    assert metrics["reward_model/label"] == 0.75
+    assert metrics["reward_model/accuracy"] == 0.0  # one pair, and both were given the same
+    assert [each.prompt for each in reward.kept] == ["1?"]  # the other teaches nothing
+
+
+def test_rollouts_without_a_reward_are_not_learnt_from(saved):
+    reward = refreshed(saved)
+    assert reward.observe([group(1, ["10", "11"], verdict="failed")]) == {}
+    assert reward.kept == []
+    assert reward.refresh() == {"reward_model/fresh": 0, "reward_model/replayed": 0}
+
+
+def test_labels_that_fail_stop_the_run(saved):
+    def broken(completion):
+        raise RuntimeError("out of order")
+
+    reward = Refreshed(RewardModel.load(saved, device="cpu"), Local(broken), every=1)
+    with pytest.raises(RewardError, match="out of order"):
+        reward.observe(step_of(1))
+
+
+# ----------------------------------------------------------------------------------------------------------- a recipe's
+
+
+def test_a_recipes_reward_model_is_refreshed_if_labels_are_named(saved):
+    plain = reward_model(path=str(saved), device="cpu")
+    assert isinstance(plain, RewardModel)
+    live = reward_model(path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
+    assert isinstance(live, Refreshed)
+    assert live.model.optimiser.settings.lr == 1e-4
+    assert (live.name, live.labels.name) == ("reward_model", "exact")
+    live.close()
+
+
+def test_all_wrong_options_are_told_at_once(tmp_path):
+    with pytest.raises(Mistakes) as told:
+        reward_model(path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
+    assert [each.split(" must")[0] for each in told.value.mistakes] == [
+        "reward_model: labels and every",
+        "reward_model: replay",
+        "reward_model: steps",
+        "reward_model: loss",
+    ]

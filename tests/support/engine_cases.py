@@ -1,0 +1,119 @@
+"""What the tests of this folder are made of: tiny policies, and batches of ragged groups."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from outdo.models.attention.forward import Forward, Way
+from outdo.models.policy import Policy, Scorer, Work
+from outdo.testing import tiny_model
+from outdo.types import Batch, FinishReason, Group, Prompt, Request, Rollout
+from outdo.utils.rng import Stream
+
+SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox")
+VOCABULARY = 264
+
+
+def fresh(arch: str = "qwen3", **how: object) -> Policy:
+    """A policy of its own, to be changed at will."""
+    return Policy(*tiny_model(arch=arch), **how)
+
+
+@cache
+def shared(
+    arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, sharpness: float = 1.0, hidden: int = 32
+) -> Policy:
+    """A policy that many tests read and none changes. `sharpness` multiplies its logits, as training does."""
+    model, tokenizer = tiny_model(arch=arch, hidden=hidden)
+    if sharpness != 1:
+        model.model.norm.weight.data.mul_(sharpness)
+    return Policy(model.to(dtype), tokenizer)
+
+
+def scorer(policy: Policy, way: Way) -> Scorer:
+    """The same weights, run in the way that is asked for."""
+    found = policy.forward
+    return Scorer(Forward(policy.model, way=way, plain_head=found.plain_head, autocast=False), Work())
+
+
+def tokens(length: int, seed: int) -> tuple[int, ...]:
+    """Random tokens, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(5, VOCABULARY, (length,), generator=generator).tolist())
+
+
+def rollout(token_ids: Sequence[int], reward: float = 0.0, **changes: object) -> Rollout:
+    fields = {
+        "token_ids": tuple(token_ids),
+        "loss_mask": (True,) * len(token_ids),
+        "logprobs": (-1.0,) * len(token_ids),
+        "text": "",
+        "reward": reward,
+        "finish_reason": FinishReason.stop,
+        "policy_version": 0,
+    }
+    return Rollout(**fields | changes)
+
+
+def ragged_groups() -> list[Group]:
+    """A prompt of one token, an empty completion, two groups with equal prompts, a group of one, a failed reward."""
+    same = tokens(12, 1)
+    shapes = [(tokens(1, 0), (3, 7, 0, 1)), (same, (20, 2)), (same, (5, 9, 9)), (tokens(9, 2), (11,))]
+    groups = []
+    for number, (prompt, lengths) in enumerate(shapes):
+        rollouts = [
+            rollout(
+                tokens(length, 10 * number + index),
+                reward=float(index % 2),
+                temperature=0.7 if number == 2 else 1.0,
+                verdict="failed" if (number, index) == (2, 1) else "ok",
+            )
+            for index, length in enumerate(lengths)
+        ]
+        groups.append(Group(prompt=Prompt(id=str(number), text="", token_ids=prompt), rollouts=tuple(rollouts)))
+    return groups
+
+
+def ragged() -> Batch:
+    return Batch.from_groups(ragged_groups())
+
+
+def requests(
+    lengths: Sequence[int] = (1, 3, 17, 63, 64, 90),
+    *,
+    siblings: int = 4,
+    limit: Callable[[int], int] = lambda index: 30,
+) -> list[Request]:
+    """`siblings` requests for each of several prompts; request i may have `limit(i)` tokens."""
+    prompts = [(number, tokens(length, 100 + number)) for number, length in enumerate(lengths)]
+    asked = [(number, prompt, sample) for number, prompt in prompts for sample in range(siblings)]
+    return [
+        Request(token_ids=prompt, stream=Stream("test", 1, str(number), sample), max_tokens=limit(index))
+        for index, (number, prompt, sample) in enumerate(asked)
+    ]
+
+
+def gradient(policy: Policy | Scorer) -> Tensor:
+    """The gradient of all weights as one vector; the weights' own is cleared."""
+    model = policy.forward.model
+    found = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    model.zero_grad()
+    return torch.cat(found)
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """How far two gradients are apart, relative to their length."""
+    return float((found - expected).norm() / expected.norm())
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

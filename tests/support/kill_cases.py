@@ -1,0 +1,72 @@
+"""Runs that are killed and resumed, and how they are compared with those that were not."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from run_cases import Command, saved, steps_done, timeless, wait_until, weights
+
+from outdo.observability.record.parquet import read, recorded_steps
+from outdo.storage.checkpoint import STATE, TENSORS
+
+
+def killed_and_resumed(home: Path, run: Path, kills: int, *settings: str, apart: int = 2) -> list[str]:
+    """Train in `run`, killed again and again, at most `apart` steps after the newest checkpoint if in a step.
+
+    Returns the moments, of which some are in the middle of a save.
+    """
+    random, moments = Random(run.name), []
+    command = Command(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
+    while len(moments) < kills:
+        moment = random.choice(["in a step", "in a step", "while saving", "while starting"])
+        wait_for(moment, run, command, random, apart)
+        command.process.kill()
+        assert command.wait() == -signal.SIGKILL, f"it ended before it was killed {kills} times: {command.said}"
+        moments.append(moment)
+        started = (run / "recipe.toml").exists()  # killed before that, there is nothing to go on with
+        command = Command(home, *(["resume", run.name] if started else command.arguments))
+    assert command.wait() == 0, command.said
+    return moments
+
+
+def wait_for(moment: str, run: Path, command: Command, random: Random, apart: int) -> None:
+    mine = str(command.pid)
+    wait_until(lambda: mine in text(run / "lock"), command)
+    match moment:
+        case "while starting":
+            time.sleep(random.uniform(0, 0.3))
+        case "while saving":
+            wait_until(lambda: any((run / "checkpoints").glob(f".tmp-*-{mine}*")), command)
+        case _:
+            target = max(saved(run), default=0) + random.randint(1, apart)
+            wait_until(lambda: steps_done(run) >= target, command)
+            time.sleep(random.uniform(0, 0.05))
+
+
+def text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def assert_same(run: Path, straight: Path) -> None:
+    """Equal metrics and records, and newest checkpoints equal bit for bit in all but the time that the run took."""
+    assert timeless(run) == timeless(straight)
+    assert recorded_steps(run) == recorded_steps(straight) == [line["step"] for line in timeless(run)]
+    assert all(read(run, step).equals(read(straight, step)) for step in recorded_steps(run))
+    assert not list((run / "tokens").glob(".*"))
+    assert saved(run)[-1] == saved(straight)[-1]
+    assert weights(run) == weights(straight)
+    folders = [each / "checkpoints" / f"step_{saved(each)[-1]:06d}" for each in (run, straight)]
+    tensors, others = zip(*map(without_time, folders), strict=True)
+    assert tensors[0] == tensors[1]
+    assert others[0] == others[1]
+    assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+def without_time(checkpoint: Path) -> tuple[bytes, dict[str, Any]]:
+    """The training state's tensors (optimisers, reference, critic, reward models), and the rest of it."""
+    state = json.loads((checkpoint / STATE).read_text())
+    del state["progress"]["seconds"]
+    return (checkpoint / TENSORS).read_bytes(), state

@@ -1,0 +1,47 @@
+"""What tests of the policy and of its worker pool share: batches that are ready for an update, and what it did."""
+
+import torch
+from engine_cases import fresh, ragged_groups
+from torch import Tensor
+
+from outdo.algorithms.advantages import group_standardised, per_token
+from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.surrogates import clip
+from outdo.algorithms.objectives.weights import token_mean
+from outdo.models.policy import Policy
+from outdo.types import Batch, Group, Update
+
+ADVANTAGE = per_token(group_standardised)
+ALL_TERMS = Formula(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=token_mean)
+
+
+def prepared(groups: list[Group] | None = None, *, drift: float = 0.3, policy: Policy | None = None) -> Batch:
+    """A ragged batch ready for an update: advantages, and a past and a reference that differ from the policy."""
+    batch = Batch.from_groups(groups or ragged_groups())
+    now = (policy or fresh()).logprobs(batch)
+    noise = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(3), dtype=now.dtype)
+    past, reference = ((now + drift * each) * batch.loss_mask for each in (noise, noise.roll(1, 0)))
+    return ADVANTAGE(batch).with_(old_logprobs=past, ref_logprobs=reference)
+
+
+def updated(policy: Policy, batch: Batch, objective: Formula = ALL_TERMS) -> tuple[Update, Tensor]:
+    """The update, and the gradient of all weights that the optimiser was handed."""
+    gradients = []
+    step = policy.optimiser.step
+
+    def spy(loss: float) -> dict[str, float]:
+        gradients.append(torch.cat([weight.grad.flatten().clone() for weight in policy.model.parameters()]))
+        return step(loss)
+
+    policy.optimiser.step = spy
+    update = policy.update(batch, objective)
+    policy.optimiser.step = step
+    return update, torch.stack(gradients).sum(0)
+
+
+def double(policy: Policy) -> Policy:
+    return Policy(policy.model.double(), policy.tokenizer, work=policy.work)
+
+
+def weights(policy: Policy) -> Tensor:
+    return torch.cat([weight.detach().flatten().clone() for weight in policy.model.parameters()])

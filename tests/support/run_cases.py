@@ -1,0 +1,166 @@
+"""A run of a few seconds, and the command line in processes that can be killed."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import outdo.cli.main
+from outdo.storage import checkpoint
+from outdo.storage.run_folder import read_metrics
+from outdo.testing import tiny_model
+
+SCORE = '''
+def score(completion, answer):
+    """The share of letters and digits: it tells the answers of an untrained model apart."""
+    return sum(each.isalnum() for each in completion) / 8
+'''
+RECIPE = """
+model = "model"
+steps = 30
+threads = 1
+device = "cpu"
+rewards = "score.py:score"
+data = {path = "train.jsonl", eval_path = "held_out.jsonl"}
+sampling = {max_tokens = 8}
+train = {prompts = 2, group = 4, objective = {name = "grpo", beta = 0.0}}
+optim = {lr = 1e-3}
+eval = {every = 10, rows = 4}
+checkpoint = {every = 1}
+"""
+TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/")
+"""How the names of metrics begin that depend on the clock."""
+
+# A new interpreter loads torch and transformers for seconds. This server has them loaded, and forks for each command.
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(
+    [
+        "outdo.cli.main",
+        "outdo.trainer.preflight",
+        "outdo.trainer.run",
+        "outdo.trainer.export",
+        "transformers.models.qwen3",
+    ]
+)
+
+
+def write_home(folder: Path) -> Path:
+    """What a run needs: an untrained model, questions, a reward and a recipe."""
+    tiny_model(folder / "model")
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(3)]
+    write_rows(folder / "train.jsonl", rows)
+    write_rows(folder / "held_out.jsonl", [rows[0], *({"prompt": f"{a}+5=", "answer": str(a + 5)} for a in range(3))])
+    (folder / "score.py").write_text(SCORE)
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class Command:
+    """`outdo ARGUMENTS` in the folder `home`, under way."""
+
+    def __init__(self, home: Path, *arguments: str | Path) -> None:
+        self.arguments = [str(each) for each in arguments]
+        self.log = home / f"log-{time.monotonic_ns()}"
+        self.process = WARM.Process(target=_outdo, args=(self.arguments, str(home), str(self.log)))
+        self.process.start()
+        assert self.process.pid
+        self.pid: int = self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.is_alive()
+
+    def wait(self, seconds: float = 120) -> int:
+        """Its exit status once it has ended; minus the signal that killed it."""
+        self.process.join(seconds)
+        status = self.process.exitcode
+        if status is None:
+            self.process.kill()
+            raise AssertionError(f"still running after {seconds} s:\n{self.said}")
+        return status
+
+    @property
+    def said(self) -> str:
+        """All that it wrote."""
+        return self.log.read_text() if self.log.exists() else ""
+
+
+def _outdo(arguments: list[str], home: str, log: str) -> None:
+    os.chdir(home)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    sys.argv = ["outdo", *arguments]
+    outdo.cli.main.main()
+
+
+def outdo_(home: Path, *arguments: str | Path, status: int = 0) -> str:
+    """Run a command to its end, with the exit status that is expected; what it said."""
+    command = Command(home, *arguments)
+    found = command.wait()
+    said = command.said
+    assert found == status, f"status {found}:\n{said}"
+    assert "Traceback" not in said
+    return said
+
+
+def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """The same as a user starts it: in a new interpreter."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "outdo.cli.main", *arguments],
+        cwd=home,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(outdo.__file__).parent.parent)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = 60) -> None:
+    """Look every millisecond, until it happened or the command ended."""
+    deadline = time.monotonic() + seconds
+    while not happened() and (command is None or command.running):
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s:\n{command.said if command else ''}"
+        time.sleep(0.001)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The run's metrics, a line per step."""
+    return read_metrics(run / "metrics.jsonl")
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    """The run's metrics without those that depend on the clock."""
+    return [{name: value for name, value in line.items() if not name.startswith(TIMES)} for line in metrics(run)]
+
+
+def steps_done(run: Path) -> int:
+    """How many whole lines its metrics have."""
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def saved(run: Path) -> list[int]:
+    """Steps that have a checkpoint."""
+    return sorted(int(path.name.removeprefix("step_")) for path in (run / "checkpoints").glob("step_*"))
+
+
+def weights(run: Path, step: int | None = None) -> str:
+    """The hash of the weights after a step; of the newest checkpoint if none is named."""
+    step = saved(run)[-1] if step is None else step
+    return checkpoint.weights_hash(run / "checkpoints" / f"step_{step:06d}")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file in a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,262 @@
+"""The loop: what happens in a step, in which order, and what a step without anything to learn from does."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+import torch
+from engine_cases import fresh, tokens
+from torch import Tensor
+
+from outdo.algorithms.advantages import gae, group_standardised, per_token
+from outdo.algorithms.objectives.presets import grpo
+from outdo.loop import train
+from outdo.models.bundle import Models, frozen
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy, Work
+from outdo.observability.notebook import show
+from outdo.rewards import load_reward
+from outdo.rollouts.engines.base import SamplingParams
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.environments.base import Rollouts
+from outdo.rollouts.environments.single_turn import Question
+from outdo.testing import ScriptedEngine
+from outdo.types import Completion, FinishReason, Prompt, Request
+from outdo.utils.errors import EngineError
+from outdo.utils.rng import Stream
+
+ADVANTAGE = per_token(group_standardised)
+SAMPLING = SamplingParams(max_tokens=12)
+QUESTIONS = [Prompt(id=str(i), text=f"question {i}", token_ids=tokens(4 + i, i), answer="yes") for i in range(2)]
+
+
+def data() -> Iterator[list[Prompt]]:
+    while True:
+        yield QUESTIONS
+
+
+def yes_or_no(request: Request) -> str:
+    return "yes" if request.stream.sample % 2 == 0 else "no"
+
+
+def says_yes(completion: str, answer: str) -> float:
+    return float(completion == answer)
+
+
+def small(**work: int) -> Policy:
+    return fresh(optimiser=OptimiserSettings(lr=1e-5), work=Work(**work))  # too slow to be clipped
+
+
+def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = says_yes) -> Rollouts:
+    return Rollouts(ScriptedEngine(script), Question(load_reward(reward)), group_size=4, sampling=SAMPLING)
+
+
+def weights(model: torch.nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
+
+
+# ------------------------------------------------------------------------------------------------------------ the loop
+
+
+def test_a_step_says_everything_it_saw_and_did():
+    policy, rollout = small(), rollouts()
+    steps = list(islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 3))
+    assert [step.index for step in steps] == [1, 2, 3]
+    assert [len(step.updates) for step in steps] == [1, 1, 1]
+    assert policy.version == 3
+    first = steps[0]
+    assert [group.prompt.id for group in first.groups] == ["0", "1"]
+    assert [each.text for each in first.groups[0].rollouts] == ["yes", "no", "yes", "no"]
+    assert first.batch.rewards.tolist() == [1, 0] * 4
+    assert torch.equal(first.batch.advantages > 0, first.batch.loss_mask & (first.batch.rewards > 0)[:, None])
+    assert first.update.tokens["push"].shape == first.batch.token_ids.shape
+    assert torch.equal(first.update.tokens["policy_push"], first.update.tokens["push"])  # no other term
+    assert "pushed up" in show(first, policy.tokenizer)
+    assert {each.policy_version for each in steps[2].groups[0].rollouts} == {2}
+    assert {request.stream for request in rollout.engine.requests[:8]} == {
+        Stream("train", 1, prompt.id, sample) for prompt in QUESTIONS for sample in range(4)
+    }
+    assert rollout.engine.requests[-1].stream == Stream("train", 3, "1", 3)
+
+
+def test_training_makes_the_rewarded_answers_likelier():
+    policy = fresh(optimiser=OptimiserSettings(lr=3e-3))
+
+    def small_tokens(completions: list[str], completion_ids: list[list[int]], **columns: object) -> list[float]:
+        return [sum(token < 132 for token in ids) / len(ids) for ids in completion_ids]
+
+    rollout = Rollouts(BuiltinEngine(), Question(load_reward(small_tokens)), group_size=8, sampling=SAMPLING)
+    steps = islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 25)
+    rewards = [float(step.batch.rewards.mean()) for step in steps]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
+
+
+def test_a_run_may_start_later():
+    steps = train(Models(small()), data(), rollouts(), ADVANTAGE, grpo(beta=0), start=41)
+    assert [step.index for step in islice(steps, 2)] == [41, 42]
+
+
+def test_the_loop_ends_with_its_data():
+    assert len(list(train(Models(small()), [QUESTIONS] * 2, rollouts(), ADVANTAGE, grpo(beta=0)))) == 2
+
+
+def test_nothing_runs_ahead_of_the_caller():
+    """Whoever leaves the loop after a step leaves the weights as that step made them."""
+    policy = small()
+    for step in train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0)):
+        if step.index == 2:
+            break
+    assert policy.version == 2
+
+
+# ------------------------------------------------------------------------------------------------------ inner updates
+
+
+@pytest.mark.parametrize(
+    ("updates", "minibatches", "separate"), [(1, 1, False), (2, 1, True), (1, 2, True), (3, 2, True)]
+)
+def test_the_past_is_scored_once_and_only_where_a_ratio_can_move(updates, minibatches, separate):
+    policy = small(minibatches=minibatches)
+    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), updates=updates)
+    before = frozen(policy)
+    step = next(steps)
+    assert (len(step.updates), policy.version) == (updates, updates * minibatches)
+    assert (step.batch.old_logprobs is not None) == separate
+    if separate:
+        torch.testing.assert_close(step.batch.old_logprobs, before.logprobs(step.batch), rtol=0, atol=1e-6)
+        assert step.update.tokens["log_ratio"].abs().max() > 1e-5
+
+
+def test_a_stop_rule_ends_the_inner_updates_of_its_step_alone():
+    seen = []
+
+    def after_two(batch, passes):
+        seen.append(passes[-1].metrics["loss"])
+        return "twice" if len(seen) == 2 else ""
+
+    policy = small()
+    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), updates=5, stop=after_two)
+    done = [(len(step.updates), step.stopped) for step in islice(steps, 2)]
+    assert done == [(2, "twice"), (5, "maximum")]
+    assert (policy.version, len(seen)) == (7, 7)
+
+
+# ------------------------------------------------------------------------------------------------------ the reference
+
+
+def test_the_reference_is_the_policy_of_the_last_iterations_end():
+    policy = small()
+    models = Models.of(policy, grpo(beta=0.1), refresh_every=2)
+    start, reference = weights(policy.model), models.reference.forward.model
+    after = []
+    for step in islice(train(models, data(), rollouts(), ADVANTAGE, grpo(beta=0.1)), 4):
+        after.append(weights(policy.model))
+        expected = {1: start, 2: after[-1], 3: after[1] if step.index == 3 else None, 4: after[-1]}[step.index]
+        assert torch.equal(weights(reference), expected), step.index
+    assert not torch.equal(after[1], start)
+
+
+def test_without_an_iterations_length_the_reference_stays_what_it_was():
+    policy = small()
+    models = Models.of(policy, grpo(beta=0.1))
+    start = weights(policy.model)
+    (first, second) = islice(train(models, data(), rollouts(), ADVANTAGE, grpo(beta=0.1)), 2)
+    assert torch.equal(weights(models.reference.forward.model), start)
+    assert float(first.update.metrics["loss/divergence"]) == pytest.approx(0, abs=1e-8)
+    assert float(second.update.metrics["loss/divergence"]) > 1e-6
+    assert all(not weight.requires_grad for weight in models.reference.forward.model.parameters())
+
+
+def test_models_that_are_needed_and_missing_are_told_before_anything_is_sampled():
+    def no_rollout(policy, questions, *, step):
+        raise AssertionError("sampled")
+
+    steps = train(Models(small()), data(), no_rollout, gae, grpo(beta=0.1))
+    with pytest.raises(ValueError, match=r"needs a reference and a critic: `Models.of\(policy, objective, "):
+        next(steps)
+
+
+def test_no_reference_is_held_where_none_is_needed():
+    assert Models.of(small(), grpo(beta=0)).reference is None
+
+
+# ------------------------------------------------------------------------------------- steps with nothing to learn from
+
+
+def always_none(completion: str, answer: str) -> None:
+    """Not applicable, to anything."""
+
+
+def test_a_step_whose_rewards_say_nothing_updates_nothing_and_is_counted():
+    policy = small()
+    before = weights(policy.model)
+    steps = train(Models(policy), data(), rollouts(reward=always_none), ADVANTAGE, grpo(beta=0), updates=3)
+    found = list(islice(steps, 2))
+    assert [(step.index, step.update, len(step.updates)) for step in found] == [(1, None, 0), (2, None, 0)]
+    assert found[0].batch.totals.tokens == 0
+    assert not found[0].batch.scored.any()
+    assert torch.equal(weights(policy.model), before)
+    assert policy.version == 0
+
+
+def test_a_step_whose_questions_were_all_dropped_is_counted_too():
+    policy = small()
+
+    def now_and_then(policy, questions, *, step):
+        return rollouts()(policy, questions, step=step) if step != 2 else []
+
+    found = list(islice(train(Models(policy), data(), now_and_then, ADVANTAGE, grpo(beta=0)), 3))
+    assert [(step.index, len(step.updates), len(step.groups)) for step in found] == [(1, 1, 2), (2, 0, 0), (3, 1, 2)]
+    assert found[1].update is None
+    assert policy.version == 2
+
+
+def test_answers_that_are_all_alike_move_no_weight():
+    """Neither does the momentum that a step before them has left."""
+    policy = small()
+
+    def agreed_in_the_second_step(request: Request) -> str:
+        return yes_or_no(request) if request.stream.step == 1 else "yes"
+
+    steps = train(Models(policy), data(), rollouts(agreed_in_the_second_step), ADVANTAGE, grpo(beta=0))
+    next(steps)
+    before = weights(policy.model)
+    step = next(steps)
+    assert (len(step.updates), step.update.metrics["updates/empty"]) == (1, 1.0)
+    assert torch.equal(weights(policy.model), before)
+
+
+# -------------------------------------------------------------------------------------------------- the scripted engine
+
+
+def asked(count: int, limit: int = 99) -> list[Request]:
+    return [Request(token_ids=(5,), stream=Stream("t", 1, "q", i), max_tokens=limit) for i in range(count)]
+
+
+def test_a_script_is_read_in_order_over_several_calls_and_its_end_is_an_error():
+    engine = ScriptedEngine(["one", (7, 8), "three"], small().tokenizer)
+    texts = [engine.decode(x.token_ids) for call in (2, 1) for x in engine.generate(asked(call), SAMPLING)]
+    assert texts == ["one", engine.decode((7, 8)), "three"]
+    assert len(engine.requests) == 3
+    with pytest.raises(EngineError, match=r"the script has 3 answers, and one more was asked: .*prompt_id='q'"):
+        engine.generate(asked(1), SAMPLING)
+
+
+def test_a_text_ends_with_the_end_token_and_is_cut_at_the_limits():
+    engine = ScriptedEngine(lambda request: "yes", small().tokenizer, logprob=-0.5)
+    (whole,), (cut,) = engine.generate(asked(1), SAMPLING), engine.generate(asked(1, limit=2), SAMPLING)
+    assert (whole.token_ids[-1], len(whole.token_ids), whole.finish_reason) == (0, 4, FinishReason.stop)
+    assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:2], FinishReason.length)
+    assert whole.logprobs == (-0.5,) * 4
+    (shorter,) = engine.generate(asked(1), SamplingParams(max_tokens=3))
+    assert shorter.token_ids == whole.token_ids[:3]
+
+
+def test_a_completion_is_handed_on_untouched():
+    given = Completion(token_ids=(7,), logprobs=(-3.0,), finish_reason=FinishReason.abort, policy_version=9)
+    assert ScriptedEngine([given]).generate(asked(1), SAMPLING) == [given]
+
+
+def test_a_text_without_a_tokenizer_is_an_error_that_says_what_to_do():
+    with pytest.raises(ValueError, match="give the engine one, or call"):
+        ScriptedEngine(["yes"]).generate(asked(1), SAMPLING)

@@ -1,0 +1,119 @@
+"""How much is computed at once, and by how many: counted, said, and written down for a resume."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from outdo.config.file import dump, load
+from outdo.config.paths import SMALL, workers_of
+from outdo.config.recipe import Recipe
+from outdo.models.policy import Policy
+from outdo.testing import tiny_model
+from outdo.trainer import build, cost, micro_batch_size
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return Policy(*tiny_model(hidden=16, layers=1))
+
+
+def test_the_bytes_counted_are_those_of_a_model_computed_by_hand():
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False), nn.Sigmoid())
+    with micro_batch_size.counted(model) as count:
+        output = model(torch.ones(5, 4))
+    # The input; the tanh's result, which is the next layer's input as well; the sigmoid's result. The weights: not.
+    assert count.bytes == 4 * 5 * (4 + 8 + 2)
+    assert output.requires_grad
+
+
+def test_each_further_sequence_keeps_as_much_as_the_first(policy):
+    sizes = [micro_batch_size.saved_bytes(policy, rows, 32) for rows in (1, 2, 4)]
+    assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
+    assert micro_batch_size.bytes_per_token(policy, 32) == -(-sizes[0] // 32)
+
+
+def each(policy):
+    """Bytes of one more token: what autograd keeps, and two rows of the narrowest piece of its logits."""
+    return micro_batch_size.bytes_per_token(policy, 16) + 2 * 4 * 256
+
+
+def test_half_the_memory_and_twice_the_workers_give_half_the_tokens(policy):
+    found = functools.partial(micro_batch_size.micro_tokens, policy, longest=16)
+    tokens, why = found(free=4 * GIB)
+    assert tokens & (tokens - 1) == 0
+    assert found(free=2 * GIB)[0] == found(free=4 * GIB, workers=2)[0] == tokens // 2
+    assert found(free=6 * GIB, to_come=4 * GIB)[0] == tokens // 2
+    assert f"{each(policy):,} bytes for each, in 50% of 4.0 GiB free" in why
+
+
+def test_what_is_found_fits_in_its_share_and_twice_as_much_would_not(policy):
+    logits = 2 * cost.LOGIT_BYTES["cpu"]
+    tokens, _ = micro_batch_size.micro_tokens(policy, longest=16, free=GIB)
+    assert tokens * each(policy) + logits <= GIB // 2 < 2 * tokens * each(policy) + logits
+
+
+@pytest.mark.parametrize("free", [0, 1000, -5])
+def test_a_whole_sequence_is_computed_however_little_memory_there_is(policy, free):
+    assert micro_batch_size.micro_tokens(policy, longest=77, free=free)[0] == 77
+
+
+def test_free_memory_is_what_a_container_leaves_without_its_file_caches(tmp_path):
+    assert micro_batch_size._allowed(tmp_path) > 2**60
+    (tmp_path / "memory.max").write_text("max\n")
+    assert micro_batch_size._allowed(tmp_path) > 2**60
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
+    assert micro_batch_size._allowed(tmp_path) == 500
+    assert 0 < micro_batch_size.free_memory(torch.device("cpu")) < 2**60
+
+
+# ------------------------------------------------------------------------------------------------------- in a session
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    tiny_model(tmp_path / "model", hidden=16, layers=1)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    asked = [f"model={tmp_path / 'model'}", f"data.path={tmp_path / 'data.jsonl'}", "device=cpu", "threads=1"]
+    return load(None, [*asked, "train.micro_tokens=auto", "sampling.max_tokens=8"])
+
+
+def test_what_was_found_is_said_used_and_written_down(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB)
+    opened = build.open_session(recipe)
+    opened.reward.close()
+    tokens = opened.recipe.train.micro_tokens
+    assert isinstance(tokens, int)
+    assert opened.models.policy.work.micro_tokens == tokens
+    assert opened.models.reference.work.micro_tokens == tokens
+    assert any(note.startswith(f"train.micro_tokens: {tokens:,} (") for note in opened.notes)
+
+    saved = tmp_path / "saved.toml"
+    saved.write_text(dump(opened.recipe))
+    monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB // 8)
+    again = build.open_session(load(saved))
+    again.reward.close()
+    assert again.models.policy.work.micro_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("workers", "device", "threads", "parameters", "chosen"),
+    [
+        (None, "cpu", 2, SMALL, 2),
+        (None, "cpu", 2, SMALL + 1, 1),
+        (None, "cpu", 2, None, 1),
+        (None, "cuda", 2, 10, 1),
+        (3, "cpu", 2, SMALL + 1, 3),
+        (3, "cuda", 2, 10, 1),
+    ],
+)
+def test_so_many_processes_share_the_work(workers, device, threads, parameters, chosen):
+    recipe = Recipe.model_validate({"model": "m", "data": {"path": "x"}, "workers": workers})
+    count, why = workers_of(recipe, device=device, threads=threads, parameters=parameters)
+    assert count == chosen
+    assert why

@@ -1,0 +1,241 @@
+"""`check` finds everything that can be known before the model is loaded, and works out what a run costs."""
+
+import io
+import json
+import struct
+
+import pytest
+from rich.console import Console
+
+from outdo.config.file import load
+from outdo.models.inspect_folder import inspect_folder
+from outdo.trainer import cost
+from outdo.trainer.preflight import check, show
+from outdo.utils.errors import ModelError
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+PARAMETERS = 1000
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model folder whose weights are one tensor of `PARAMETERS` float32 zeros."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    end = 4 * PARAMETERS
+    header = json.dumps({"w": {"dtype": "F32", "shape": [PARAMETERS], "data_offsets": [0, end]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(end))
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.jsonl"
+    rows = [{"question": f"What is {n} [b]?", "answer": f"Count.\n#### {n}"} for n in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def recipe(model, data, *overrides):
+    return load(None, [f"model={model}", f"data.path={data}", *overrides])
+
+
+def printed(report):
+    console = Console(file=io.StringIO(), width=200)
+    show(report, console)
+    return console.file.getvalue()
+
+
+def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
+    report = check(recipe(model, data), render=lambda question: f"<user>{question.prompt}")
+    assert report.mistakes == []
+    assert report.prompts == ["<user>What is 0 [b]?", "<user>What is 1 [b]?"]
+    assert {trial.kind: trial.scored.value for trial in report.trials} == {"reference": 1, "empty": 0, "wrong": 0}
+    text = printed(report)
+    for part in (
+        "<user>What is 0 [b]?",
+        "one step: 32 questions × 8 answers = 256 sequences, at most 196,608 tokens",
+        "optimiser steps in it: 1 (updates 1 × minibatches 1)",
+        "the run: 100 steps, 100 optimiser steps, 80 passes over the questions",
+        "columns: question -> prompt, answer -> answer",
+        "clip_low and clip_high cannot bind",
+        "= 768 is more than the model's context of 64",
+        "Adam's two moments",
+        "Nothing is wrong.",
+    ):
+        assert part in text
+
+
+def test_mistakes_in_data_model_and_reward_are_told_together(model, tmp_path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"question": null, "answer": "1"}\n{')
+    report = check(recipe(tmp_path / "modle", broken))
+    assert [line.split(": ")[0] for line in report.mistakes] == ["data.path", "data.path", f"model {tmp_path}/modle"]
+    text = printed(report)
+    assert "the nearest name there is model" in text
+    assert "row 2: broken JSON" in text
+    assert "Nothing is wrong" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return completion.no_such_method()", "scoring the reference answer to question 1 failed"),
+        ("return 'good'", "scoring the reference answer to question 1 failed"),
+        ("return float('nan')", "scoring the reference answer to question 1 gave no usable number"),
+        ("while True: pass", "scoring the reference answer to question 1 took too long"),
+    ],
+)
+def test_a_reward_that_fails_is_a_mistake(model, data, tmp_path, body, said):
+    (tmp_path / "mine.py").write_text(f"def score(completion, answer):\n    {body}\n")
+    report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score", "reward.timeout=0.5"))
+    assert any(said in line for line in report.mistakes), report.mistakes
+
+
+def test_a_reward_that_does_not_prefer_the_reference_is_doubted(model, data, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completion, answer):\n    return len(completion) == 0\n")
+    report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score"))
+    assert report.mistakes == []
+    assert "rewards: the empty answer scores no less than the reference answer (1 against 0)" in report.notes
+    assert "rewards: the wrong answer scores no less than the reference answer (0 against 0)" in report.notes
+
+
+def test_a_chat_template_that_refuses_is_told_once(model, data):
+    def render(question):
+        raise ModelError("the chat template refuses the prompt")
+
+    assert check(recipe(model, data), render=render).mistakes == ["the chat template refuses the prompt"]
+
+
+def test_text_from_the_data_cannot_command_the_terminal(model, tmp_path):
+    path = tmp_path / "evil.jsonl"
+    path.write_text(json.dumps({"question": "[/b]\x1b[2J\u202e", "answer": "\x1b]0;title\x07"}))
+    text = printed(check(recipe(model, path)))
+    assert "[/b]\\x1b[2J\\u202e" in text
+    assert "\x1b" not in text
+
+
+def test_more_questions_a_step_than_there_are_is_said(model, data):
+    assert any(
+        "there are only 35 questions" in note
+        for note in check(recipe(model, data, "data.eval_rows=5", "train.prompts=36")).notes
+    )
+
+
+def test_a_hub_model_that_is_not_here_has_no_memory_estimate_and_it_is_said(data):
+    report = check(recipe("nobody-at-all/no-such-model", data))
+    assert report.mistakes == []
+    assert report.memory == {}
+    assert any("not on this machine yet" in note for note in report.notes)
+
+
+# ------------------------------------------------------------------------------------------------------------ estimates
+
+
+def test_the_arithmetic_of_a_run():
+    train = ["train.prompts=4", "train.group=3", "train.updates=2", "train.minibatches=2"]
+    lengths = ["data.max_prompt_tokens=5", "sampling.max_tokens=7"]
+    numbers = cost.arithmetic(load(None, ["model=m", "data.path=x", "steps=10", *train, *lengths]), questions=20)
+    assert (numbers.sequences, numbers.tokens) == (12, 12 * 12)
+    assert (numbers.optimiser_steps, numbers.optimiser_steps_in_all) == (4, 40)
+    assert numbers.epochs == 2
+
+
+def test_memory_is_estimated_from_the_files_alone(model, data):
+    facts, small = inspect_folder(model), ["data.max_prompt_tokens=10", "sampling.max_tokens=6", "train.prompts=2"]
+    parts = cost.memory(facts, recipe(model, data, *small), reference=True)
+    assert parts["weights"] == parts["gradients"] == parts["reference weights"] == 4 * PARAMETERS
+    assert parts["Adam's two moments"] == 8 * PARAMETERS
+    # keys and values × bytes × sequences × tokens × layers × heads × numbers a head
+    assert parts["KV cache while sampling"] == 2 * 4 * 16 * 16 * 2 * 2 * 2
+    assert parts["a chunk of logits"] == 2 * 4 * 256 * 100
+    assert parts["weights in another order while sampling"] == 4 * PARAMETERS
+    sampling = parts["KV cache while sampling"] + 4 * PARAMETERS
+    assert cost.peak(parts) == sum(parts.values()) - min(sampling, parts["activations while training"])
+    assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kept", "size"),
+    [
+        ("adamw", "Adam's two moments", 8 * PARAMETERS),
+        ("adamw8bit", "Adam's two moments in 8 bits", 2 * PARAMETERS),
+        ("adafactor", "Adafactor's means of rows and columns", PARAMETERS),  # 2 / hidden size of 4 bytes
+    ],
+)
+def test_what_an_algorithm_keeps_is_counted(model, data, algorithm, kept, size):
+    asked = recipe(model, data, f"optim.algorithm={algorithm}")
+    assert cost.memory(inspect_folder(model), asked, reference=False)[kept] == size
+
+
+def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(model, data):
+    facts = inspect_folder(model)
+    one, three = (cost.memory(facts, recipe(model, data, f"workers={number}"), reference=True) for number in (1, 3))
+    grown = {name for name in one if three[name] != one[name]}
+    copied = "weights in another order while sampling"
+    assert grown == {"gradients", "activations while training", "a chunk of logits", copied}
+    assert all(three[name] == 3 * one[name] for name in grown)
+
+
+def test_recomputing_keeps_a_hidden_state_for_each_layer_and_one_layer_whole(model, data):
+    facts, name = inspect_folder(model), "activations while training"
+    plain, again = (
+        cost.memory(facts, recipe(model, data, f"train.recompute={value}"), reference=False)[name]
+        for value in ("false", "true")
+    )
+    assert again / plain == (2 + cost.ACTIVATIONS_PER_LAYER) / (2 * cost.ACTIVATIONS_PER_LAYER)
+
+
+def test_activations_that_a_run_is_going_to_fit_are_not_estimated(model, data):
+    parts = cost.memory(inspect_folder(model), recipe(model, data, "train.micro_tokens=auto"), reference=False)
+    assert "activations while training" not in parts
+    assert parts["a chunk of logits"] > 0
+
+
+def test_the_reference_is_counted_where_the_objective_has_one(model, data):
+    assert "reference weights" in check(recipe(model, data)).memory
+    assert "reference weights" not in check(recipe(model, data, "train.objective.beta=0")).memory
+
+
+def test_the_other_models_of_a_run_are_looked_over_too(model, data):
+    asked = recipe(
+        model,
+        data,
+        "train.objective=ppo",
+        "train.critic={name='model', path='nowhere/critic'}",
+        "reference.model=nowhere/reference/at/all",
+        f"rewards=['exact', {{name='reward_model', path='{model}'}}]",
+    )
+    mistakes = "\n".join(check(asked).mistakes)
+    assert "reference.model: " in mistakes
+    assert "rewards.reward_model.path: " in mistakes
+    assert "Qwen3ForCausalLM is no reward model" in mistakes
+    nowhere = recipe(model, data, "train.objective=ppo", "train.critic={name='model', path='./nowhere'}")
+    assert any(mistake.startswith("train.critic.path: ") for mistake in check(nowhere).mistakes)
+
+
+def test_a_critic_is_counted_where_the_method_has_one(model, data):
+    critic = "critic with gradients and moments"
+    assert check(recipe(model, data, "train.objective=ppo")).memory[critic] == 4 * 4 * PARAMETERS
+    assert critic not in check(recipe(model, data)).memory
+
+
+def test_the_method_is_told_with_every_option_it_runs_with(model, data):
+    notes = check(recipe(model, data, "train.objective=ppo", "train.advantage.lam=0.9", "train.like=verl")).notes
+    peer = "in the conventions of verl (docs/methods: means, clamps, clips)"
+    assert f"objective: ppo (clip_low = 0.2, clip_high = 0.2), {peer}" in notes
+    standardised = check(recipe(model, data, "train.like=trl")).notes
+    assert "advantage: group_standardised (eps = 0.0001)" in standardised
+    assert "advantage: gae (gamma = 1.0, lam = 0.9, whiten = True, bootstrap = False)" in notes
+    assert "critic: model (lr = 1e-05, clip = 0.2, warmup = 0)" in notes

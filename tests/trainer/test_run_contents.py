@@ -1,0 +1,115 @@
+"""What a run leaves behind: settings, surroundings, metrics, a summary, and a model for others."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from run_cases import metrics, outdo_, saved, weights
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outdo.config.file import load
+from outdo.storage import checkpoint
+
+ONCE_RIGHT = '''
+asked = 0
+
+def score(prompt, completion):
+    """Held-out questions are right the second time that they are asked."""
+    global asked
+    if "+5=" not in prompt:
+        return len(completion) / 100
+    asked += 1
+    return float(3 < asked <= 6)
+'''
+
+
+def test_metrics_have_a_line_for_each_step_and_the_names_of_the_field(straight):
+    lines = metrics(straight)
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert {
+        *("reward", "reward_std", "frac_reward_zero_std", "rewards/score/mean", "right", "entropy", "num_tokens"),
+        *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
+        *("completions/mean_length", "completions/min_length", "completions/max_length", "completions/clipped_ratio"),
+        *("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "updates/refused", "updates/done"),
+        *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
+    } <= lines[0].keys()
+    assert [line["step"] for line in lines if "eval/greedy" in line] == [10, 20, 30]
+
+
+def test_the_summary_says_before_and_after(straight):
+    summary = json.loads((straight / "summary.json").read_text())
+    assert {
+        *("accuracy_before", "accuracy_after", "sampled_before", "sampled_after"),
+        *("steps", "seconds", "tokens_per_second", "run"),
+    } <= summary.keys()
+    assert (summary["steps"], summary["run"]) == (30, "straight")
+    assert summary["accuracy_after"] == metrics(straight)[-1]["eval/greedy"]
+    assert summary["seconds"] == pytest.approx(sum(line["seconds"] for line in metrics(straight)))
+
+
+def test_the_recipe_is_written_with_what_was_left_to_outdo(home, straight, monkeypatch):
+    monkeypatch.chdir(home)  # the recipe names its reward as seen from there
+    recipe = load(straight / "recipe.toml", [])
+    assert (recipe.steps, recipe.threads, recipe.device) == (30, 1, "cpu")
+    assert "optim" in (straight / "recipe.toml").read_text()
+
+
+def test_the_surroundings_are_written_down(straight):
+    environment = json.loads((straight / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert {"python", "outdo", "transformers", "platform", "git_commit", "started"} <= environment.keys()
+    assert (environment["seed"], environment["threads"], environment["device"]) == (0, 1, "cpu")
+    assert environment["command"][1:] == ["train", "recipe.toml", "run=./straight"]
+
+
+def test_held_out_questions_that_are_trained_on_are_reported(home, straight):
+    assert "1 of 4 held-out questions are also trained on" in (home / "straight.log").read_text()
+
+
+def test_the_best_checkpoint_is_saved_when_it_is_found_and_never_pruned(own_home):
+    (own_home / "score.py").write_text(ONCE_RIGHT)
+    held_out = [{"prompt": f"{a}+5=", "answer": str(a + 5)} for a in range(3)]
+    (own_home / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    keys = ("steps=6", "eval.every=2", "eval.samples=0", "checkpoint.every=5", "checkpoint.keep=1")
+    outdo_(own_home, "train", "recipe.toml", "run=./run", *keys)
+    assert [line.get("eval/greedy") for line in metrics(own_home / "run")] == [None, 1.0, None, 0.0, None, 0.0]
+    assert saved(own_home / "run") == [2, 6]
+    outdo_(own_home, "export", "run", "best", "--best")
+    assert checkpoint.weights_hash(own_home / "best") == weights(own_home / "run", 2)
+    assert "| greedy | 0.0% [0.0%, 56.1%] | 100.0% [" in (own_home / "best/README.md").read_text()
+    outdo_(own_home, "export", "run", "newest")
+    assert "| greedy | 0.0% [0.0%, 56.1%] | 0.0% [" in (own_home / "newest/README.md").read_text()
+
+
+def test_the_card_of_a_killed_run_does_not_guess(home, six_steps):
+    run = shutil.copytree(six_steps, home / "no-end")
+    (run / "summary.json").unlink()
+    outdo_(home, "export", run.name, "guess")
+    card = (home / "guess/README.md").read_text()
+    assert "No held-out questions were asked after step 6, so nothing is known of its accuracy." in card
+
+
+def test_an_exported_model_loads_and_its_card_says_what_it_was_and_is(home, straight):
+    outdo_(home, "export", "straight", "exported")
+    folder = home / "exported"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer("1+2=")["input_ids"]) == "1+2="
+    assert model.config.vocab_size == 264
+    assert checkpoint.weights_hash(folder) == weights(straight)
+    assert not (folder / "state").exists()
+    summary, card = json.loads((straight / "summary.json").read_text()), (folder / "README.md").read_text()
+    for name in ("greedy", "sampled"):
+        shares = [f"{summary[when][name]:.1%} [" for when in ("before", "after")]
+        assert f"| {name} | {shares[0]}" in card
+        assert f"| {shares[1]}" in card
+    assert "lr = 0.001" in card
+
+
+def test_an_export_never_overwrites(home, six_steps):
+    folder = home / "full"
+    folder.mkdir()
+    (folder / "mine").touch()
+    assert "choose a new folder" in outdo_(home, "export", "six", "full", status=2)
+    assert [path.name for path in folder.iterdir()] == ["mine"]

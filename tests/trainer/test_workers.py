@@ -1,0 +1,75 @@
+"""A run of two processes: killed or interrupted it goes on as if nothing had happened, and leaves nobody behind."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from kill_cases import assert_same
+from run_cases import cold, metrics, steps_done, wait_until
+
+from outdo.config.file import load
+
+TWO = ("threads=2", "workers=2", "steps=12", "checkpoint.every=2")
+
+
+def ended(command: "subprocess.Popen[str]") -> tuple[int, str]:
+    said, _ = command.communicate(timeout=120)
+    return command.returncode, said
+
+
+def family(process: int) -> list[int]:
+    """A process's children, and theirs."""
+    children: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            children += [child, *family(child)]
+    return children
+
+
+def alive(process: int) -> bool:
+    """Still there, and more than what its parent has not asked about yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path) -> Path:
+    """The run that nothing happened to."""
+    status, said = ended(cold(home, "train", "recipe.toml", "run=./two", *TWO))
+    assert status == 0, said
+    assert "workers: 2, threads of each: 1 (as the recipe asks)" in said
+    return home / "two"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_run_of_two_workers_goes_on_as_if_nothing_had_happened(home, whole, number):
+    run = home / f"two-{number.name}"
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *TWO)
+    wait_until(lambda: steps_done(run) >= 5)
+    others = family(command.pid)
+    assert others, "there should be a second process"
+    for process in [command.pid] if number is signal.SIGKILL else [command.pid, *others]:  # as Ctrl-C does
+        os.kill(process, number)
+    status, said = ended(command)
+    assert status == (-signal.SIGKILL if number is signal.SIGKILL else 130), said
+    wait_until(lambda: not any(alive(process) for process in others))
+    assert 5 <= steps_done(run) < 12
+    status, said = ended(cold(home, "resume", str(run)))
+    assert status == 0, said
+    assert_same(run, whole)
+
+
+def test_what_was_chosen_is_written_into_the_recipe_of_the_run(whole):
+    recipe = load(whole / "recipe.toml", [])
+    assert (recipe.threads, recipe.workers) == (2, 2)
+
+
+def test_where_the_seconds_went_is_said_of_all_processes_together(whole):
+    for line in metrics(whole):
+        parts = [value for name, value in line.items() if name.startswith("time/")]
+        own = sum(parts) - line.get("time/evaluate", 0.0) - line.get("time/save", 0.0)
+        assert own == pytest.approx(line["seconds"], rel=1e-6)

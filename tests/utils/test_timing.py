@@ -1,0 +1,82 @@
+"""A clock's seconds: every moment belongs to one name."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from outdo.utils import timing
+from outdo.utils.timing import Clock, span
+
+
+@pytest.fixture
+def tick(monkeypatch):
+    """Let so many seconds pass."""
+    now = [0.0]
+    monkeypatch.setattr(timing, "perf_counter", lambda: now[0])
+
+    def pass_(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_
+
+
+def test_the_time_of_an_inner_span_is_not_counted_in_the_outer_one(tick):
+    with Clock() as clock:
+        tick(1)
+        with span("sample"):
+            tick(2)
+            with span("reward"):
+                tick(4)
+            tick(8)
+        tick(16)
+    assert clock.seconds == {"idle": 17, "sample": 10, "reward": 4}
+
+
+def test_a_lap_ends_what_is_open_and_the_next_begins_with_it(tick):
+    with Clock() as clock, span("sample"):
+        tick(1)
+        assert clock.lap() == {"idle": 0, "sample": 1}
+        tick(2)
+        assert clock.lap() == {"sample": 2}
+
+
+def test_an_error_closes_its_span(tick):
+    with Clock() as clock:
+        with pytest.raises(ZeroDivisionError), span("reward"):
+            tick(1 // 0)
+        tick(2)
+    assert clock.seconds == {"idle": 2, "reward": 0}
+
+
+def test_a_clock_within_takes_the_spans_and_the_one_without_goes_on(tick):
+    with Clock() as clock:
+        with span("evaluate"), Clock() as inner, span("sample"):
+            tick(1)
+        with span("sample"):
+            tick(2)
+    assert inner.seconds == {"idle": 0, "sample": 1}
+    assert clock.seconds == {"idle": 0, "evaluate": 1, "sample": 2}
+
+
+def test_without_a_clock_and_in_another_thread_a_span_counts_nothing(tick):
+    def work() -> None:
+        with span("record"):
+            time.sleep(0)
+
+    work()
+    with Clock() as clock, ThreadPoolExecutor(1) as other:
+        other.submit(work).result()
+    assert clock.seconds == {"idle": 0}
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch")
+def test_a_profiler_sees_spans_with_and_without_a_clock():
+    with profile() as seen:
+        with span("sample"):
+            torch.ones(2).sum()
+        with Clock(), span("reward"):
+            torch.ones(2).sum()
+    assert {"sample", "reward"} <= {event.key for event in seen.key_averages()}
