@@ -1,8 +1,8 @@
-"""From a run's numbers to sentences that say what to do: `outdo doctor RUN`.
+"""Turn a run's metrics into sentences that say what to do: `outdo doctor RUN`.
 
-A rule looks at one thing over ranges of steps, and is silent where the metric it needs was not written, so that runs of
-other libraries can be looked at too. A run that goes well gets good news only: single steps jump, so a state has to
-last (`Run.lasting`), and a change has to be larger than the noise that it is seen through (`change`).
+Each rule checks one condition over ranges of steps. A rule reports nothing if the metric that it needs is missing, so
+that it also works for runs of other libraries. A run that goes well gets only good news: single steps jump, so a
+condition has to last for several steps (`Run.lasting`), and a change has to be larger than the noise (`change`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,13 +50,13 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = None) -> list[Finding]:
-    """What all rules find, by the step where it begins. `metrics` as in `metrics.jsonl`; see `from_the_start`."""
+    """Return what all rules find, sorted by first step. `metrics` are as in `metrics.jsonl`; see `from_the_start`."""
     lines = sorted((line for line in metrics if is_number(line.get("step"))), key=lambda line: line["step"])
     run = Run(lines, recipe or {})
     return sorted((found for rule in RULES for found in rule(run)), key=lambda found: (found.first, found.last))
 
 
 def from_the_start(metrics: Sequence[Metrics], summary: Mapping[str, Any]) -> list[Metrics]:
-    """A run's metrics with the evaluation before its first step, which `summary.json` alone has, as those of step 0."""
+    """Add the evaluation before the first step, which is only in `summary.json`, to the metrics as step 0."""
     before = {f"eval/{name}": value for name, value in summary.get("before", {}).items()}
     return [{"step": 0, **before}, *metrics] if before else [*metrics]

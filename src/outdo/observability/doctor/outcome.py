@@ -1,16 +1,16 @@
-"""Rules about what came of it, on questions trained on and others."""
+"""Rules about the result of training, on training questions and on held-out questions."""
 
 import math
 from collections.abc import Iterator
 
 from outdo.observability.doctor.series import Finding, Metrics, Run, Span, change, is_number
 
-EVALUATIONS = (("eval/greedy", "likeliest"), ("eval/sampled", "sampled"))
-"""And what they call their answers."""
+EVALUATIONS = (("eval/greedy", "greedy"), ("eval/sampled", "sampled"))
+"""Each evaluation metric, and the word for its answers."""
 
 
 def reward_rose(run: Run) -> Iterator[Finding]:
-    """Beyond the noise of single steps."""
+    """Report that the mean reward rose by more than the noise of single steps."""
     ends = run.ends("reward")
     if ends and change(*ends) > 0:
         first, last = ends
@@ -22,23 +22,23 @@ def reward_rose(run: Run) -> Iterator[Finding]:
 
 
 def held_out_rose(run: Run) -> Iterator[Finding]:
-    """What training is for; certain where the intervals do not touch."""
+    """Report that held-out accuracy rose; this is certain if the confidence intervals do not overlap."""
     for name, words in EVALUATIONS:
         tests = [line for line in run.lines if is_number(line.get(name))]
         if len(tests) < 2 or tests[-1][name] <= tests[0][name]:
             continue
         first, last = tests[0], tests[-1]
         apart = first.get(f"{name}_high", math.inf) < last.get(f"{name}_low", -math.inf)
-        sure = "" if apart else ". The 95 % intervals overlap: more questions (eval.rows) would make it certain"
+        sure = "" if apart else ". The 95 % intervals overlap: use more questions (eval.rows) to be certain"
         yield run.of(name).finding(
             "good",
-            f"of the {words} answers to held-out questions {_with_interval(last, name)} are right, "
-            f"{_with_interval(first, name)} were{sure}.",
+            f"{_with_interval(last, name)} of the {words} answers to held-out questions are right; at the start it was "
+            f"{_with_interval(first, name)}{sure}.",
         )
 
 
 def not_followed(run: Run) -> Iterator[Finding]:
-    """Questions that come again, and are answered no better."""
+    """Report that the answers to questions that appear again are not better than at the previous visit."""
     share, count = run.of("transfer/followed"), run.of("transfer/prompts")
     visits = sum(count.values)
     if share.steps != count.steps or visits < 50:
@@ -47,15 +47,15 @@ def not_followed(run: Run) -> Iterator[Finding]:
     if followed < 0.4:
         yield share.finding(
             "warning",
-            f"of {visits:.0f} questions that came again only {followed:.0%} were answered better than at their last "
-            "visit: what is trained does not reach fresh answers. See moved_right_way and the learning rate.",
+            f"only {followed:.0%} of {visits:.0f} questions that appeared again had a higher mean reward than at their "
+            "previous visit: training does not improve new answers. See moved_right_way and the learning rate.",
         )
 
 
 def accuracy_fell(run: Run) -> Iterator[Finding]:
-    """The held-out answers got worse, whether the reward was had or not.
+    """Report that held-out accuracy fell, whether the reward rose or not.
 
-    Only where the intervals do not touch: the best of several evaluations is partly luck.
+    It does so only if the confidence intervals do not overlap, because the best of several evaluations is partly luck.
     """
     for name, words in EVALUATIONS:
         tests = [line for line in run.lines if is_number(line.get(name))]
@@ -67,7 +67,7 @@ def accuracy_fell(run: Run) -> Iterator[Finding]:
         before, after = (run.of("reward", line["step"] - 9, line["step"]) for line in (best, last))
         if before.values and after.values and after.mean > before.mean:
             rose = f"the reward rose from {before.mean:.3g} to {after.mean:.3g}"
-            why, do = f"while {rose}: what is rewarded is not what is asked", "Read the best groups"
+            why, do = f"while {rose}: the reward does not measure what the questions ask", "Read the best groups"
         else:
             why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
         better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
@@ -79,7 +79,7 @@ def accuracy_fell(run: Run) -> Iterator[Finding]:
 
 
 def reward_fell(run: Run) -> Iterator[Finding]:
-    """Beyond the noise of single steps. What refill leaves out is not among it."""
+    """Report that the mean reward of all sampled groups fell by more than the noise of single steps."""
     name = "refill/reward" if run.of("refill/reward").values else "reward"
     ends = run.ends(name)
     if ends and change(*ends) < 0:
@@ -92,7 +92,7 @@ def reward_fell(run: Run) -> Iterator[Finding]:
 
 
 def parts_against_each_other(run: Run) -> Iterator[Finding]:
-    """One part of the reward is earned at the expense of another."""
+    """Report that one part of the reward rose at the expense of another."""
     names = sorted({name for line in run.lines for name in line if name.startswith("rewards/")})
     ends = {name: found for name in names if (found := run.ends(name))}
     rising = [name for name, (first, last) in ends.items() if change(first, last) > 0]
@@ -101,8 +101,8 @@ def parts_against_each_other(run: Run) -> Iterator[Finding]:
             others = ", ".join(_part(other) for other in rising)
             yield last.finding(
                 "warning",
-                f"the reward part {_part(name)} has fallen from {first.mean:.3g} to {last.mean:.3g} while {others} "
-                'rose. Change their weights, or standardise each by itself (train.advantage = "gdpo").',
+                f"the reward part {_part(name)} fell from {first.mean:.3g} to {last.mean:.3g} while {others} rose. "
+                'Change their weights, or standardise each part separately (train.advantage = "gdpo").',
             )
 
 

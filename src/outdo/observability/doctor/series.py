@@ -1,4 +1,4 @@
-"""What the rules look at, and what they say."""
+"""The data that the rules read (`Run`, `Span`), and the findings that they return (`Finding`)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ Level = Literal["good", "note", "warning"]
 Metrics = Mapping[str, Any]
 
 LASTING = 5
-"""So many steps make a range."""
+"""The minimum number of steps in a range."""
 GAP = 2
-"""So many steps in between may be otherwise."""
+"""At most so many steps in a row inside a range may not meet its condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence or two about the steps `first` to `last`, and the metric in which it is seen."""
+    """One or two sentences about the steps `first` to `last`, and the metric that shows it."""
 
     first: int
     last: int
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Neighbouring steps in which a metric was known."""
+    """A range of steps, and the values of a metric in those that have one."""
 
     metric: str
     steps: tuple[int, ...]
@@ -37,11 +37,10 @@ class Span:
 
     @property
     def mean(self) -> float:
-        """Of the metric."""
         return fmean(self.values)
 
     def finding(self, level: Level, text: str) -> Finding:
-        """`text` about these steps."""
+        """Return a finding about these steps; its text names them first."""
         first, last = self.steps[0], self.steps[-1]
         where = f"step {first}" if first == last else f"steps {first} to {last}"
         return Finding(first=first, last=last, level=level, text=f"{where}: {text}", metric=self.metric)
@@ -49,13 +48,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the rules look at: a run's metrics, a line for each step, and its recipe as far as it is known."""
+    """The metrics of a run, one line per step, and its recipe as far as it is known."""
 
     lines: Sequence[Metrics]
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, metric: str, first: float = -math.inf, last: float = math.inf) -> Span:
-        """The steps from `first` to `last` in which the metric was written as a number."""
+        """Return the steps from `first` to `last` whose value of the metric is a number."""
         known = [(line["step"], line[metric]) for line in self.lines if is_number(line.get(metric))]
         known = [(step, float(value)) for step, value in known if first <= step <= last]
         return Span(metric, tuple(step for step, _ in known), tuple(value for _, value in known))
@@ -63,8 +62,11 @@ class Run:
     def lasting(
         self, metric: str, *, above: float = -math.inf, below: float = math.inf, least: int = LASTING
     ) -> Iterator[Span]:
-        """Spans of at least so many steps in which the metric lies above or below a line, by its mean and at their
-        ends, and never leaves it for more than `GAP` steps."""
+        """Yield the ranges in which at least `least` values of the metric are between `above` and `below`.
+
+        The mean of the range and its first and last values are inside the limits too, and at most `GAP` values in a row
+        are outside.
+        """
         whole = self.of(metric)
         inside = [place for place, value in enumerate(whole.values) if above < value < below]
         starts = [n for n in range(len(inside)) if n == 0 or inside[n] - inside[n - 1] > GAP + 1]
@@ -75,12 +77,12 @@ class Run:
                 yield found
 
     def mean(self, metric: str, over: Span, *, unknown: float) -> float:
-        """That of another metric over a range's steps; `unknown` where there is none."""
+        """Return the mean of another metric over the steps of a range; `unknown` if it has no values there."""
         found = self.of(metric, over.steps[0], over.steps[-1])
         return found.mean if found.values else unknown
 
     def ends(self, metric: str) -> tuple[Span, Span] | None:
-        """The first and last fifths of the run, ten steps at most and three at least; None of a shorter run."""
+        """Return the first and last fifths of the run, at most ten steps each; None if a fifth has less than three."""
         whole = self.of(metric)
         size = min(10, len(whole.steps) // 5)
         if size < 3:
@@ -91,7 +93,7 @@ class Run:
         )
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """What the recipe says under a dotted key."""
+        """Return the recipe's value under a dotted key."""
         value: Any = self.recipe
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -103,7 +105,7 @@ def is_number(value: object) -> bool:
 
 
 def change(first: Span, last: Span) -> float:
-    """How much a metric changed; 0 where that is less than three standard errors, or a tenth of its size."""
+    """Return how much a metric changed; 0 if the change is below three standard errors or a tenth of its size."""
     change = last.mean - first.mean
     noise = math.sqrt(sum(variance(each.values) / len(each.values) for each in (first, last)))
     size = max(abs(first.mean), abs(last.mean))
