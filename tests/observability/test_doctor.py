@@ -129,7 +129,8 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "pushes_arrived": (
         steps((9, {"moved_right_way": 0.93, "moved/tokens": 100.0})),
-        r"93.0% of what the pushes could move moved as pushed \(900 tokens were measured\)",
+        r"93.0% of the pushed tokens moved as pushed, weighted by how far the pushes could move them "
+        r"\(900 tokens were measured\)",
     ),
 }
 """A series for every rule, and what is then said."""

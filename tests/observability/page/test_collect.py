@@ -240,7 +240,7 @@ def test_a_record_whose_columns_do_not_fit_is_left_out(tmp_path: Path):
     table = files.read(folder, 6)
     empty = pyarrow.array([[1.0]] * len(table), pyarrow.list_(pyarrow.float32()))
     files.write(folder, 6, table.set_column(table.schema.get_field_index("entropy"), "entropy", empty))
-    assert "entropy has not one entry for each token" in texts(gather(folder))
+    assert "entropy does not have one entry per token" in texts(gather(folder))
     files.write(folder, 6, table.drop_columns(["pieces"]))
     assert "no column pieces" in texts(gather(folder))
     files.write(folder, 6, table.set_column(table.schema.get_field_index("group"), "group", pyarrow.nulls(len(table))))
@@ -415,7 +415,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     files.path_of(folder, 6).unlink()
     os.mkfifo(files.path_of(folder, 6))
-    assert "is no file" in texts(gather(folder))
+    assert "is not a file" in texts(gather(folder))
 
 
 def test_a_line_of_any_length_is_borne(tmp_path: Path):
@@ -424,7 +424,7 @@ def test_a_line_of_any_length_is_borne(tmp_path: Path):
     edit(folder, "metrics.jsonl", lambda text: text + long)
     run = gather(folder)
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6, 8]
-    assert "line 7: not a JSON object, or too long a one" in texts(run)
+    assert "line 7: not a JSON object, or too long" in texts(run)
 
 
 def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -444,7 +444,7 @@ def test_a_run_of_very_many_metrics_shows_some(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"m{n}": 1.0 for n in range(5000)}}) + "\n")
     run = gather(tmp_path)
     assert len(run["metrics"]["values"]) == 1000
-    assert "Of 5,000 metrics 1,000 are shown" in texts(run)
+    assert "The page shows 1,000 of 5,000 metrics" in texts(run)
 
 
 def test_a_small_file_of_a_huge_column_is_not_read(tmp_path: Path):
@@ -455,5 +455,5 @@ def test_a_small_file_of_a_huge_column_is_not_read(tmp_path: Path):
     bomb = pyarrow.table({"group": [0], "token_ids": values}).replace_schema_metadata(table.schema.metadata)
     parquet.write_table(bomb, files.path_of(folder, 6), compression="zstd")
     assert files.path_of(folder, 6).stat().st_size < 100_000
-    with pytest.raises(RunFolderError, match=f"has {n:,} entries .* too many to be shown"):
+    with pytest.raises(RunFolderError, match=f"has {n:,} entries .* too many to show"):
         chosen_step(folder, 6)

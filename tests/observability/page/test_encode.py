@@ -146,7 +146,7 @@ def test_a_token_of_ten_megabytes_is_cut_and_says_how_long_it_is():
 @pytest.mark.parametrize("column", ["entropy", "clip"])
 def test_columns_that_do_not_fit_together_are_refused(column):
     values = pyarrow.array([["free"], []]) if column == "clip" else pyarrow.array([[1.0], None], LISTS)
-    with pytest.raises(ValueError, match=f"{column} has not one entry for each token"):
+    with pytest.raises(ValueError, match=f"{column} does not have one entry per token"):
         pack(record(**{column: values}))
 
 

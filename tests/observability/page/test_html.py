@@ -105,13 +105,13 @@ def test_the_page_says_its_language_its_title_and_what_it_needs():
     text = page([run("first"), run("second")])
     assert '<html lang="en">' in text
     assert "<title>first and second · outdo</title>" in text
-    assert re.search(r"<noscript><p>.*scripts are switched off.*</p></noscript>", text)
+    assert re.search(r"<noscript><p>.*JavaScript is switched off.*</p></noscript>", text)
 
 
 def test_a_script_that_would_end_its_element_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "bad.js").write_text("const end = '</SCRIPT>';")
     monkeypatch.setattr(module, "STATIC", tmp_path)
-    with pytest.raises(AssertionError, match=r"bad\.js would end its own element"):
+    with pytest.raises(AssertionError, match=r"bad\.js would close its own element"):
         module._source("bad.js")
 
 

@@ -26,7 +26,7 @@ def test_the_first_screen_answers_whether_training_helped(opened: Page, small_ru
     answer = hook(opened, "tile").first
     expect(hook(opened, "lead")).to_be_in_viewport()
     expect(answer).to_be_in_viewport()
-    expect(hook(opened, "lead")).to_contain_text(re.compile(r"^(Yes|No, it got worse|It cannot be told yet)\."))
+    expect(hook(opened, "lead")).to_contain_text(re.compile(r"^(Yes|No, it got worse|Not certain yet)\."))
     shown = answer.locator(".way").inner_text().split("→")
     for text, line in zip(shown, lines, strict=True):
         assert nearly(number(text.strip()), 100 * line["eval/greedy"], 3)

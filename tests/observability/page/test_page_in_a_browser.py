@@ -116,10 +116,10 @@ def test_the_page_works_in_the_frame_of_a_notebook(page: Page, small_page: Path,
 # ----------------------------------------------------------------------------------------------------------- tokens
 
 IN_NATS = {
-    "before the step": "old_logprobs", "after it": "new_logprobs", "engine": "rollout_logprobs",
+    "before the step": "old_logprobs", "after the step": "new_logprobs", "engine": "rollout_logprobs",
     "reference": "ref_logprobs", "bound": "bound", "target": "target", "ratio": "ratio", "advantage": "advantages",
     "value": "values", "entropy": "entropy", "policy push": "policy_push", "KL pull": "kl_pull", "weight": "weight",
-    "net push": "net_push", "share in it": "share",
+    "net push": "net_push", "share in net push": "share",
 }  # fmt: skip
 """What the card calls a column of the record."""
 
@@ -134,7 +134,7 @@ def card_of(page: Page) -> dict[str, float | None]:
 def of_token(row: Row, index: int) -> dict[str, float | None]:
     """What the card must say of a token, from the record."""
     known = {label: row[name] and row[name][index] for label, name in IN_NATS.items()}
-    old, new, bound = known["before the step"], known["after it"], known["bound"]
+    old, new, bound = known["before the step"], known["after the step"], known["bound"]
     assert old is not None
     assert known["engine"] is not None
     return {
@@ -148,7 +148,7 @@ def of_token(row: Row, index: int) -> dict[str, float | None]:
 def is_right(name: str, shown: float | None, truth: Mapping[str, float | None]) -> bool:
     """Moves have digits of their own, however small; a log-probability near 0 those of the one it is kept beside."""
     beside = 0.0
-    if name in ("after it", "engine", "reference", "bound"):
+    if name in ("after the step", "engine", "reference", "bound"):
         beside = truth["before the step"] or 0.0
     elif name == "gap to bound":
         beside = truth["moved"] or 0.0

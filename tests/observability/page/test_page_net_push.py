@@ -23,6 +23,6 @@ def test_a_token_goes_with_the_net_push_of_the_answers_that_begin_alike(page: Pa
     open_page(page, page_of(run))
     hook(page, "token", row=0, index=0).hover()
     card = hook(page, "card")
-    expect(card).to_contain_text("2 other answers that begin alike outweigh that")
+    expect(card).to_contain_text("but the push of 2 other rollouts with the same beginning is stronger")
     shown = card.locator("tr[data-name=net] data").get_attribute("value")
     assert abs(float(shown or 0) - nets[0][0]) < 1e-3 * abs(nets[0][0])

@@ -118,7 +118,11 @@ def pushes_arrived(run: Run) -> Iterator[Finding]:
     if len(moved.steps) >= LASTING and moved.mean > 0.7 and run.mean("frac_mixed", moved, unknown=1.0) > 0.2:
         counted = sum(run.of("moved/tokens").values)
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""
-        yield moved.finding("good", f"{moved.mean:.1%} of what the pushes could move moved as pushed{among}.")
+        yield moved.finding(
+            "good",
+            f"{moved.mean:.1%} of the pushed tokens moved as pushed, weighted by how far the pushes could move "
+            f"them{among}.",
+        )
 
 
 def objective(run: Run) -> Any:

@@ -1,8 +1,7 @@
-"""The page: what a run did, step by step and token by token, as one HTML file or followed while the run goes on.
+"""The page: what a run did, by step and by token, as one HTML file or served while the run goes on.
 
-reading.py    the files of a run, within bounds    page.py      the data and the scripts as one HTML file
-selection.py  which steps, groups and tokens       live.py      the same page, served on this machine
-gather.py     a run folder as plain data           terminal.py  one group in a terminal
-pack.py       the tokens of a step as bytes        curves.py    the curves as a picture
-compare.py    one text under two checkpoints
+read.py     reads the files of a run, with size limits    encode.py   the tokens of a step as bytes
+select.py   chooses steps, groups and tokens              html.py     data and scripts as one HTML file
+collect.py  collects a run folder as plain data           server.py   serves the page on this machine
+compare.py  scores one text under two checkpoints
 """

@@ -1,7 +1,7 @@
-"""A run folder as plain data: what the page shows, and nothing else of the folder.
+"""Collect from a run folder, as plain data, what the page shows, and nothing else.
 
-What is damaged or partial is left out, and a finding says so. What is read is bounded: of the tokens only the chosen
-steps, of these only the groups that are shown, one column at a time; of the curves at most `LONGEST_CURVE` points.
+Damaged or partial data is left out, and a finding reports it. Reading is limited: only the tokens of the chosen steps,
+of these only the groups to show, one column at a time; and at most `LONGEST_CURVE` points per curve.
 """
 
 import fcntl
@@ -24,26 +24,26 @@ from outdo.observability.record import parquet as files
 from outdo.utils.errors import RunFolderError
 
 LONGEST_CURVE = 2_000
-"""Points of a curve. A longer run shows the last value of every few steps."""
+"""The maximum number of points of a curve. A longer run shows the last value of every few steps."""
 
 MOST_CURVES = 1_000
-"""Metrics of a run; a run has about a hundred."""
+"""The maximum number of metrics of a run; a run has about a hundred."""
 
 LONGEST_NAME = 200
-"""Characters of the name of one."""
+"""The maximum number of characters in the name of a metric."""
 
 PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=\?)\S*=\S*")
-"""What may be a password within a value: before the host of an address, known by its beginning, or in a query."""
+"""Text that may be a secret: before the host of a URL, with the prefix of a known token, or in the query of a URL."""
 
 Run = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """How much of a run is on a page."""
+    """What a page shows of a run."""
 
-    steps: Sequence[int] = ()  # none: those that tell most
-    groups: int | None = None  # of each step; None: as many as `tokens` allows
+    steps: Sequence[int] = ()  # empty: the most informative ones
+    groups: int | None = None  # per step; None: as many as `tokens` allows
     tokens: int = TOKENS
     comparison: Comparison | None = None
 
@@ -52,9 +52,9 @@ USUAL = Shown()
 
 
 def gather(folder: Path, shown: Shown = USUAL) -> Run:
-    """What the page shows of the run in `folder`. Nothing in the folder is written.
+    """Collect what the page shows of the run in `folder`. It writes nothing into the folder.
 
-    Raises: RunFolderError if a file of it cannot be opened at all.
+    Raises: RunFolderError if a file of the folder cannot be opened.
     """
     story = _Story(folder)
     recorded = files.recorded_steps(folder)
@@ -68,7 +68,7 @@ def gather(folder: Path, shown: Shown = USUAL) -> Run:
         try:
             made, used = entry(folder, step, why, groups=shown.groups, tokens=share, comparison=here)
         except RunFolderError as error:
-            story.say(f"The tokens of step {step} are left out. {error}", step)
+            story.say(f"The tokens of step {step} are left out: {error}", step)
             continue
         entries.append(made)
         left = max(0, left - used)
@@ -78,7 +78,7 @@ def gather(folder: Path, shown: Shown = USUAL) -> Run:
 
 
 def news(folder: Path, *, after: int) -> Run:
-    """What is new in `folder` since step `after`: metrics, findings, and which steps are recorded; no tokens."""
+    """Return what is new in `folder` since step `after`: metrics, findings and recorded steps, without tokens."""
     story = _Story(folder)
     recorded = files.recorded_steps(folder)
     told = {"recorded": recorded, "chosen": [], "compared": None}
@@ -86,9 +86,9 @@ def news(folder: Path, *, after: int) -> Run:
 
 
 def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, Any] | None:
-    """The tokens of one step as the page shows them; None if they are not recorded.
+    """Return the tokens of one step as the page shows them; None if they are not recorded.
 
-    Raises: RunFolderError naming the file when it is damaged.
+    Raises: RunFolderError with the name of the file if it is damaged.
     """
     if step not in files.recorded_steps(folder):
         return None
@@ -96,7 +96,7 @@ def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, A
 
 
 def _chosen(recorded: Sequence[int], story: "_Story", shown: Shown) -> list[tuple[int, str]]:
-    """The steps whose tokens are shown: those asked for, or those that tell most; and the one compared."""
+    """Return the steps to show tokens of: the requested or the most informative ones, and the compared one."""
     best = _table_in(story.summary, "best").get("step")
     usual = choose(recorded, story.metrics, story.findings, best if read.is_step(best) else None)
     chosen = dict([(step, "asked for") for step in shown.steps] if shown.steps else usual)
@@ -106,10 +106,10 @@ def _chosen(recorded: Sequence[int], story: "_Story", shown: Shown) -> list[tupl
 
 
 def alive(folder: Path) -> bool:
-    """Whether a process holds the run folder, found out without getting in the way of one that wants to.
+    """Return whether a process holds the lock of the run folder, without blocking a process that wants the lock.
 
-    An empty lock file is that of a run that ended in order, and a dead process's needs no asking. Only where the
-    process may live is the lock itself asked, for as long as two system calls take.
+    An empty lock file means that the run ended normally, and a dead process in the file that the run is not alive. If
+    the process may exist, this function tries to take the lock, for the duration of two system calls.
     """
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -125,12 +125,12 @@ def alive(folder: Path) -> bool:
     except OSError:
         return False
     finally:
-        os.close(descriptor)  # and with it the lock, if it was had
+        os.close(descriptor)  # this also releases the lock, if it was taken
     return False
 
 
 def _may_live(holder: bytes) -> bool:
-    """Whether the process that wrote `holder` into a lock file exists, or is on another machine."""
+    """Return whether the process that wrote `holder` into a lock file exists, or is on another machine."""
     try:
         known = json.loads(holder)
         if known["host"] == socket.gethostname():
@@ -146,9 +146,9 @@ def _may_live(holder: bytes) -> bool:
 
 
 class _Story:
-    """The metrics of a run, numbers only, in the order of the steps; and what had to be left out.
+    """The metrics of a run (numbers only, sorted by step), its findings, and what was left out.
 
-    Step 0 is the evaluation before the first step, where the run has ended and `summary.json` tells it.
+    Step 0 is the evaluation before the first step; it is known if the run has ended and wrote `summary.json`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -164,21 +164,21 @@ class _Story:
         self.findings = [asdict(finding) for finding in doctor.diagnose(self.metrics, recipe=self.recipe or None)]
 
     def say(self, text: str, step: int = 0) -> None:
-        """A finding about what is read, not about the run."""
+        """Add a finding about the files of the run, not about its metrics."""
         self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
 
     def told(self, *, after: int) -> Run:
-        """What the page shows but for tokens; of the metrics those after a step."""
+        """Return what the page shows except tokens, with the metrics after a step."""
         lines = [line for line in self.metrics if line["step"] > after]
         written = sorted({name for line in lines for name in line} - {"step"})
         names = [name for name in written if len(name) <= LONGEST_NAME][:MOST_CURVES]
         if len(names) < len(written):
-            self.say(f"Of {len(written):,} metrics {len(names):,} are shown.")
+            self.say(f"The page shows {len(names):,} of {len(written):,} metrics.")
         every = -(-len(lines) // LONGEST_CURVE) or 1
         bins = [lines[max(0, end - every) : end] for end in range(len(lines), 0, -every)][::-1]
         values = {name: [_last(name, some) for some in bins] for name in names}
         if every > 1:
-            self.say(f"The run is long: of every {every} steps the curves show the last value.")
+            self.say(f"The run is long: the curves show the last value of every {every} steps.")
         return {
             "name": _safe(self.folder.resolve().name),
             "alive": alive(self.folder),
@@ -189,7 +189,7 @@ class _Story:
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the metrics that are finite numbers, with six digits."""
+    """Return the metrics that are finite numbers, rounded to six significant digits."""
     found = {name: number_or_none(value) for name, value in record.items() if name != "step"}
     return {name: float(f"{value:.6g}") for name, value in found.items() if value is not None}
 
@@ -199,14 +199,14 @@ def _last(name: str, lines: Sequence[Mapping[str, float]]) -> float | None:
 
 
 def _words(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the glossary says of metrics; nothing of those that it does not know."""
+    """Return the glossary entries of the metrics that have one."""
     entries = {name: glossary.entry(name) for name in names}
     told = ("title", "what", "healthy", "otherwise", "better", "topic")
     return {name: {key: getattr(each, key) for key in told} for name, each in entries.items() if each is not None}
 
 
 def _about(folder: Path, story: _Story, recorded: Sequence[int]) -> list[list[str]]:
-    """What the run is, in few words. Only what is named here is shown: no command, no other setting, no secret."""
+    """Return a short description of the run. Only these fields are shown: no command, no other setting, no secret."""
     recipe, environment = story.recipe, story.environment
     record = _told_by_record(folder, recorded) if recorded else {}
     train, data = _table_in(recipe, "train"), _table_in(recipe, "data")
@@ -229,13 +229,13 @@ def _table_in(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _told_by_record(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]:
-    """What the last recorded step says of its run: all that is known of one that outdo did not make."""
+    """Return the metadata of the last recorded step: all that is known about a run that outdo did not make."""
     try:
         return files.about(parquet.read_schema(read.own(folder, files.path_of(folder, recorded[-1]))))
     except (*DAMAGED, RunFolderError):
-        return {}  # its tokens are left out, and a finding says so
+        return {}  # a finding reports that its tokens are left out
 
 
 def _safe(value: Any) -> str:
-    """A value as text, short, without what looks like a password."""
+    """Return a value as short text, without anything that looks like a secret."""
     return shortened(PASSWORD.sub("***", str(value)), 200)

@@ -1,6 +1,6 @@
-"""One text under two checkpoints: how likely the completions of a recorded step are to each of them.
+"""One text under two checkpoints: the log-probabilities of a recorded step's completions under each of them.
 
-The only part of the inspector that needs torch, for it asks models.
+This is the only module of the page that needs torch, because it runs models.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from outdo.utils.errors import CheckpointError
 def comparison(step: int, a: Path, b: Path, *, device: str = "auto") -> Comparison:
     """Compare the checkpoints in the folders `a` and `b` on the completions of `step`.
 
-    Raises: CheckpointError with everything that is wrong with either of them.
+    Raises: CheckpointError with everything that is wrong with the two checkpoints.
     """
     if faults := [fault for folder in (a, b) for fault in checkpoint.verify(folder)]:
         raise CheckpointError("\n".join(faults))
@@ -33,9 +33,9 @@ def comparison(step: int, a: Path, b: Path, *, device: str = "auto") -> Comparis
 
 
 def rescore(table: Table, *, a: Path, b: Path, device: str = "auto") -> Table:
-    """Rows of a record with the columns `a_logprobs` and `b_logprobs`: log π of every token of the completions.
+    """Add the columns `a_logprobs` and `b_logprobs` to rows of a record: log π of every token of the completions.
 
-    In nats, at the temperature that the rollout was sampled at, as all log-probabilities of the record are.
+    They are in nats, at the rollout's sampling temperature, like all log-probabilities of the record.
     """
     for name, folder in (("a_logprobs", a), ("b_logprobs", b)):
         lists = pyarrow.array(logprobs(table, folder, device=device), pyarrow.list_(pyarrow.float32()))
@@ -44,7 +44,7 @@ def rescore(table: Table, *, a: Path, b: Path, device: str = "auto") -> Table:
 
 
 def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
-    """log π of every token of the completions in `table`, a [tokens] float32 array for each row."""
+    """Compute log π of every token of the completions in `table`: one float32 array [tokens] per row."""
     if not len(table):
         return []
     batch, order = _batch(table)
@@ -59,7 +59,7 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
 
 
 def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
-    """The completions as a batch, every token of them asked for; and which row of the table each of its rows is."""
+    """Return the completions as a batch that scores all of their tokens, and the table row of each batch row."""
     names = ("group", "prompt_token_ids", "token_ids", "temperature")
     rows = table.select([name for name in names if name in table.column_names]).to_pylist()
     members: dict[int, list[int]] = {}
@@ -77,7 +77,7 @@ def _prompt(number: int, row: dict[str, Any]) -> Prompt:
 
 
 def _rollout(row: dict[str, Any]) -> Rollout:
-    """A completion, every token taken for the policy's own, for every one is asked for; the rest does not matter."""
+    """Return a completion with all tokens in the loss mask, so that all are scored; other fields have no effect."""
     n = len(row["token_ids"])
     return Rollout(
         token_ids=tuple(row["token_ids"]),

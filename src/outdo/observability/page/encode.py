@@ -1,11 +1,11 @@
-"""The tokens of one step as few bytes: a header in JSON, then one column after another in byte planes.
+"""Encode the tokens of one step compactly: a header in JSON, then the columns one after another as byte planes.
 
     4 bytes     length of the header, little-endian
-    header      JSON: groups, rows, vocabulary, words of clip states, and where each column lies
-    columns     offsets count from the end of the header; with "beside" the column of that name is to be added
+    header      JSON: groups, rows, vocabulary, words of clip states, and the place of each column
+    columns     offsets start at the end of the header; with "beside", the column of that name has to be added
 
-Numbers of four bytes are stored as four planes, all lowest bytes first and so on: bytes that mean the same stand
-together, which is what gzip needs. Floats keep 13 bits of their mantissa: four digits, what a person reads.
+Numbers of four bytes are stored as four planes, all lowest bytes first and so on: similar bytes are then next to each
+other, which helps gzip. Floats keep 13 bits of their mantissa: four digits are enough for a reader.
 """
 
 import json
@@ -36,25 +36,25 @@ FLOATS: Mapping[str, str] = {
     "a": "a_logprobs",
     "b": "b_logprobs",
 }
-"""What the page calls a number of each token, and the record's column that holds it."""
+"""The page's name for each number of a token, and the column of the record that holds it."""
 
 BESIDE: Mapping[str, str] = {**dict.fromkeys(("new", "ref", "rollout", "target", "bound", "a"), "old"), "b": "a"}
-"""Log-probabilities that are stored as their distance from another: what is looked at is how far they are apart."""
+"""Log-probabilities that are stored as differences from another one, because readers look at the differences."""
 
 REQUIRED = ("group", "rollout", "token_ids", "pieces")
-"""Columns of the record without which there is nothing to show."""
+"""Columns that a record must have."""
 
 LONGEST_PIECE = 200
-"""Characters of one token that are shown."""
+"""The maximum number of characters shown of one token."""
 
 LONGEST_TEXT = 2_000
-"""Characters of an answer, a verdict or an id that are shown."""
+"""The maximum number of characters shown of an answer, a verdict or an id."""
 
 ROUGH, FEW_BITS = ("ref", "rollout"), 10
-"""What lies near π_old, and of whose distance from it three digits are kept."""
+"""Columns close to π_old, and the bits kept of their difference from it: three digits."""
 
 KEPT_BITS = 13
-"""Of the 23 bits of a float's mantissa: a relative error below 2^-14."""
+"""Bits kept of the 23 bits of a float's mantissa: a relative error below 2^-14."""
 
 Table = Any
 """A `pyarrow.Table`: pyarrow has no types to check."""
@@ -63,10 +63,10 @@ Floats = NDArray[numpy.float32]
 
 
 def pack(table: Table) -> bytes:
-    """Rows of a record (`record.table`, neighbours in a group being neighbours here) as bytes.
+    """Encode rows of a record (see `record.table`; the rows of a group are next to each other) as bytes.
 
-    A float column that the record does not have is not known: NaN. Raises ValueError or KeyError where the columns do
-    not fit together.
+    A float column that the record does not have becomes NaN. Raises ValueError or KeyError if the columns do not fit
+    together.
     """
     if missing := [name for name in REQUIRED if name not in table.column_names]:
         raise KeyError(f"no column {', '.join(missing)}")
@@ -98,7 +98,7 @@ def pack(table: Table) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The header and every column in full, constants repeated and distances added up, as the page does it."""
+    """Decode the header and every column in full, with constants repeated and differences added, as the page does."""
     (size,) = struct.unpack_from("<I", content)
     header = json.loads(content[4 : 4 + size])
     body = numpy.frombuffer(content, numpy.uint8, offset=4 + size)
@@ -120,7 +120,7 @@ def _unpacked(column: Mapping[str, Any], body: Array, total: int) -> Array:
 
 
 def rounded(values: Floats, kept: int = KEPT_BITS) -> Floats:
-    """`values` with so many bits of mantissa, to nearest, ties to even; what is not finite stays, NaN in one form."""
+    """Round `values` to so many bits of mantissa (ties to even). Infinities stay; all NaNs get the same bits."""
     dropped = 23 - kept
     bits = values.view(numpy.uint32)
     half = numpy.uint32((1 << (dropped - 1)) - 1)
@@ -129,29 +129,29 @@ def rounded(values: Floats, kept: int = KEPT_BITS) -> Floats:
 
 
 def _described(body: "_Body", values: Floats | None, old: Floats | None, base: str, kept: int) -> dict[str, Any]:
-    """Store a log-probability as its distance from another one, where that is known; and say where it is."""
+    """Store a log-probability as its difference from another one, if that is known; return its place."""
     apart = None if values is None or old is None else _beside(values, old)
     return body.add(values) if apart is None else {**body.add(apart, kept), "beside": base}
 
 
 def _beside(values: Floats, old: Floats) -> Floats | None:
-    """`values` less `old`, so that a small difference keeps its four digits; None where `old` is not known.
+    """Return `values` minus `old`, so that a small difference keeps its four digits; None if `old` is not known.
 
-    What was at most 0 still is when it is added up again, for rounding keeps the order: no probability is above 1.
+    A value of at most 0 stays at most 0 after decoding, because rounding keeps the order: no probability exceeds 1.
     """
     unknown = ~numpy.isfinite(old) & ~numpy.isnan(values)
     return None if unknown.any() else values - old
 
 
 class _Body:
-    """The columns' bytes. Columns that are equal are stored once."""
+    """The bytes of the columns. Equal columns are stored once."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self._places: dict[bytes, int] = {}
 
     def add(self, values: Array | None, kept: int = KEPT_BITS) -> dict[str, Any]:
-        """Store a column (None: nothing of it is known) and say where."""
+        """Store a column (None: no value is known) and return its place."""
         if values is None:
             return {"kind": "constant", "value": None}
         if values.dtype == numpy.float32:
@@ -167,7 +167,7 @@ class _Body:
 
 
 def _constant(values: Array) -> dict[str, Any] | None:
-    """How a column is described that has one value, if it has."""
+    """Return the description of a column with a single value; None for other columns."""
     if len(values) == 0 or numpy.isnan(values).all():
         return {"kind": "constant", "value": None}
     same = (values == values[0]).all() and numpy.isfinite(values[0])
@@ -175,14 +175,17 @@ def _constant(values: Array) -> dict[str, Any] | None:
 
 
 class _Vocabulary:
-    """The distinct tokens of a step. A token may be spelt in several ways: a character torn over tokens is one's."""
+    """The distinct tokens of a step.
+
+    One id can have several texts, because a character that is split over several tokens belongs to one of them.
+    """
 
     def __init__(self) -> None:
         self.entries: list[list[Any]] = []
         self._index: dict[tuple[int, str, str | None], int] = {}
 
     def indices(self, table: Table, ids: str, pieces: str, spelt: str = "") -> Array:
-        """The tokens of a list column, all rows one after another, as indices into `entries`."""
+        """Return the tokens of a list column, all rows one after another, as indices into `entries`."""
         numbers = table[ids].combine_chunks().flatten().to_pylist()
         texts = table[pieces].combine_chunks().flatten().to_pylist()
         known = spelt in table.column_names
@@ -200,7 +203,7 @@ class _Vocabulary:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text`, or its beginning and how long it is."""
+    """Return `text`, or its beginning and its length if it is longer than `most`."""
     return text if len(text) <= most else f"{text[:most]}…({len(text):,} characters)"
 
 
@@ -208,7 +211,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _groups(table: Table, vocabulary: _Vocabulary) -> tuple[list[dict[str, Any]], list[int]]:
-    """What the rollouts of a group have in common, and for each row which of these groups is its own."""
+    """Return the common data of each group's rollouts, and for each row the index of its group."""
     numbers = table["group"].to_pylist()
     first = {number: row for row, number in reversed([*enumerate(numbers)])}
     order = list(dict.fromkeys(numbers))
@@ -259,23 +262,23 @@ def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str,
 
 
 def _values(table: Table, *names: str) -> list[dict[str, Any]]:
-    """Those of the columns that there are, a row each."""
+    """Return the rows of the columns that exist."""
     present = [name for name in names if name in table.column_names]
     return table.select(present).to_pylist() if present else [{} for _ in range(len(table))]
 
 
 def lengths_of(table: Table, name: str) -> Array:
-    """How many entries the lists of a column have; 0 where there is no list."""
+    """Return the length of each list of a column; 0 for a null."""
     return table[name].combine_chunks().value_lengths().fill_null(0).to_numpy().astype(numpy.int64)
 
 
 def _floats(table: Table, name: str, lengths: Array) -> Floats | None:
-    """A list column, all rows one after another, NaN in rows that have none; None where there is no such column."""
+    """Return a list column, all rows one after another, with NaN for null rows; None if there is no such column."""
     if name not in table.column_names or pyarrow.types.is_null(table[name].type):
         return None
     own = lengths_of(table, name)
     if ((own != lengths) & (own != 0)).any():
-        raise ValueError(f"{name} has not one entry for each token")
+        raise ValueError(f"{name} does not have one entry per token")
     values = numpy.full(lengths.sum(), numpy.nan, numpy.float32)
     flat = table[name].combine_chunks().flatten().cast(pyarrow.float32())
     values[numpy.repeat(own == lengths, lengths)] = flat.to_numpy(zero_copy_only=False)
@@ -283,9 +286,9 @@ def _floats(table: Table, name: str, lengths: Array) -> Floats | None:
 
 
 def _others(table: Table, lengths: Array) -> Floats | None:
-    """What the group's other answers push on the same probability: the net push, less the token's own.
+    """Return the push of the group's other rollouts on the same probability: the net push minus the token's own.
 
-    Most tokens are alone where they stand, and nothing is stored of them.
+    Most tokens share their probability with no other rollout; for them this is 0.
     """
     net, policy, pull = (_floats(table, name, lengths) for name in ("net_push", "policy_push", "kl_pull"))
     if net is None or policy is None or pull is None:
@@ -295,18 +298,18 @@ def _others(table: Table, lengths: Array) -> Floats | None:
 
 
 def _trained(table: Table, lengths: Array) -> Array | None:
-    """1 where the policy chose the token."""
+    """Return 1 for tokens in the loss mask, else 0."""
     found = _floats(table, "loss_mask", lengths)
     return None if found is None else numpy.nan_to_num(found).astype(numpy.uint8)
 
 
 def _clip(table: Table, lengths: Array) -> tuple[Array | None, list[str]]:
-    """For each token which of the words it is, and the words; None and no words where the record says nothing."""
+    """Return the word index of each token, and the words; None and no words if the record has no such column."""
     if "clip" not in table.column_names:
         return None, []
     column = table["clip"].combine_chunks()
     if (lengths_of(table, "clip") != lengths).any():
-        raise ValueError("clip has not one entry for each token")
+        raise ValueError("clip does not have one entry per token")
     encoded = column.flatten().cast(pyarrow.string()).fill_null("").dictionary_encode()
     words = [shortened(word, LONGEST_PIECE) for word in encoded.dictionary.to_pylist()]
     if len(words) > 256:
@@ -319,7 +322,7 @@ def _text(value: Any) -> str | None:
 
 
 def number_or_none(value: Any) -> float | None:
-    """A finite number, or None: JSON has no other."""
+    """Return a finite number, or None: JSON has no NaN and no infinity."""
     if not isinstance(value, int | float):
         return None
     try:

@@ -1,7 +1,7 @@
-"""The page as one HTML file: data, scripts and styles in it, and a policy that lets nothing else in or out.
+"""The page as one HTML file with data, scripts and styles, and a content security policy that blocks everything else.
 
-The policy names each script and style by its SHA-256. What a model wrote is only ever in the data, which is no script,
-and which nothing in it can end.
+The policy allows each script and style by its SHA-256. Model text is only in the data, which the browser does not
+run; no text can close the element of the data.
 """
 
 import base64
@@ -17,7 +17,7 @@ from typing import Any
 STATIC = Path(__file__).parent / "static"
 
 VENDORED = ("vendor/htm-preact.umd.js", "vendor/uPlot.iife.min.js")
-"""Scripts by others, before our own; `static/ORDER` says in which order those follow."""
+"""Third-party scripts, before our own, whose order is in `static/ORDER`."""
 
 STYLES = (
     "vendor/uPlot.min.css",
@@ -25,21 +25,22 @@ STYLES = (
 )
 
 FORMAT = 1
-"""Version of the data in the page."""
+"""Version of the data format in the page."""
 
 NO_SCRIPT = (
-    "This page draws itself from the data within it, and its scripts are switched off. They are all in this file, and "
-    "nothing is fetched from anywhere. `outdo inspect RUN --terminal` shows a step without a browser."
+    "This page needs JavaScript to show its data, and JavaScript is switched off. All scripts are in this file, and "
+    "they fetch nothing. `outdo inspect RUN --terminal` shows a step without a browser."
 )
 
 ENDING = re.compile(r"</(script|style)|<!--", re.IGNORECASE)
-"""What would end a script or a style before its end."""
+"""Text that would close a script or style element too early."""
 
 
 def page(runs: Sequence[Mapping[str, Any]], *, live: Mapping[str, str] | None = None) -> str:
-    """The page of one run, or of two side by side, as `gather` tells them. `live`: the url and the token to follow it.
+    """Return the page of one run, or of two side by side. `live` is the URL and the token of a served page.
 
-    It holds everything: it opens from disk, may be mailed, and asks no network for anything.
+    `runs` is the result of `collect_run` for each run. The page is complete: it opens from disk, can be sent by mail,
+    and makes no network requests.
     """
     scripts, styles = _sources()
     data = embedded({"format": FORMAT, "runs": runs, "live": live})
@@ -69,12 +70,12 @@ def page(runs: Sequence[Mapping[str, Any]], *, live: Mapping[str, str] | None = 
 
 
 def embedded(data: Any) -> str:
-    """JSON that stands in a script element, whatever it holds: ASCII only, and no `<` in it."""
+    """Return JSON that is safe in a script element, whatever its content: ASCII only, without `<`."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def policy(*, live: bool = False) -> str:
-    """The content security policy: these scripts, these styles, and nothing else; `live` may ask its own server."""
+    """Return the content security policy: these scripts and styles only; `live` allows requests to the own server."""
     scripts, styles = _sources()
     return "; ".join(
         [
@@ -90,7 +91,7 @@ def policy(*, live: bool = False) -> str:
 
 
 def notebook(page: str, height: int = 900) -> str:
-    """A page as a frame of a notebook's output, `height` pixels high: it sees nothing of the notebook around it."""
+    """Return a page as a frame for a notebook, `height` pixels high. The frame cannot access the notebook."""
     allowed = "allow-scripts allow-downloads"
     return (
         f'<iframe title="outdo" sandbox="{allowed}" width="100%" height="{int(height)}" frameborder="0" '
@@ -100,16 +101,16 @@ def notebook(page: str, height: int = 900) -> str:
 
 @cache
 def _sources() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The scripts and the styles of the page, in their order."""
+    """Return the scripts and the styles of the page, in their order."""
     own = (STATIC / "ORDER").read_text(encoding="utf-8").split()
     scripts = tuple(_source(name) for name in (*VENDORED, *own))
     return scripts, tuple(_source(name) for name in STYLES)
 
 
 def _source(name: str) -> str:
-    """A file of ours or of others, as it will stand in the page."""
+    """Return a static file as it appears in the page."""
     text = (STATIC / name).read_text(encoding="utf-8").replace("\r\n", "\n")
-    assert not ENDING.search(text), f"{name} would end its own element"
+    assert not ENDING.search(text), f"{name} would close its own element"
     return text
 
 

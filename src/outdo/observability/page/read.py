@@ -1,7 +1,7 @@
-"""What is read of a run folder: only what lies in it, and never more than fits in memory.
+"""Read the files of a run folder: only files inside the folder, and never more than fits in memory.
 
-A page may be mailed, and the live page is read in a browser: a link in the folder to a file elsewhere is not followed,
-for its content would go with them.
+A page can be sent by mail, and a browser shows the served page. So links in the folder to files elsewhere are not
+followed: the page would contain their content.
 """
 
 import json
@@ -15,36 +15,36 @@ from typing import Any, BinaryIO
 from outdo.utils.errors import RunFolderError
 
 LARGEST_TABLE = 1_000_000
-"""Bytes of a recipe or a summary; a larger file is none."""
+"""The maximum size of a recipe or a summary in bytes; a larger file is not read."""
 
 LONGEST_LINE = 1_000_000
-"""Bytes of a step's metrics; a longer line is none."""
+"""The maximum length of a line of `metrics.jsonl` in bytes; a longer line is left out."""
 
 LARGEST_METRICS = 16_000_000
-"""Bytes of metrics that are kept, those of the last steps: about 15,000 of them."""
+"""The maximum size of the metrics in bytes: the last steps are kept, about 15,000 of them."""
 
 FARTHEST_BACK = 256_000_000
-"""Bytes of `metrics.jsonl` that are looked through, from its end."""
+"""How many bytes of `metrics.jsonl` are read at most, counted from its end."""
 
 Say = Callable[[str], None]
-"""Is told what is left out."""
+"""A function that takes a sentence about data that is left out."""
 
 
 def own(folder: Path, path: Path) -> Path:
-    """`path` if it is an ordinary file in `folder`.
+    """Return the real path of `path` if it is a regular file in `folder`.
 
-    Raises: FileNotFoundError if nothing is there; RunFolderError if it leads elsewhere, or is a pipe or a device.
+    Raises: FileNotFoundError if there is nothing; RunFolderError if it leads elsewhere, or is a pipe or a device.
     """
     real = path.resolve(strict=True)
     if not real.is_relative_to(folder.resolve()):
-        raise RunFolderError(f"{path}: leads out of the run folder, and is not read")
+        raise RunFolderError(f"{path}: leads out of the run folder; it is not read")
     if not real.is_file():
-        raise RunFolderError(f"{path}: is no file, and is not read")
+        raise RunFolderError(f"{path}: is not a file; it is not read")
     return real
 
 
 def table(folder: Path, name: str, say: Say) -> dict[str, Any]:
-    """A small file of the folder, JSON or TOML, that holds one table; an empty one where it is missing or damaged."""
+    """Read a small JSON or TOML file with one table; return an empty table if it is missing or damaged."""
     parse = tomllib.loads if name.endswith(".toml") else json.loads
     try:
         with own(folder, folder / name).open("rb") as file:
@@ -61,10 +61,10 @@ def table(folder: Path, name: str, say: Say) -> dict[str, Any]:
 
 
 def metrics(folder: Path, say: Say) -> list[Mapping[str, Any]]:
-    """The records of `metrics.jsonl` that have a step, oldest first; of a very long file, the last ones.
+    """Read the records of `metrics.jsonl` that have a step, oldest first; from a very long file, only the last ones.
 
-    A last line that is being written, or that a crash cut off, is not there yet. Raises RunFolderError if there is a
-    file and it cannot be opened.
+    An incomplete last line, which is still being written or which a crash cut off, is ignored. Raises RunFolderError if
+    the file exists and cannot be opened.
     """
     path = folder / "metrics.jsonl"
     try:
@@ -76,7 +76,7 @@ def metrics(folder: Path, say: Say) -> list[Mapping[str, Any]]:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
     for number, record in records:
         if record is None:
-            say(f"metrics.jsonl, line {number}: not a JSON object, or too long a one; left out")
+            say(f"metrics.jsonl, line {number}: not a JSON object, or too long; it is left out")
     found = [record for _, record in records if record is not None]
     if without := sum(not is_step(record.get("step")) for record in found):
         say(f"metrics.jsonl: {without} lines without a step are left out")
@@ -84,7 +84,7 @@ def metrics(folder: Path, say: Say) -> list[Mapping[str, Any]]:
 
 
 def _last_lines(file: BinaryIO, say: Say) -> deque[tuple[int, bytes]]:
-    """Complete lines with their numbers, as many of the last ones as may be kept; one that is too long is empty."""
+    """Return the last complete lines with their numbers, up to the size limit; a line that is too long is empty."""
     kept: deque[tuple[int, bytes]] = deque()
     left_out = max(0, file.seek(0, os.SEEK_END) - FARTHEST_BACK)
     file.seek(left_out)
@@ -94,7 +94,7 @@ def _last_lines(file: BinaryIO, say: Say) -> deque[tuple[int, bytes]]:
     while line := file.readline(LONGEST_LINE):
         number += 1
         while not line.endswith(b"\n") and (rest := file.readline(LONGEST_LINE)):
-            line = rest[-1:]  # of what is too long, whether it ends
+            line = rest[-1:]  # of a line that is too long, keep only its last byte
         if not line.endswith(b"\n"):
             break
         kept.append((number, line))
@@ -116,5 +116,5 @@ def _record(line: bytes) -> Mapping[str, Any] | None:
 
 
 def is_step(value: Any) -> bool:
-    """Whether it can be the number of a step."""
+    """Return whether `value` can be the number of a step."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

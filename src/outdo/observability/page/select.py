@@ -1,7 +1,7 @@
-"""Which steps, groups and tokens of a record are on a page, and reading just these.
+"""Choose the steps, groups and tokens of a record for a page, and read only these.
 
-Of a step's file one column is in memory at a time, and of it only the rows that are shown are kept: a long record makes
-no larger page than a short one. One whose columns are too large for that is not read (`MOST_ENTRIES`).
+Only one column of a step's file is in memory at a time, and only its rows for the page are kept: a long record does not
+make a larger page than a short one. A record whose columns are too large even for that is not read (`MOST_ENTRIES`).
 """
 
 import base64
@@ -21,10 +21,10 @@ from outdo.observability.record import parquet as files
 from outdo.utils.errors import RunFolderError
 
 TOKENS = 65_536
-"""Tokens of completions on a page, and tokens of prompts, if nothing else is asked for."""
+"""The default number of completion tokens on a page, and of prompt tokens."""
 
 STEPS = 6
-"""Steps whose tokens are on a page, if no others are asked for."""
+"""The default number of steps with tokens on a page."""
 
 BY_TOKEN = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
 TOLD = (
@@ -32,29 +32,29 @@ TOLD = (
     *("verdict", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
     *BY_TOKEN,
 )
-"""Columns of the record that the page shows; those with an entry for each token of the completion."""
+"""Columns of the record that the page shows, and those of them with one entry per completion token."""
 
 MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29
-"""Entries and bytes of a column that is read: 33 million tokens in one step."""
+"""The maximum entries and bytes of a column: 33 million tokens in one step."""
 
 DAMAGED = (OSError, pyarrow.ArrowException, ValueError, TypeError, KeyError, IndexError, RecursionError)
-"""What reading a file raises that is not what a record is."""
+"""The exceptions that reading a file raises if it is not a valid record."""
 
 Rescore = Callable[[Table], Table]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of a step that are shown."""
+    """The rows of a step on a page."""
 
     table: Table
     groups: int  # in the whole step
-    cut: int | None = None  # completions were cut to so many tokens, for not even one group was short enough
+    cut: int | None = None  # completions are cut to so many tokens, because even one group is too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One step's completions under two checkpoints, `a` and `b`."""
+    """The comparison of one step's completions under two checkpoints, `a` and `b`."""
 
     step: int
     a: str
@@ -71,10 +71,10 @@ def choose(
     findings: Sequence[Mapping[str, Any]],
     best: int | None = None,
 ) -> list[tuple[int, str]]:
-    """The steps that tell most of a run, at most `STEPS` of the recorded ones, in order; each with why.
+    """Return the most informative recorded steps, at most `STEPS`, in order; each with the reason.
 
-    The first, the last, the best, and those where something happened. What happened at a step that was not recorded is
-    looked for at the nearest one that was.
+    These are the first, the last, the best, and those at which something happened. If that step is not recorded, the
+    nearest recorded step takes its place.
     """
     reasons: dict[int, list[str]] = {}
     for step, why in _reasons(recorded, metrics, findings, best) if recorded else ():
@@ -91,7 +91,7 @@ def _reasons(
     findings: Sequence[Mapping[str, Any]],
     best: int | None,
 ) -> Iterator[tuple[int, str]]:
-    """Steps worth a look, the most telling first."""
+    """Yield interesting steps with the reason, the most informative first."""
     yield recorded[0], "first recorded"
     yield recorded[-1], "last recorded"
     if best is not None:
@@ -124,9 +124,9 @@ def _extreme(
 def entry(
     folder: Path, step: int, why: str, *, groups: int | None, tokens: int, comparison: Comparison | None = None
 ) -> tuple[dict[str, Any], int]:
-    """A step's tokens as the page takes them, and how many tokens that is.
+    """Return a step's tokens in the form that the page reads, and their number.
 
-    Raises: RunFolderError naming the file when it is damaged.
+    Raises: RunFolderError with the name of the file if it is damaged.
     """
     try:
         rows = select(folder, step, groups=groups, tokens=tokens)
@@ -142,9 +142,9 @@ def entry(
 
 
 def select(folder: Path, step: int, *, groups: int | None = None, tokens: int = TOKENS) -> Rows:
-    """Whole groups of a step: `groups` of them, or as many as have `tokens` tokens; measured and mixed ones first.
+    """Read whole groups of a step, measured and mixed ones first: `groups` of them, or as many as fit `tokens` tokens.
 
-    Where the first group alone has more, its completions are cut. Raises what `DAMAGED` lists, and RunFolderError.
+    If the first group alone has more tokens, its completions are cut. Raises what `DAMAGED` lists, and RunFolderError.
     """
     path = own(folder, files.path_of(folder, step))
     _bounded(path)
@@ -165,7 +165,7 @@ def select(folder: Path, step: int, *, groups: int | None = None, tokens: int = 
 
 
 def _bounded(path: Path) -> None:
-    """Raise ValueError if a column would fill the memory: a small file can hold one value a billion times."""
+    """Raise ValueError if a column is too large for the memory: a small file can hold one value a billion times."""
     about = parquet.read_metadata(path)
     parts = [about.row_group(number) for number in range(about.num_row_groups)]
     for number in range(about.num_columns):
@@ -174,13 +174,13 @@ def _bounded(path: Path) -> None:
         size = sum(column.total_uncompressed_size for column in columns)
         if entries > MOST_ENTRIES or size > LARGEST_COLUMN:
             name = columns[0].path_in_schema
-            raise ValueError(f"{name} has {entries:,} entries in {size:,} bytes: too many to be shown")
+            raise ValueError(f"{name} has {entries:,} entries in {size:,} bytes: too many to show")
 
 
 def _groups(
     heads: Table, numbers: Array, lengths: Mapping[str, Array], *, groups: int | None, tokens: int
 ) -> tuple[list[int], int | None]:
-    """The groups that are shown, and to how many tokens their completions are cut, if they are."""
+    """Return the groups to show, and the number of tokens to which their completions are cut, or None."""
     order = sorted(set(numbers.tolist()), key=_priority(heads, numbers))
     if groups is not None:
         return order[:groups], None
@@ -199,7 +199,7 @@ def _groups(
 
 
 def _priority(heads: Table, numbers: Array) -> Callable[[int], tuple[bool, bool, bool, int]]:
-    """Sorts groups: measured and mixed, then measured, then mixed, then the others; in the record's order."""
+    """Return a sort key for groups: measured and mixed, then measured, then mixed, then others; in record order."""
     rewards = heads["reward"].to_pylist() if "reward" in heads.column_names else [None] * len(heads)
     measured = heads["measured"].to_pylist() if "measured" in heads.column_names else [False] * len(heads)
     known: dict[int, set[float]] = {}
@@ -216,7 +216,7 @@ def _priority(heads: Table, numbers: Array) -> Callable[[int], tuple[bool, bool,
 
 
 def _cut(column: Any, most: int) -> Any:
-    """A list column with the first `most` entries of each list; no list becomes an empty one."""
+    """Return a list column with the first `most` entries of each list; a null becomes an empty list."""
     whole = column.combine_chunks()
     lengths = whole.value_lengths().fill_null(0).to_numpy()
     starts = numpy.repeat(numpy.cumsum(lengths) - lengths, lengths)

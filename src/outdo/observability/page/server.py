@@ -1,12 +1,12 @@
-"""The page served on this machine while its run goes on.
+"""Serve the page on this machine while its run goes on.
 
     GET /?token=T                   the page
-    GET /data?token=T&after=40      what is new since step 40 (`gather.news`)
-    GET /step/40?token=T            the tokens of a step (`gather.chosen_step`)
+    GET /data?token=T&after=40      what is new since step 40 (`collect.metrics_since`)
+    GET /step/40?token=T            the tokens of a step (`collect.chosen_step`)
 
-`run=1` in a query means the second of two runs. Only the loopback address is listened on, and only who knows the token
-is answered: not a page of another site (`Origin`), and not one whose name was made to point here (`Host`). Nothing in
-a request is ever used as a path: a step is a number, looked up among those recorded.
+`run=1` in a query means the second of two runs. The server listens only on the loopback address and answers only
+requests with the token: none from a page of another site (`Origin`), and none for another host name that points here
+(`Host`). It never uses a part of a request as a path: a step is a number that must be among the recorded ones.
 """
 
 import hmac
@@ -34,18 +34,18 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of every answer, refusals included, and with them the page's policy."""
+"""The headers of every response, including errors; the page's policy is added."""
 
 
 def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) -> ASGIApp:
-    """The server's application for the run folders `runs`, reached under `port` by those who know `token`."""
+    """Return the server's application for the run folders `runs`, at `port`, for requests with `token`."""
     headers = {**HEADERS, "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'"}
 
     def answer(request: Request) -> Response:
         run = _number(request.query_params.get("run", "0"))
         after = _number(request.query_params.get("after", "0"))
         if run is None or run >= len(runs) or after is None:
-            return PlainTextResponse("run and after are numbers, and there is such a run", 400)
+            return PlainTextResponse("run and after must be numbers, and the run must exist", 400)
         match request.scope["path"].split("/"):
             case ["", ""]:
                 told = [gather(each, shown) for each in runs]
@@ -58,7 +58,7 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) ->
         return PlainTextResponse("there is nothing here", 404)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http"  # neither websockets nor lifespans are switched on
+        assert scope["type"] == "http"  # websockets and lifespans are switched off
         request = Request(scope, receive)
         try:
             response = _refusal(request, port, token) or answer(request)
@@ -71,21 +71,21 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) ->
 
 
 def serve(runs: Sequence[Path], *, port: int, shown: Shown = USUAL, say: Callable[[str], None] = print) -> None:
-    """Serve the page until interrupted. Port 0 takes a free one; `say` is told the address, the token in it.
+    """Serve the page until interrupted. Port 0 takes a free port; `say` gets the address, which includes the token.
 
-    Raises: Mistakes if the port cannot be had.
+    Raises: UserError if the port is not available.
     """
     token = secrets.token_urlsafe(32)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, port))
-            listening.listen()  # who opens the address as soon as it is said waits, and is not refused
+            listening.listen()  # so that a browser that opens the address at once waits instead of failing
         except (OSError, OverflowError) as error:
             raise Mistakes([f"inspect: --port {port}: {error}; --port 0 takes a free one"]) from error
         port = listening.getsockname()[1]
         application = app(runs, port=port, token=token, shown=shown)
-        # The access log would show the token. Nothing stands before this server whose headers could be believed.
+        # The access log would show the token. There is no proxy before this server whose headers can be trusted.
         settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "proxy_headers": False}
         settings |= {"lifespan": "off", "ws": "none", "server_header": False, "timeout_graceful_shutdown": 1}
         config = uvicorn.Config(application, **settings)
@@ -94,23 +94,26 @@ def serve(runs: Sequence[Path], *, port: int, shown: Shown = USUAL, say: Callabl
 
 
 def _refusal(request: Request, port: int, token: str) -> Response | None:
-    """Why a request is not answered, if it is not."""
+    """Return the error response if a request is not allowed, else None."""
     names = [f"{name}:{port}" for name in (HOST, "localhost")]
     if request.headers.getlist("host") not in [[name] for name in names]:
-        return PlainTextResponse("this server answers only its own name", 403)
+        return PlainTextResponse("this server answers only requests to its own name", 403)
     origins = request.headers.getlist("origin")
     if any(origin not in [f"http://{name}" for name in names] for origin in origins):
-        return PlainTextResponse("this server answers only its own page", 403)
+        return PlainTextResponse("this server answers only requests from its own page", 403)
     if request.method != "GET":
-        return PlainTextResponse("nothing here can be changed", 405, headers={"Allow": "GET"})
+        return PlainTextResponse("only GET is allowed", 405, headers={"Allow": "GET"})
     given = request.query_params.get("token", "")
     if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode()):
-        return PlainTextResponse("the address with its token was printed where outdo was started", 403)
+        return PlainTextResponse(
+            "the token is missing or wrong: outdo printed the address with the token",
+            403,
+        )
     return None
 
 
 def _number(text: str) -> int | None:
-    """A number that is not negative; None where the text is something else."""
+    """Return the non-negative number that the text stands for; None for other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 

@@ -1,16 +1,16 @@
-// "Did training help", answered before anything is drawn: held-out questions before and after, then whether the
-// probabilities went where they were pushed.
+// The answer to "Did training help?", above the curves: held-out accuracy before and after training, then whether the
+// probabilities moved in the direction of their pushes.
 'use strict';
 
-// What the tiles say already.
+// The metrics that the tiles show: the findings do not repeat good news about them.
 const ANSWERED = new Set(['eval/greedy', 'eval/sampled', 'reward', 'moved_right_way']);
 
 const ACCURACIES = [
-  ['eval/greedy', 'Held-out questions right', 'likeliest answers'],
-  ['eval/sampled', 'Held-out questions right', 'sampled answers'],
+  ['eval/greedy', 'Held-out accuracy', 'greedy answers'],
+  ['eval/sampled', 'Held-out accuracy', 'sampled answers'],
 ];
 
-/** The first and the last evaluation, each with its 95 % interval; null where there were not two. */
+/** Return the first and the last evaluation with their 95 % intervals; null if there are fewer than two. */
 function evaluated(run, metric) {
   const { steps, values } = run.metrics,
     [low, high] = bandOf(metric).map((name) => values[name] ?? []);
@@ -20,7 +20,7 @@ function evaluated(run, metric) {
   return found.length > 1 ? { first: found[0], last: found.at(-1) } : null;
 }
 
-/** Means of the first and the last tenth of a run's values. */
+/** Return the means of the first and of the last tenth of a run's values. */
 function summary(run, metric) {
   const values = (run.metrics.values[metric] ?? []).filter(known);
   if (!values.length) return null;
@@ -30,16 +30,16 @@ function summary(run, metric) {
 
 const when = ({ step }) => (step === 0 ? 'before the first step' : `after step ${step}`);
 
-const UNDECIDED = 'It cannot be told yet.';
+const UNDECIDED = 'Not certain yet.';
 
-/** In one word, and only as sure as the intervals are. */
+/** Answer in a few words; "Yes" and "No" only if the intervals do not overlap. */
 function verdict({ first, last }) {
   if (known(first.high) && known(last.low)) {
     if (last.low > first.high) return 'Yes.';
     if (last.high < first.low) return 'No, it got worse.';
     return UNDECIDED;
   }
-  return last.value > first.value ? 'It seems so.' : 'Not so far.';
+  return last.value > first.value ? 'Probably.' : 'Not so far.';
 }
 
 function Lead({ runs, run }) {
@@ -49,20 +49,21 @@ function Lead({ runs, run }) {
     html`<i class=${`stroke ${run === runs[1] ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>: `;
   if (!metric) {
     const reward = summary(run, 'reward');
-    return reward && html`<p class="lead" data-test="lead">${name}No held-out questions were asked twice.
-      ${' '}The mean reward in training went from <b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
+    return reward && html`<p class="lead" data-test="lead">${name}The run has fewer than two evaluations on held-out
+      questions. The mean reward in training changed from
+      ${' '}<b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
   }
   const ends = evaluated(run, metric),
     word = verdict(ends);
   const overlap = word === UNDECIDED && ' The 95\u00a0% intervals overlap.';
-  return html`<p class="lead" data-test="lead">${name}<b>${word}</b> Of the held-out questions
-    ${' '}<b>${percent(ends.last.value)}</b> are answered rightly ${when(ends.last)};
+  return html`<p class="lead" data-test="lead">${name}<b>${word}</b> The policy answers
+    ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
     ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b>.${overlap}</p>`;
 }
 
 const rangeText = ({ low, high }) => `${figure(100 * low)}–${figure(100 * high)}`;
 
-/** Two intervals on an axis from 0 to 100 %: before hollow, after filled. */
+/** Draw both intervals on an axis from 0 to 100 %: a hollow mark for before, a filled one for after. */
 function Intervals({ first, last, second }) {
   const x = (share) => `${100 * share}%`;
   const line = ({ value, low, high }, y, kind) => html`<g class=${kind}>
@@ -86,7 +87,7 @@ function Tile({ title, detail, children }) {
 const Way = ({ from, to, form }) => html`<p class="way"><span class="from">${form(from)}</span>
   <span class="quiet" aria-label="to"> → </span><b>${form(to)}</b></p>`;
 
-/** Each quantity in a tile, and in it a line for each run. */
+/** Draw one tile per quantity, with one line per run. */
 function Answer({ runs }) {
   const told = (of) => runs.map((run, i) => [of(run), i]).filter(([ends]) => ends);
   const accuracies = ACCURACIES.map(([metric, title, detail]) => {
@@ -105,9 +106,9 @@ function Answer({ runs }) {
     <div class="tiles">${accuracies}
       ${moved.length > 0 && html`<${Tile} title="Moved as pushed" detail="each step">${moved.map(
         ([{ share, steps, tokens }]) => html`<p class="way"><b>${percent(share)}</b></p>
-        <p class="said quiet">of what the pushes could move went their way;
-          ${' '}${count(tokens, 'token')} measured in ${count(steps, 'step')}</p>`)}<//>`}
+        <p class="said quiet">of the pushed tokens, weighted by how far the pushes
+          could move them; ${count(tokens, 'token')} measured in ${count(steps, 'step')}</p>`)}<//>`}
       ${rewards.length > 0 && html`<${Tile} title="Mean reward" detail="in training">${rewards.map(
         ([[from, to]]) => html`<${Way} from=${from} to=${to} form=${figure} />`)}
-        <p class="said quiet">first and last tenth of the steps</p><//>`}</div>`;
+        <p class="said quiet">means of the first and the last tenth of the steps</p><//>`}</div>`;
 }

@@ -1,13 +1,13 @@
-// The whole page, in reading order.
+// The whole page, from top to bottom.
 'use strict';
 
-/** The step to open with: the one in the address, else the one compared, else the last. */
+/** Return the step to open first: the one in the address, else the compared one, else the last one. */
 function firstStep(run, place) {
   const here = run.chosen.map((entry) => entry.step);
   return [place.step, run.compared?.step].find((step) => here.includes(step)) ?? here.at(-1) ?? null;
 }
 
-/** Decodes the chosen step when it is first looked at; decoded steps are kept. */
+/** Decode the chosen step when it is first shown, and keep decoded steps. */
 function useStep(run, number) {
   const [loaded, setLoaded] = useState({ step: null, error: null });
   const kept = useRef(new Map());
@@ -35,7 +35,7 @@ const nearest = (steps, wanted) =>
     return best === null || Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best;
   }, null);
 
-/** Which run and step are open, and the ways to open others. */
+/** Return which run and step are open, and functions that open others. */
 function useOpening(data, place) {
   const [runs, setRuns] = useState(data.runs);
   const [which, setWhich] = useState(Math.min(place.current.run ?? 0, data.runs.length - 1));
@@ -69,16 +69,16 @@ function useOpening(data, place) {
     setMessage(about);
     setNumber(wanted);
   };
-  /** The step nearest to the one wanted, since few of a run's steps have their tokens in a file. */
+  /** Open the nearest step with tokens, because the file has the tokens of only a few steps. */
   const openNear = (wanted, i = which) => {
     const found = nearest(data.live ? [...here(i), ...runs[i].recorded] : here(i), wanted);
     if (i !== which) changeRun(i);
-    if (found === null) setMessage('No step of this run has its tokens here.');
-    else open(found, Math.abs(found - wanted) < 1 ? '' : `Step ${found} is the nearest whose tokens are here.`, i);
+    if (found === null) setMessage('This page has no tokens of this run.');
+    else open(found, Math.abs(found - wanted) < 1 ? '' : `Step ${found} is the nearest one with tokens here.`, i);
   };
   const missing = data.live && runs[which].recorded.length > 0 && !here(which).includes(number);
   useEffect(() => {
-    // The first step of a run that had none, or one that was made anew when the run was resumed.
+    // Open the first step of a run that had none, or a step that the run repeated after a resume.
     if (missing) openNear(number ?? runs[which].recorded.at(-1));
   }, [missing, which]);
   return { runs, setRuns, which, changeRun, number, open, openNear, message };
@@ -111,7 +111,7 @@ function App({ data }) {
     goTo('curves');
   };
   const where = number === null ? 'no tokens recorded' : `step ${number} of ${run.metrics.steps.at(-1) ?? number}`;
-  const about = data.live ? 'Served on this machine only.' : 'This file is complete in itself: it asks no network.';
+  const about = data.live ? 'Served on this machine only.' : 'This file is complete: it makes no network requests.';
   return html`<${Bar} run=${run} place=${where} follow=${follow} sections=${sectionsOf(run, step)} />
     <main><h1 class="hidden">${`Run ${plainText(run.name)}`}</h1>
       <${About} runs=${runs} />
@@ -127,7 +127,7 @@ function App({ data }) {
       ${step && html`<${StepView} key=${`${which}/${step.number}`} step=${step} run=${run} place=${place.current}
         onPlace=${tell} />`}
       ${number === null && html`<p class="quiet">No tokens are recorded for this run yet.</p>`}</main>
-    <footer><p class="quiet">Log-probabilities and entropies in nats, four digits of each number.
+    <footer><p class="quiet">Log-probabilities and entropies are in nats; numbers have four significant digits.
       ${' '}${about}</p></footer>`;
 }
 

@@ -1,4 +1,4 @@
-// Every number of one token.
+// The card: every number of one token.
 'use strict';
 
 const at = (step, name, i) => {
@@ -6,7 +6,7 @@ const at = (step, name, i) => {
   return known(value) ? value : null;
 };
 
-/** What happened to a token in one sentence: read out as the keyboard moves, and shown at the top of the card. */
+/** Say in one sentence what happened to a token: on top of the card, and read out as the keyboard moves. */
 function sentence(step, i) {
   const flags = step.state[i],
     old = at(step, 'old', i),
@@ -21,18 +21,19 @@ function sentence(step, i) {
 
 const likeIt = (step, i) => Math.round(1 / (at(step, 'share', i) ?? 1)) - 1;
 
-/** Why a token may rightly go against its own answer: others that begin alike push the same probability. */
+/** Say why a token can move against its own rollout: rollouts with the same beginning push the same probability. */
 function shared(step, i) {
   const others = at(step, 'others', i),
     own = step.push[i] - (others ?? 0),
     n = likeIt(step, i);
   if (!n || step.state[i] & DIM) return null;
-  const answers = `${count(n, 'other answer')} that ${n === 1 ? 'begins' : 'begin'} alike`;
-  if (own * step.push[i] < 0) return `Its own answer pushes it ${own > 0 ? 'up' : 'down'}; ${answers} outweigh that.`;
-  return `One probability with ${answers}: it follows the net push.`;
+  const answers = `${count(n, 'other rollout')} with the same beginning`;
+  if (own * step.push[i] < 0)
+    return `Its own rollout pushes it ${own > 0 ? 'up' : 'down'}, but the push of ${answers} is stronger.`;
+  return `It shares its probability with ${answers} and follows the net push.`;
 }
 
-/** Where the log-probabilities lie beside each other: a line from before to after, and what they should be near. */
+/** Draw the log-probabilities on one axis: a line from before to after the step, and the values to compare with. */
 function Track({ step, i }) {
   const points = [
     ['ref', 'reference'],
@@ -64,10 +65,10 @@ function Track({ step, i }) {
   </svg>`;
 }
 
-// The glyphs are those of the line above the table: the table is its key.
+// The glyphs are those of the drawing above the table, so that the table explains them.
 const LOGPROBS = [
   ['old', 'before the step', '○'],
-  ['new', 'after it', '●'],
+  ['new', 'after the step', '●'],
   ['rollout', 'engine'],
   ['ref', 'reference', '◇'],
   ['target', 'target', '┃'],
@@ -82,9 +83,9 @@ const OTHERS = [
   ['entropy', 'entropy', fourDigits],
   ['policy_push', 'policy push', fourDigitsSigned],
   ['kl_pull', 'KL pull', fourDigitsSigned],
-  ['others', 'push of those alike', fourDigitsSigned],
+  ['others', 'push of others', fourDigitsSigned],
   ['net', 'net push', fourDigitsSigned],
-  ['share', 'share in it', fourDigits],
+  ['share', 'share in net push', fourDigits],
   ['weight', 'weight', fourDigitsSigned],
 ];
 
@@ -125,7 +126,7 @@ function Numbers({ step, i, compared }) {
 function Card({ compared, onClose }) {
   const [token, setToken] = useState(activeToken.get());
   useEffect(() => {
-    setToken(activeToken.get()); // it may have been set between drawing this and now: by the address, for one
+    setToken(activeToken.get()); // it may have changed since this was drawn: the address can set it, for example
     return activeToken.watch(setToken);
   }, []);
   useEffect(() => {
@@ -135,9 +136,8 @@ function Card({ compared, onClose }) {
   }, []);
   if (!token)
     return html`<aside class="card empty" data-test="card" aria-label="Token">
-      <p class="quiet">Point at a token, tap it, or move to it with the arrow keys: every
-        number of it is shown here. Enter
-        pins it, Esc lets go.</p></aside>`;
+      <p class="quiet">Point at a token, tap it, or move to it with the arrow keys to see all of its
+        numbers here. Enter pins it, Esc releases it.</p></aside>`;
   const { step, index } = token,
     row = step.rows[token.row],
     i = row.start + index;

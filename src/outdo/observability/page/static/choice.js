@@ -1,7 +1,7 @@
-// Which curves are drawn, in which order, and how: a run has a hundred metrics, and most of them have little to tell.
+// Which curves are drawn, in which order and how: a run has a hundred metrics, and most of them tell little.
 'use strict';
 
-// The most telling first; the others follow in the order of their names.
+// The most important metrics first; the others follow in alphabetical order.
 const LEADING = [
   ...['eval/greedy', 'eval/sampled', 'reward', 'right', 'transfer', 'transfer/followed', 'baseline'],
   ...['frac_mixed', 'frac_all_right', 'frac_all_wrong', 'reward_std', 'completions/mean_length'],
@@ -18,14 +18,14 @@ const SHARE = new RegExp(
     ...['reward_model/(accuracy|fitted)', 'updates/stopped/.*'],
   ].join('|')})$`,
 );
-const TINY = 0.05; // a share that never gets so large would be a line on the floor of an axis from 0 to 1
+const TINY = 0.05; // a share that stays below this would be a flat line at the bottom of an axis from 0 to 1
 
 const isShare = (metric) => SHARE.test(metric);
 
-/** How a metric's values are written. */
+/** Return the function that formats a metric's values. */
 const formOf = (metric) => (isShare(metric) ? percent : figure);
 
-/** The ends of a curve's interval are its band, and no curves of their own. */
+/** The ends of a curve's interval are drawn as its band, not as separate curves. */
 const bandOf = (metric) => [`${metric}_low`, `${metric}_high`];
 const isBand = (metric, all) => /_(low|high)$/.test(metric) && all.has(metric.replace(/_(low|high)$/, ''));
 
@@ -42,7 +42,7 @@ const isAlike = (runs, one, other) =>
     return these === those || Boolean(these && those && these.every((value, i) => value === those[i]));
   });
 
-/** A topic's metrics: those drawn, those that never changed, and those that say what one drawn already says. */
+/** Split a topic's metrics: those to draw, those that never changed, and those equal to one that is drawn. */
 function sorted(runs, metrics) {
   const rank = (metric) => (LEADING.includes(metric) ? LEADING.indexOf(metric) : LEADING.length);
   const drawn = [],

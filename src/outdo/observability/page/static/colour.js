@@ -1,10 +1,10 @@
-// A quantity as a colour. Steps are equal in lightness (tokens.css), and grow with the square root of the value: small
-// moves are what most tokens make, and on a linear scale they would all look like none.
+// A quantity as a colour. The levels have equal steps in lightness (tokens.css) and grow with the square root of the
+// value: most tokens move only a little, and on a linear scale these moves would be invisible.
 'use strict';
 
 const LEVELS_OF_COLOUR = 8;
 
-/** The scale of a quantity over a whole step, so that its groups can be compared: 98 % of the tokens are within it. */
+/** Return the scale of a quantity for a whole step, so that groups can be compared: it covers 98 % of the tokens. */
 function scaleOf(step, name) {
   const quantity = quantityOf(name),
     values = step.quantity(name);
@@ -23,7 +23,7 @@ function roundUp(value) {
   return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999);
 }
 
-/** The class of a value: n8…n1, none, p1…p8 if it may go either way, r1…r8 if it only rises; or "unknown". */
+/** Return the class of a value: n8…n1, none, p1…p8 for diverging scales, r1…r8 for rising ones; or "unknown". */
 function levelOf(scale, value) {
   if (Number.isNaN(value)) return 'unknown';
   const level = Math.round(LEVELS_OF_COLOUR * Math.sqrt(Math.min(1, Math.abs(value) / scale.most)));

@@ -1,7 +1,7 @@
 // The same text under two checkpoints.
 'use strict';
 
-const STRIP_TOKENS = 400; // a strip is for reading side by side; the whole rollout is in the pane above
+const STRIP_TOKENS = 400; // a strip is for reading side by side; the pane above has the whole rollout
 
 function totals(step, row) {
   const sum = (name) =>
@@ -41,7 +41,7 @@ function Compared({ step, group, compared, onJump, setBy }) {
   const name = (row) => `rollout ${row.rollout} ${verdictOf(row).glyph}`;
   return html`<div data-test="compare"><p class="note">
       <b>a</b> is <code>${compared.a}</code>, <b>b</b> is <code>${compared.b}</code>.
-      <span class="quiet"> Both read the rollouts of step ${step.number}; nothing was sampled anew.</span>
+      <span class="quiet"> Both score the recorded rollouts of step ${step.number}; nothing was sampled again.</span>
       <button type="button" class="plain"
         onClick=${() => setBy('difference')}>Colour the tokens above by b − a</button></p>
     <div class="scroller" tabindex="0" role="region" aria-label="Rollouts under both checkpoints">

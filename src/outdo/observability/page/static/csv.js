@@ -1,4 +1,4 @@
-// A group's tokens for a spreadsheet.
+// The tokens of a group as CSV for a spreadsheet.
 'use strict';
 
 const CSV_NUMBERS = [
@@ -21,7 +21,7 @@ const CSV_NUMBERS = [
   'b',
 ];
 
-/** Their names in the record: `rollout` would stand there twice, as the rollout's number and as a log-probability. */
+/** Their names in the record: otherwise two columns would be named `rollout`, the number and the log-probability. */
 const CSV_NAMES = {
   old: 'old_logprobs',
   new: 'new_logprobs',
@@ -32,7 +32,7 @@ const CSV_NAMES = {
   net: 'net_push',
 };
 
-/** A spreadsheet runs a cell that starts with = + - @ as a formula: an apostrophe makes it text. Numbers stay. */
+/** Quote a cell; an apostrophe keeps text that starts with = + - @ from running as a formula. Numbers stay. */
 function cell(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return '';
   if (typeof value === 'number') return String(value);
@@ -64,7 +64,7 @@ function csvOf(step, group) {
     for (let index = 0; index < row.length; index++) {
       const at = row.start + index,
         [id, piece, hex] = step.piece(step.token(row, index));
-      // The file keeps four digits; what float32 adds beyond them is not information.
+      // The page's data have four digits; further digits of the float32 carry no information.
       const values = numbers.map((name) => Number(step.column(name)[at].toPrecision(5)));
       lines.push([
         step.number,

@@ -1,12 +1,12 @@
-// "Did training help": every metric as a small curve, all under one cursor.
+// The curves of "Did training help?": one small curve per metric, with a common cursor.
 'use strict';
 
 const OPEN_TOPICS = new Set(['outcome', 'data', 'tokens']);
-const FEW = 40; // with fewer points than this a curve shows them as they are, unsmoothed
+const FEW = 40; // a curve with at most this many points shows them unsmoothed
 
-const redraws = watched(0); // counts up when the theme changes: canvases do not follow style sheets by themselves
+const redraws = watched(0); // counts changes of the theme: a canvas does not follow the style sheet by itself
 
-/** A colour of the style sheet as the canvas needs it. */
+/** Return a colour of the style sheet in the form that the canvas needs. */
 function inkOf(name) {
   const probe =
     document.getElementById('probe') ??
@@ -15,7 +15,7 @@ function inkOf(name) {
   return getComputedStyle(probe).color;
 }
 
-/** Exponential mean that forgets half within a fiftieth of the run; gaps stay gaps. */
+/** Compute an exponential moving average whose half-life is a fiftieth of the run; gaps stay gaps. */
 function smoothed(values) {
   const keep = 0.5 ** (50 / Math.max(50, values.length));
   let state = null;
@@ -28,9 +28,9 @@ function smoothed(values) {
 
 const pointsOf = (values) => values.reduce((n, value) => n + known(value), 0);
 
-const COLUMNS = 4; // of each run in a plot's table: raw, smoothed, and the two ends of the interval
+const COLUMNS = 4; // per run in a plot's table: raw, smoothed, and the two ends of the interval
 
-/** x and, for each run, its columns; nulls where it does not know the metric. Aligned where runs differ in steps. */
+/** Return x and the columns of each run, with nulls for missing values; runs with different steps are aligned. */
 function tableOf(runs, metric) {
   const tables = runs.map((run) => {
     const column = (name) => run.metrics.values[name] ?? run.metrics.steps.map(() => null);
@@ -69,14 +69,14 @@ function seriesOf(runs, metric) {
   return series;
 }
 
-/** The interval of each run, filled between its ends. */
+/** Fill the area between the ends of each run's interval. */
 const bandsOf = (runs) =>
   runs.map((_, i) => ({
     series: [i * COLUMNS + 4, i * COLUMNS + 3],
     fill: () => inkOf(i ? 'run-b-band' : 'run-a-band'),
   }));
 
-/** A share's axis goes from 0 to 1, that of one that is always tiny from 0. */
+/** The axis of a share goes from 0 to 1; that of a share that is always tiny starts at 0. */
 const rangeOf = (metric) =>
   isShare(metric) ? (_, least, most) => (most > TINY ? [0, 1] : [0, (most || TINY) * 1.1]) : undefined;
 
@@ -88,7 +88,7 @@ const axisOf = (extra) => ({
   ...extra,
 });
 
-/** Marks below a curve where tokens can be opened, a line at the open step, and the steps a finding is about. */
+/** Draw marks for steps with tokens, a line at the open step, and the steps of the selected finding. */
 function drawSteps(plot, { chosen, at, range }) {
   const { ctx, bbox } = plot,
     ratio = devicePixelRatio;
@@ -112,7 +112,7 @@ function drawSteps(plot, { chosen, at, range }) {
   ctx.restore();
 }
 
-/** uPlot's options of one curve. `live` holds what changes between draws, so that the plot itself is made once. */
+/** Return uPlot's options for one curve. `live` holds what changes between draws, so that the plot is built once. */
 function optionsOf({ runs, metric, size, live, onCursor }) {
   return {
     ...size,
@@ -144,7 +144,7 @@ function optionsOf({ runs, metric, size, live, onCursor }) {
   };
 }
 
-/** Draws a canvas only once it comes near the window: a run may have a hundred metrics. */
+/** Draw a canvas only when it comes near the window, because a run can have a hundred metrics. */
 function useNear(ref) {
   const [near, setNear] = useState(false);
   useEffect(() => {
@@ -186,7 +186,7 @@ function Plot({ runs, metric, height, live, onCursor }) {
   return html`<div class="plot" ref=${box} style=${{ height: `${height}px` }} aria-hidden="true"></div>`;
 }
 
-/** What every run's curve says at a place of the table, with the interval where there is one. */
+/** Return the value of each run at a row of the table, with its interval if there is one. */
 function readingsAt(table, index, form) {
   const readings = [];
   for (let first = 1; first < table.length; first += COLUMNS) {
@@ -205,7 +205,7 @@ function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
   const form = formOf(metric),
     way = (pair) => (pair ? `${form(pair[0])} → ${form(pair[1])}` : UNKNOWN);
   const resting = ends.map(way).join('  ·  ');
-  // The cursor writes here a hundred times a second, past the page's own drawing; so this text is never drawn by it.
+  // The cursor sets this text directly, a hundred times a second, so that Preact never renders it.
   useLayoutEffect(() => {
     readout.current.textContent = resting;
   }, [resting]);
@@ -228,10 +228,10 @@ function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
   </figure>`;
 }
 
-/** A metric's name that says what it is when pointed at or focused. */
+/** Show the title of a metric, and its glossary entry when the title is pointed at or focused. */
 function Explained({ words, metric }) {
   const id = `what-${metric.replace(/[^\w]/g, '-')}`;
-  const [hushed, setHushed] = useState(false); // Esc puts the words away until one comes back
+  const [hushed, setHushed] = useState(false); // Esc hides the entry until the pointer or the focus comes back
   return html`<span class=${`explained ${hushed ? 'hushed' : ''}`} onMouseLeave=${() => setHushed(false)}
       onFocusOut=${() => setHushed(false)} onKeyDown=${(event) => event.key === 'Escape' && setHushed(true)}><button
     type="button" class="plain" aria-describedby=${id}>${words?.title ?? metric}</button>
@@ -256,13 +256,13 @@ function Topic({ topic, metrics, ...rest }) {
   </details>`;
 }
 
-/** What would be a flat line, or a line already drawn, said in words. */
+/** List the metrics that would be a flat line, or the same line as another metric. */
 function Undrawn({ runs, words, constant, alike }) {
   const title = (metric) => words[metric]?.title ?? metric;
   const value = (metric) => formOf(metric)(valuesOf(runs, metric).flat().find(known));
   const entries = [
     ...constant.map((metric) => [metric, html`always <b>${value(metric)}</b>`]),
-    ...[...alike].map(([metric, twin]) => [metric, html`as <b>${title(twin)}</b>`]),
+    ...[...alike].map(([metric, twin]) => [metric, html`same as <b>${title(twin)}</b>`]),
   ];
   if (!entries.length) return null;
   return html`<ul class="undrawn">${entries.map(
@@ -286,8 +286,9 @@ function Curves({ runs, chosen, at, range, onStep }) {
   const smooth = metrics.some((metric) => valuesOf(runs, metric).some((values) => pointsOf(values) > FEW));
   const name = (run, i) => html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>`;
   return html`<p class="note key">${runs.length > 1 && runs.map(name)}
-      <span class="quiet">${smooth && 'Thin: each step; thick: smoothed. '}Below each title: the mean of the first
-        and of the last tenth. Shaded: 95 % interval. ▲ marks a step with tokens: click to open the nearest.</span></p>
+      <span class="quiet">${smooth && 'Thin line: each step; thick line: smoothed. '}Below each title: the means of the
+        first and the last tenth of the steps. Shaded: 95 % interval. ▲ marks a step with tokens; click a curve to open
+        the nearest one.</span></p>
     ${topics.map(([topic, of]) => html`<${Topic} key=${topic} topic=${topic} metrics=${of} words=${words} runs=${runs}
       chosen=${chosen} at=${at} range=${range} onStep=${onStep} />`)}`;
 }

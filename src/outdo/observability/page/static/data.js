@@ -1,7 +1,7 @@
-// From the bytes in the page to typed columns, one step at a time and only when it is looked at.
+// Decode the bytes in the page into typed columns, one step at a time and only when it is shown.
 'use strict';
 
-const NOISE = 1e-5; // log-probabilities this near to each other (nats) are equal, as in the metrics
+const NOISE = 1e-5; // log-probabilities (nats) that differ by no more than this count as equal, as in the metrics
 const REACHED = 1,
   CLIPPED = 2,
   WRONG = 4,
@@ -20,8 +20,8 @@ async function decodeStep(entry) {
   return stepOf(header, new Uint8Array(buffer, 4 + length), entry);
 }
 
-/** A column of which nothing is known is null, like one that is not there.
- *  Numbers are stored as four byte planes, all lowest bytes first: alike bytes side by side are what gzip shrinks. */
+/** Decode a column; null if it has no values or does not exist.
+ *  Numbers are stored as four byte planes, all lowest bytes first: gzip compresses similar neighbouring bytes well. */
 function columnOf({ kind, offset, count: size, value }, body, tokens) {
   if (kind === 'constant') return value === null ? null : new Float32Array(tokens).fill(value);
   if (kind === 'u8') return body.subarray(offset, offset + size);
@@ -46,7 +46,7 @@ function stepOf(header, body, entry) {
   const column = cached((name) => {
     if (name === 'net') return netOf(column, tokens);
     const kept = header.columns[name], values = kept ? columnOf(kept, body, tokens) : null;
-    const base = values && kept.beside ? column(kept.beside) : null; // stored as the distance from another column
+    const base = values && kept.beside ? column(kept.beside) : null; // stored as the difference from another column
     return base ? values.map((value, i) => value + base[i]) : values;
   });
   const piece = (vocab) => header.vocabulary[vocab] ?? [-1, '', null];
@@ -79,8 +79,8 @@ function stepOf(header, body, entry) {
 }
 
 /**
- * What pushes each probability: all terms, and all answers of the group that took this token in this place. They push
- * one probability, some up and some down, and it can only follow the sum.
+ * Compute the net push of each token: all terms, summed over the rollouts of the group that have this token at this
+ * place. They push the same probability, some up and some down, and it can only follow the sum.
  */
 function netOf(column, tokens) {
   const terms = ['policy_push', 'kl_pull', 'others'].map(column);
@@ -88,7 +88,7 @@ function netOf(column, tokens) {
   return Float32Array.from({ length: tokens }, (_, i) => terms.reduce((sum, term) => sum + (term?.[i] || 0), 0));
 }
 
-/** What is underlined or dimmed: flags of every token. */
+/** Compute the flags of every token: what is underlined or dimmed. */
 function stateOf({ column, tokens, push, clipWords }) {
   const flags = new Uint8Array(tokens);
   const [old, now, bound, clip, trained] = ['old', 'new', 'bound', 'clip', 'trained'].map(column);
@@ -105,7 +105,7 @@ function stateOf({ column, tokens, push, clipWords }) {
     const moved = now[i] - old[i],
       way = bound ? bound[i] - old[i] : NaN;
     if (moved * push[i] < 0 && Math.abs(moved) > NOISE) flags[i] |= WRONG;
-    // Within a tenth of the way counts as there, as in the metric `target_reached`.
+    // Nine tenths of the way count as reached, as in the metric `target_reached`.
     else if (Math.abs(way) > NOISE && bound[i] <= 0 && clip?.[i] !== beyond && moved / way >= 0.9) flags[i] |= REACHED;
   }
   return flags;
@@ -130,8 +130,8 @@ function groupOf(step, group, index) {
 }
 
 /**
- * The metric `moved_right_way` of a few answers: of all that the pushes could move, the share that went their way. A
- * token counts by |push| (1 - π_old), divided among the answers that took it; null where nothing was measured.
+ * Compute the metric `moved_right_way` for some rollouts: the share of the pushed tokens that moved as pushed. The
+ * weight of a token is |push| (1 - π_old), divided among the rollouts that share it. Null if nothing was measured.
  */
 function movedShare({ column, push, state }, rows) {
   const old = column('old'),
@@ -152,7 +152,7 @@ function movedShare({ column, push, state }, rows) {
   return pushed ? followed / pushed : null;
 }
 
-/** Mean size of a rollout's moves; null where none is known. */
+/** Return the mean size of a rollout's moves; null if none is known. */
 function meanMove(step, { start, length }) {
   const moved = step
     .quantity('moved')

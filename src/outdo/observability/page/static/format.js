@@ -1,4 +1,4 @@
-// Numbers as the page writes them. Values hold four digits (13 bits of each mantissa), so none shows more.
+// Format numbers. Values have four significant digits (13 bits of each mantissa), so none shows more.
 'use strict';
 
 const { html, render, useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback } = htmPreact;
@@ -8,7 +8,7 @@ const MINUS = '−';
 
 const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
-/** A number in at most `digits` significant digits, with a true minus sign. */
+/** Format a number with at most `digits` significant digits and a true minus sign. */
 function figure(value, digits = 3) {
   if (!known(value)) return UNKNOWN;
   if (!Number.isFinite(value)) return value > 0 ? '∞' : `${MINUS}∞`;
@@ -24,7 +24,7 @@ function figure(value, digits = 3) {
     .replace('-', MINUS);
 }
 
-/** A number of a token: always four digits, so that a column of them lines up. */
+/** Format a number of a token: always with four digits, so that a column of them lines up. */
 function fourDigits(value) {
   const size = Math.abs(value);
   return known(value) && size >= 1e-3 && size < 1e4 ? value.toPrecision(4).replace('-', MINUS) : figure(value, 4);
@@ -32,17 +32,17 @@ function fourDigits(value) {
 
 const fourDigitsSigned = (value) => (known(value) && value > 0 ? '+' : '') + fourDigits(value);
 
-/** A figure with its sign always shown: for what may go either way. */
+/** Format a number with its sign, for values that can be positive or negative. */
 const signed = (value, digits = 3) => (known(value) && value > 0 ? '+' : '') + figure(value, digits);
 
-/** A share of one as a percentage. */
+/** Format a share as a percentage. */
 function percent(share) {
   if (!known(share)) return UNKNOWN;
   const hundredths = share * 100;
   return `${figure(hundredths, hundredths >= 99 && hundredths < 100 ? 4 : hundredths < 10 ? 2 : 3)}\u00a0%`;
 }
 
-/** Two shares as percentages, with three digits of each or the four that tell them apart; above 99 %, two more. */
+/** Format two shares as percentages with three digits, or four if that shows a difference; two more above 99 %. */
 function percentages(from, to) {
   const both = (digits) =>
     [from, to].map((share) => figure(share * 100, share >= 0.99 && share < 1 ? digits + 2 : digits));
@@ -50,14 +50,14 @@ function percentages(from, to) {
   return `${(short[0] === short[1] ? long : short).join(' → ')}\u00a0%`;
 }
 
-/** The probability of a log-probability. */
+/** Format the probability that a log-probability stands for. */
 const probability = (logprob) => (known(logprob) ? percent(Math.exp(logprob)) : UNKNOWN);
 
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString('en-US')} ${n === 1 ? one : many}`;
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
-/** A value that others may watch: for what changes too often to draw the whole page anew. */
+/** Make a value with watchers, for state that changes too often to redraw the whole page. */
 function watched(value) {
   const watchers = new Set();
   return {

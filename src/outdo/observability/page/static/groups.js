@@ -1,4 +1,4 @@
-// "Which prompts gave signal": the groups of a step in a list.
+// The list of a step's groups: "Which prompts gave signal?"
 'use strict';
 
 const byNumber =
@@ -14,12 +14,12 @@ const GROUP_ORDERS = {
   signal: ['mixed first', (a, b) => (b.outcome === 'mixed') - (a.outcome === 'mixed') || byNumber(spread)(a, b)],
   best: ['highest mean reward', byNumber((group) => group.mean)],
   worst: ['lowest mean reward', byNumber((group) => group.mean, false)],
-  moved: ['most moved right', byNumber((group) => group.moved)],
-  unmoved: ['least moved right', byNumber((group) => group.moved, false)],
+  moved: ['highest share moved right', byNumber((group) => group.moved)],
+  unmoved: ['lowest share moved right', byNumber((group) => group.moved, false)],
   prompt: ['prompt', (a, b) => a.promptText.localeCompare(b.promptText)],
 };
 
-/** A group's rewards as a row of marks, best first: full height and filled when right, short and hollow when not. */
+/** Draw a group's rewards as a row of bars, highest first: filled if right, hollow if not. */
 function Rewards({ group }) {
   const rows = [...group.rows].sort(byNumber((row) => row.reward));
   const values = group.scored.map((row) => row.reward),
@@ -55,7 +55,7 @@ function GroupRow({ group, open, reachable, onOpen }) {
   </tr>`;
 }
 
-/** One stop of Tab for the whole list; arrows go on from there, Enter opens. */
+/** The list is one Tab stop; the arrow keys move within it, and Enter opens a group. */
 function onArrows(event) {
   const buttons = [...event.currentTarget.querySelectorAll('tbody button')],
     here = buttons.indexOf(event.target.closest('button'));
@@ -73,20 +73,20 @@ function GroupList({ step, shown, order, setOrder, open, onOpen }) {
   const reachable = groups.find((group) => group.index === open) ?? groups[0];
   return html`<div class="list-head"><p class="note">${outcomes}.
       <span class="quiet">${step.groups.length < step.groupsInAll
-        ? ` Here are ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
-        : ''} Only mixed groups tell answers apart. "Moved right": of what the pushes could move,
-        the share that went their way.</span></p>
+        ? ` The page has ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
+        : ''} Only mixed groups show which rollouts are better. "Moved right": the share of the
+        pushed tokens that moved as pushed, weighted by how far the pushes could move them.</span></p>
     <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
       onChange=${(event) => setOrder(event.target.value)}>
       ${Object.entries(GROUP_ORDERS).map(([name, [title]]) => html`<option value=${name}
         selected=${name === order}>${title}</option>`)}</select></label></div>
     <div class="scroller groups" tabindex="0" role="region" aria-label="Groups of this step"
       onKeyDown=${onArrows}><table>
-      <thead><tr><th scope="col" class="number">No.</th><th scope="col">Prompt</th><th scope="col">Answer</th>
+      <thead><tr><th scope="col" class="number">No.</th><th scope="col">Prompt</th><th scope="col">Expected</th>
         <th scope="col">Rewards</th><th scope="col">Outcome</th>
         <th scope="col" class="number">Mean reward</th><th scope="col" class="number">Moved right</th></tr></thead>
       <tbody>${groups.map((group) => html`<${GroupRow} key=${group.index} group=${group} open=${group.index === open}
         reachable=${group === reachable}
         onOpen=${onOpen} />`)}</tbody></table>
-      ${!groups.length && html`<p class="quiet empty">No group has a rollout like that.</p>`}</div>`;
+      ${!groups.length && html`<p class="quiet empty">No group has a matching rollout.</p>`}</div>`;
 }

@@ -1,4 +1,4 @@
-// The top of the page: which run, how the page looks, and what is to be known before anything else.
+// The top of the page: the bar with the theme, the facts about each run, the findings and the list of steps.
 'use strict';
 
 const THEMES = ['auto', 'light', 'dark'];
@@ -15,7 +15,7 @@ function keptTheme() {
   try {
     return THEMES.includes(localStorage.getItem('outdo-theme')) ? localStorage.getItem('outdo-theme') : 'auto';
   } catch {
-    return 'auto'; // storage is forbidden to some pages opened from disk; the system's theme is then as good
+    return 'auto'; // some browsers forbid storage for pages opened from disk; then the page uses the system's theme
   }
 }
 
@@ -27,7 +27,7 @@ function Theme() {
     try {
       localStorage.setItem('outdo-theme', theme);
     } catch {
-      // as above: the choice then lasts as long as the page is open
+      // as above: the choice lasts only while the page is open
     }
   }, [theme]);
   return html`<label class="control"><span>Theme</span><select data-test="theme" value=${theme}
@@ -57,7 +57,7 @@ function Bar({ run, place, follow, sections }) {
 
 const LEADING_FACTS = ['method', 'model', 'data', 'seed'];
 
-/** Paths are known by their ends, a time is read without its fractions; the whole is told on pointing at it. */
+/** Shorten paths to their ends and times to minutes; the tooltip has the full value. */
 function shortFact(value) {
   const text = plainText(String(value));
   const isTime = /^\d{4}-\d\d-\d\dT/.test(text),
@@ -67,7 +67,7 @@ function shortFact(value) {
   return text.startsWith('/') && parts.length > 3 ? `…/${parts.slice(-2).join('/')}` : text;
 }
 
-/** What ran comes first; what it ran on, in smaller letters. */
+/** Show the facts about each run; those about the machine and the software in smaller letters. */
 function About({ runs }) {
   const fact = ([label, value]) => html`<div><dt>${label}</dt><dd title=${plainText(String(value))}>
     <bdi>${shortFact(value)}</bdi></dd></div>`;
@@ -82,7 +82,7 @@ function About({ runs }) {
   )}</div>`;
 }
 
-/** A finding's text without the steps it begins with: they stand beside it. */
+/** Return a finding's text without the steps at its beginning: a separate column shows them. */
 function findingText({ text }) {
   const said = plainText(text).replace(/^steps? \d+(( to |\u2013)\d+)?: /, '');
   return said.charAt(0).toUpperCase() + said.slice(1);
@@ -90,16 +90,16 @@ function findingText({ text }) {
 
 const URGENCY = ['warning', 'note', 'good'];
 
-/** What the doctor found, warnings first; good news that the tiles above have told are not told again. */
+/** List the doctor's findings, warnings first, without the good news that the tiles above show already. */
 function Findings({ runs, onFinding }) {
   const findings = runs
     .flatMap((run, i) => run.findings.map((finding) => ({ ...finding, run: i })))
     .filter(({ level, metric }) => level !== 'good' || !ANSWERED.has(metric))
     .sort((a, b) => URGENCY.indexOf(a.level) - URGENCY.indexOf(b.level));
-  if (!findings.length) return html`<p class="note quiet">Nothing else stands out.</p>`;
+  if (!findings.length) return html`<p class="note quiet">No other findings.</p>`;
   const steps = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first}–${last}`);
   return html`<section class="findings" aria-labelledby="findings-title">
-    <h3 id="findings-title">What else stands out</h3>
+    <h3 id="findings-title">Other findings</h3>
     <ul>${findings.map(
       (finding) => html`<li class=${finding.level} data-test="finding">
       <span class="glyph" role="img"
@@ -110,7 +110,7 @@ function Findings({ runs, onFinding }) {
     )}</ul></section>`;
 }
 
-/** The steps whose tokens are here; while following, any recorded one can be asked for. */
+/** List the steps with tokens on the page; a served page can fetch any other recorded step. */
 function Steps({ run, at, onOpen, canFetch }) {
   const here = new Set(run.chosen.map((entry) => entry.step));
   const others = canFetch ? run.recorded.filter((step) => !here.has(step)) : [];

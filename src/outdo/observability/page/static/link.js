@@ -1,4 +1,4 @@
-// Where the reader is, in the address: a file that is mailed opens where its sender looked.
+// Keep the reader's position in the address, so that a link opens the same place.
 'use strict';
 
 const LINKED = ['run', 'step', 'group', 'rollout', 'token', 'by'];
@@ -21,6 +21,6 @@ function writeLink(place) {
   try {
     history.replaceState(null, '', `#${hash}`);
   } catch {
-    // Within a notebook's frame the history may not be touched; the page then only has no address to share.
+    // The frame of a notebook does not allow this; then the page has no link to share.
   }
 }

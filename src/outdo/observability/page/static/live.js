@@ -1,4 +1,4 @@
-// Following a run while it is alive. Nothing is asked for when the page was opened from a file.
+// Follow a run while it is alive. A page opened from a file makes no requests.
 'use strict';
 
 const EVERY = 2000,
@@ -14,7 +14,7 @@ async function ask(live, path, query) {
 
 const lastStep = (run) => run.metrics.steps.at(-1) ?? 0;
 
-/** The first step of which the two tell different numbers; Infinity where what both know is the same. */
+/** Return the first step at which run and news differ; Infinity if all common values are equal. */
 function partingStep(run, news) {
   const places = new Map(run.metrics.steps.map((step, i) => [step, i]));
   const differs = (step, i) =>
@@ -27,8 +27,8 @@ function partingStep(run, news) {
 }
 
 /**
- * What is new of a run. The last known step is asked for as well: where it is gone, or its numbers are others, the run
- * was resumed from a step before it, and all is asked for anew.
+ * Fetch what is new in a run, including the last known step again: if that step is missing or its values differ, the
+ * run was resumed from an earlier step, and everything is fetched again.
  */
 async function newsOf(live, run, i) {
   const last = lastStep(run);
@@ -37,7 +37,7 @@ async function newsOf(live, run, i) {
   return went ? { ...(await ask(live, 'data', { after: 0, run: i })), whole: true } : news;
 }
 
-/** A run with what is new appended. After a resume the steps that were made again replace the old, and their tokens. */
+/** Append what is new to a run. After a resume the repeated steps replace the old ones and their tokens. */
 function grown(run, news) {
   const from = news.whole ? 1 : (news.metrics.steps[0] ?? Infinity);
   const replaced = news.whole ? Math.min(partingStep(run, news), lastStep(news) + 1) : Infinity;
@@ -62,7 +62,7 @@ function grown(run, news) {
   };
 }
 
-/** Asks every two seconds, more rarely while the page is hidden or nobody answers. Returns what is to be said of it. */
+/** Poll every two seconds, less often while the page is hidden or gets no response. Return the state to show. */
 function useFollowing(live, runs, setRuns) {
   const [state, setState] = useState({ words: 'following', tone: 'good' });
   const current = useRef(runs);
@@ -84,7 +84,7 @@ function useFollowing(live, runs, setRuns) {
         if (over) return;
         wait = Math.min(wait * 2, AT_MOST);
         setState({
-          words: `no answer (${error.message}); asking again in ${Math.round(wait / 1000)} s`,
+          words: `no response (${error.message}); retrying in ${Math.round(wait / 1000)} s`,
           tone: 'waiting',
         });
       }

@@ -1,5 +1,5 @@
-// Text written by a model, made visible and harmless: a character that hides, moves or reorders others becomes a mark.
-// The page only ever makes text nodes of it, so markup in it is text as well.
+// Make text of a model visible and harmless: a mark replaces each character that hides, moves or reorders others.
+// The page puts it only into text nodes, so that markup in it stays text.
 'use strict';
 
 const NAMED = {
@@ -44,7 +44,7 @@ function mark(character) {
 
 const spacedHex = (hex) => hex.match(/../g)?.join(' ') ?? hex;
 
-/** A token as it is shown. A line break is kept behind its mark, so that text still breaks where the model broke it. */
+/** Return a token as shown. A line break stays after its mark, so that lines break where the model broke them. */
 function tokenText(piece, hex) {
   if (piece === '') return hex ? spacedHex(hex) : '∅';
   if (hex && piece.includes('\ufffd')) return `⟨${spacedHex(hex)}⟩`;
@@ -52,14 +52,14 @@ function tokenText(piece, hex) {
   return /^\p{M}/u.test(shown) ? `◌${shown}` : shown;
 }
 
-/** The same in one line, for lists. */
+/** Return a token in one line, for lists. */
 const tokenLine = (piece, hex) => tokenText(piece, hex).replaceAll('\n', '');
 
-/** Running text to read, a prompt for instance: spaces and line breaks stay, what hides is marked. */
+/** Return running text, such as a prompt: spaces and line breaks stay, marks replace hidden characters. */
 const plainText = (text) =>
   text.replace(HIDDEN, (character) => (character === '\n' || character === '\t' ? character : mark(character)));
 
-/** Running text in one line, cut to `length` characters. */
+/** Return running text in one line, shortened to `length` characters. */
 function oneLine(text, length = 160) {
   const line = plainText(text.slice(0, length * 4))
     .replace(/\s+/g, ' ')

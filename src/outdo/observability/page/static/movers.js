@@ -1,11 +1,11 @@
-// The tokens of a step that moved most, and those that moved the wrong way.
+// The tokens of a step that moved most, and those that moved most in the wrong direction.
 'use strict';
 
 const SHOWN_MOVERS = 10,
-  BEFORE = 22, // characters of what stands around it
+  BEFORE = 22, // characters of context
   AFTER = 14;
 
-/** Whether two tokens are one: the same, after the same beginning, in answers to one question. */
+/** Return whether two tokens share one probability: the same token after the same beginning, in the same group. */
 function isSame(step, one, other) {
   const alone = at(step, 'share', one.row.start + one.index) === 1;
   if (alone || one.row.group !== other.row.group || one.index !== other.index) return false;
@@ -15,7 +15,7 @@ function isSame(step, one, other) {
   return true;
 }
 
-/** The tokens with the largest moves of those that `counts` lets through, largest first, each once. */
+/** Return the tokens with the largest moves among those that `counts` accepts, largest first, each once. */
 function largestMoves(step, counts) {
   const moved = step.quantity('moved'),
     found = [];
@@ -35,7 +35,7 @@ function largestMoves(step, counts) {
   return found;
 }
 
-/** The tokens before (way −1) or after a token, as many as fit into some characters. */
+/** Return the tokens before (way −1) or after a token, as many as fit into `room` characters. */
 function around(step, row, index, way, room) {
   let text = '';
   for (let k = index + way; k >= 0 && k < row.length; k += way) {
@@ -62,7 +62,7 @@ function Mover({ step, mover, most, onJump }) {
     <span class="quiet origin">group ${step.groups[row.group].number}, rollout ${row.rollout}${' '}
       <span aria-hidden="true">${verdict.glyph}</span><span class="hidden">${verdict.word}</span>${
         others > 0 ? ` and ${others} more` : ''
-      } · pushed ${step.push[i] > 0 ? 'up' : step.push[i] < 0 ? 'down' : 'neither way'}</span>
+      } · ${step.push[i] > 0 ? 'pushed up' : step.push[i] < 0 ? 'pushed down' : 'not pushed'}</span>
       </button></li>`;
 }
 
@@ -80,9 +80,9 @@ function Movers({ step, onJump }) {
   const most = useMemo(() => largestMoves(step, (i) => !(step.state[i] & DIM)), [step]);
   const wrong = useMemo(() => largestMoves(step, (i) => step.state[i] & WRONG), [step]);
   const measured = step.groups.filter((group) => group.measured).length;
-  return html`<p class="note"><span class="quiet">Step ${step.number}, ${count(measured, 'measured group')}: nats, and
-      the probability before → after. Answers that begin alike share a token's probability: it is listed once,
-      "and 2 more". It goes the wrong way when it moves against their net push.</span></p>
+  return html`<p class="note"><span class="quiet">Step ${step.number}, ${count(measured, 'measured group')}: the move in
+      nats, and the probability before → after. Rollouts with the same beginning share the probability of a token: the
+      list shows it once, with "and 2 more". A token moved the wrong way if it moved against the net push.</span></p>
     <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} onJump=${onJump}
       none="No token was measured after this step." />
       <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} onJump=${onJump}

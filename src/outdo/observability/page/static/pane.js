@@ -1,12 +1,12 @@
-// The tokens of a group, as a grid made by hand: tens of thousands of elements are too many to compare on every change,
-// so rows are made when they come near the window and emptied when they leave it.
+// The grid of a group's tokens, built without Preact: tens of thousands of elements are too many to compare on every
+// change. Rows are filled when they come near the window and emptied when they leave it.
 'use strict';
 
-const activeToken = watched(null); // {step, row, index, pinned, byKey} of the token the card is about
+const activeToken = watched(null); // {step, row, index, pinned, byKey} of the token in the card
 
-const MARGIN = '900px'; // how far outside the pane rows are already made
+const MARGIN = '900px'; // how far outside the pane rows are already filled
 const CHARACTERS_A_LINE = 115,
-  LINE = 23; // to guess the height of a row never made yet, in pixels
+  LINE = 23; // pixels; to estimate the height of a row before it is filled
 
 const prototypes = (() => {
   const token = document.createElement('span');
@@ -22,7 +22,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Classes that stay whatever the colour: a torn character's bytes, and a token before which a line may break. */
+/** Classes that do not depend on the colour: a part of a character, and a token before which a line may break. */
 const fixedClasses = (shown, piece) => (piece === '' ? ' torn' : '') + (shown.startsWith('·') ? ' gap' : '');
 
 const STATE_CLASSES = Array.from({ length: 16 }, (_, flags) =>
@@ -37,7 +37,7 @@ const STATE_CLASSES = Array.from({ length: 16 }, (_, flags) =>
     .join(''),
 );
 
-/** What stands above a rollout's tokens, in one line. */
+/** Build the line above a rollout's tokens. */
 function rowHead(step, row) {
   const verdict = verdictOf(row),
     move = meanMove(step, row),
@@ -84,7 +84,7 @@ class Pane {
     return undefined;
   }
 
-  /** The step's rows in the order given. */
+  /** Show rows of a step in the given order. */
   show({ step, rows, scale, filter, onPlace }) {
     this.near.disconnect();
     Object.assign(this, { step, scale, onPlace, order: rows.map((row) => row.number) });
@@ -169,7 +169,7 @@ class Pane {
     return this.rows.get(row)?.tokens.children[index];
   }
 
-  /** Exactly one token can be reached by Tab: the last one that was looked at. */
+  /** Focus a token. Tab reaches exactly one token: the last one that had the focus. */
   focus(row, index, { pinned = activeToken.get()?.pinned ?? false, centred = false } = {}) {
     const held = this.rows.get(row);
     if (!held) return;
@@ -185,7 +185,7 @@ class Pane {
     this.onPlace?.(held.row, this.at.index);
   }
 
-  /** The card follows the pointer unless a token is pinned. */
+  /** Show a token in the card. The card follows the pointer unless a token is pinned. */
   point(place, { byKey, pinned, force }) {
     const current = activeToken.get();
     if (current?.pinned && !byKey && !force) return;
@@ -194,7 +194,7 @@ class Pane {
     this.mark();
   }
 
-  /** The pointer has gone: back to the token that has the focus, if one has. */
+  /** When the pointer leaves, show the token that has the focus again, if there is one. */
   leave() {
     if (!activeToken.get() || activeToken.get().pinned) return;
     const focused = document.activeElement?.closest?.('[data-index]');

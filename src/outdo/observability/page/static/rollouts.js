@@ -1,21 +1,21 @@
-// A group: its prompt, and its rollouts' tokens coloured by one quantity.
+// One group: its prompt, and the tokens of its rollouts coloured by one quantity.
 'use strict';
 
 const ROW_ORDERS = {
   reward: ['reward', () => byNumber((row) => row.reward)],
-  worst: ['reward, worst first', () => byNumber((row) => row.reward, false)],
+  worst: ['reward, lowest first', () => byNumber((row) => row.reward, false)],
   length: ['length', () => byNumber((row) => row.length)],
   advantage: ['advantage', () => byNumber((row) => row.advantage)],
-  moved: ['how far it moved', (step) => byNumber((row) => meanMove(step, row))],
+  moved: ['mean size of moves', (step) => byNumber((row) => meanMove(step, row))],
   rollout: ['number', () => byNumber((row) => row.rollout, false)],
 };
 
-/** The quantity asked for where it is known; else the first that is. */
+/** Return the requested quantity if the step has it, else the first one that it has. */
 function knownQuantity(step, name) {
   return [name, 'moved', 'policy_push', 'advantage', 'surprise'].find((each) => step.hasQuantity(each)) ?? 'moved';
 }
 
-/** A prompt as it was read: long ones are folded, nothing is left out. */
+/** Show the prompt; a long one is folded, and a button shows all of it. */
 function Prompt({ group }) {
   const [whole, setWhole] = useState(false),
     text = group.promptText,
@@ -23,13 +23,13 @@ function Prompt({ group }) {
   return html`<div class="prompt"><pre tabindex="0" role="region" aria-label="Prompt">
     <bdi>${plainText(whole || !long ? text : `${text.slice(0, 600)}…`)}</bdi></pre>
     ${long && html`<button type="button" class="plain"
-      onClick=${() => setWhole(!whole)}>${whole ? 'Fold' : `Show all ${count(text.length, 'character')}`}</button>`}
-    <dl class="inline">${group.answer !== null && html`<div><dt>Answer</dt><dd><bdi>${oneLine(group.answer, 300)}</bdi>
-      </dd></div>`}
+      onClick=${() => setWhole(!whole)}>${whole ? 'Show less' : `All ${count(text.length, 'character')}`}</button>`}
+    <dl class="inline">${group.answer !== null && html`<div><dt>Expected answer</dt>
+      <dd><bdi>${oneLine(group.answer, 300)}</bdi></dd></div>`}
       <div><dt>Mean reward</dt><dd>${figure(group.mean)}</dd></div>${group.baseline !== null && html`<div>
         <dt>Baseline</dt><dd>${figure(group.baseline)}</dd></div>`}
       <div><dt>Moved right</dt><dd>${group.measured ? percent(group.moved) : 'not measured'}</dd></div><div>
-        <dt>Prompt</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
+        <dt>Prompt id</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
 }
 
 function Tools({ step, by, setBy, order, setOrder, onCsv }) {
@@ -45,7 +45,7 @@ function Tools({ step, by, setBy, order, setOrder, onCsv }) {
     <button type="button" data-test="csv" onClick=${onCsv}>Save as CSV</button></div>`;
 }
 
-/** The pane is drawn by hand (pane.js); this only tells it what to show. `jump` asks it to go to a token. */
+/** Pass what to show to the pane, which is built without Preact (pane.js). `jump` makes it go to a token. */
 function Tokens({ step, rows, scale, filter, jump, onPlace, paneRef }) {
   const root = useRef(null),
     pane = paneRef;
@@ -78,8 +78,8 @@ function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compar
     <${Tools} step=${step} by=${quantity} setBy=${setBy} order=${order} setOrder=${setOrder}
       onCsv=${() => saveCsv(step, group)} />
     <${Legend} scale=${scale} />
-    ${blank && html`<p class="note">This group was not measured after the step, so how far
-      its tokens moved is not known. <button type="button" class="plain"
+    ${blank && html`<p class="note">This group was not measured after the step, so it is not known
+      how far its tokens moved. <button type="button" class="plain"
       onClick=${() => setBy('policy_push')}>Colour by policy push</button></p>`}
     ${rows.length < group.rows.length &&
     html`<p class="note">${rows.length} of ${count(group.rows.length, 'rollout')} match the search.</p>`}

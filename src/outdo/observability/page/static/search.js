@@ -1,4 +1,4 @@
-// Search and filter: which rollouts, and so which groups, are shown.
+// Search and filter: select the rollouts, and so the groups, to show.
 'use strict';
 
 const NO_FILTER = { text: '', where: 'all', verdict: '', least: '', most: '' };
@@ -6,7 +6,7 @@ const PLACES = { all: 'prompts and completions', prompt: 'prompts', completion: 
 
 const lowered = (text) => text.toLowerCase();
 
-/** A search text may be written as the page shows it: marks for spaces and line breaks are taken for what they mark. */
+/** Normalise a search text. It may contain the page's marks: they match the spaces and line breaks they stand for. */
 const soughtText = (text) => lowered(text.replaceAll('·', ' ').replaceAll('⏎', '\n').replaceAll('→', '\t'));
 
 function tokensWith(step, row, sought) {
@@ -34,13 +34,13 @@ function rowMatches(step, row, filter, sought) {
   return !sought || textMatches(step, row, filter, sought);
 }
 
-/** The numbers of the rows that are shown. */
+/** Return the numbers of the rows to show. */
 function shownRows(step, filter) {
   const sought = soughtText(filter.text);
   return new Set(step.rows.filter((row) => rowMatches(step, row, filter, sought)).map((row) => row.number));
 }
 
-/** Which tokens of a row hold what is searched for: those the match touches. */
+/** Return the tokens of a row that overlap a match of the search. */
 function hitsOf(step, row, filter) {
   const sought = soughtText(filter.text);
   if (!sought || filter.where === 'prompt') return new Set();
@@ -53,7 +53,7 @@ function hitsOf(step, row, filter) {
     for (; index < row.length; index++) {
       const size = step.piece(step.token(row, index))[1].length;
       if (end + size > from && end < from + sought.length) hits.add(index);
-      if (end + size >= from + sought.length) break; // the next match may begin within this token
+      if (end + size >= from + sought.length) break; // the next match may begin in this token
       end += size;
     }
   }
@@ -77,7 +77,7 @@ function Search({ step, filter, setFilter, shown }) {
     ).map(
       ([place, words_]) => html`<option value=${place} selected=${place === filter.where}>${words_}</option>`,
     )}</select></label>
-    <label class="control"><span>Verdict</span><select data-test="filter-verdict" value=${filter.verdict}
+    <label class="control"><span>Result</span><select data-test="filter-verdict" value=${filter.verdict}
       onChange=${change('verdict')}>
       <option value="">any</option><option value="right">right</option><option value="wrong">wrong</option>
       ${words.map((verdict) => html`<option value=${`is:${verdict}`}>${verdict}</option>`)}</select></label>

@@ -1,7 +1,7 @@
-// Everything the page shows of one step.
+// Everything that the page shows about one step.
 'use strict';
 
-/** The group to open with: the one in the address, else a mixed and measured one, which has most to tell. */
+/** Return the group to open first: the one in the address, else a mixed and measured one, which shows most. */
 function firstGroup(step, place) {
   const named = step.groups.find((group) => place.step === step.number && group.number === place.group);
   const measured = step.groups.filter((group) => group.measured);
@@ -13,10 +13,10 @@ function Section({ id, number, title, children }) {
     <span class="ordinal" aria-hidden="true">${number}</span> ${title}</h2>${children}</section>`;
 }
 
-/** The two checkpoints the step's text was read under, if it was. */
+/** Return the two checkpoints that scored the step's text, or null. */
 const comparedIn = (run, step) => (run.compared?.step === step.number && step.column('a') ? run.compared : null);
 
-/** What belongs to one step: groups, tokens, forks, moves, comparison. */
+/** Show the sections of one step: groups, tokens, forks, moves, comparison. */
 function StepView({ step, run, place, onPlace }) {
   const [index, setIndex] = useState(() => firstGroup(step, place));
   const [filter, setFilter] = useState(NO_FILTER);
@@ -41,7 +41,7 @@ function StepView({ step, run, place, onPlace }) {
     [step],
   );
   const onJump = (row, token) => {
-    if (!shown.has(row.number)) setFilter(NO_FILTER); // what one jumps to must not be hidden by an old search
+    if (!shown.has(row.number)) setFilter(NO_FILTER); // an old search must not hide the target of the jump
     setIndex(row.group);
     setJump({ step, row: row.number, index: token });
     document.getElementById('rollouts').scrollIntoView({ block: 'start' });
@@ -49,7 +49,7 @@ function StepView({ step, run, place, onPlace }) {
   const compared = comparedIn(run, step);
   const below = useMemo(
     () => group && html`<${Below} step=${step} group=${group} compared=${compared} onJump=${onJump} setBy=${setBy} />`,
-    [step, group, compared, shown], // what does not depend on the colours is not drawn anew with them
+    [step, group, compared, shown], // a change of the colours does not redraw this part
   );
   if (!group) return html`<p class="quiet">No rollout of this step is recorded.</p>`;
   return html`<${Section} id="groups" number="2" title="Which prompts gave signal?">
@@ -61,9 +61,9 @@ function StepView({ step, run, place, onPlace }) {
     ${below}`;
 }
 
-/** What stands below the tokens, and leads back to them. */
+/** Show the sections below the tokens, with links back to tokens. */
 function Below({ step, group, compared, onJump, setBy }) {
-  return html`<${Section} id="tree" number="4" title="Where do good and bad completions part?">
+  return html`<${Section} id="tree" number="4" title="Where do good and bad completions diverge?">
       <${Tree} step=${step} group=${group} onJump=${onJump} /><//>
     <${Section} id="movers" number="5" title="What moved most, and what moved the wrong way?">
       <${Movers} step=${step} onJump=${onJump} /><//>
@@ -72,7 +72,7 @@ function Below({ step, group, compared, onJump, setBy }) {
         setBy=${setBy} /><//>`}`;
 }
 
-/** The token the address names. */
+/** Return the token that the address names, or null. */
 function jumpTo(step, place) {
   const group = place.step === step.number && step.groups.find((each) => each.number === place.group);
   const row = group && known(place.rollout) && group.rows.find((each) => each.rollout === place.rollout);

@@ -1,4 +1,4 @@
-// "Where good and bad completions part": the group's completions as a tree of what they begin with.
+// The prefix tree of a group's completions: "Where do good and bad completions diverge?"
 'use strict';
 
 const SHOWN_DECISIVE = 3,
@@ -7,7 +7,7 @@ const SHOWN_DECISIVE = 3,
 
 const rewardOf = (rows) => mean(rows.filter((row) => row.reward !== null).map((row) => row.reward));
 
-/** A node holds a run of tokens in which its rows do not part; `fork` is how much reward its branches tell apart. */
+/** Build a node: a run of tokens that all of its rows share. `fork` is how much reward its branches separate. */
 function treeOf(step, rows, from = 0) {
   const first = rows[0];
   let to = rows.length === 1 ? first.length : from;
@@ -16,7 +16,7 @@ function treeOf(step, rows, from = 0) {
   const branches = new Map();
   if (rows.length > 1)
     for (const row of rows) branches.set(next(row, to), [...(branches.get(next(row, to)) ?? []), row]);
-  // Rows that are the same to their last token are one leaf, not a fork.
+  // Rows that are equal to their last token are one leaf, not a fork.
   const forks = branches.size > 1;
   const children = forks
     ? [...branches.values()].map((branch) => (next(branch[0], to) < 0 ? leafOf(branch, to) : treeOf(step, branch, to)))
@@ -33,7 +33,7 @@ function treeOf(step, rows, from = 0) {
 
 const leafOf = (rows, at) => ({ rows, from: at, to: at, children: [], mean: rewardOf(rows), fork: 0 });
 
-/** Marks the forks that tell most reward apart, each by the branches that carry most above and below its mean. */
+/** Mark the forks that separate most reward, at their branches with the largest and smallest n·(mean − fork mean). */
 function markDecisive(root) {
   const nodes = [];
   const walk = (node) => {
@@ -54,7 +54,7 @@ function markDecisive(root) {
   return root;
 }
 
-/** The tree as lines to show, children of closed nodes left out. */
+/** Return the lines to show, without the children of closed nodes. */
 function linesOf(node, closed, path = '0', level = 1, place = [1, 1]) {
   const line = { node, path, level, place, open: node.children.length > 0 && !closed.has(path) };
   return [
@@ -67,7 +67,7 @@ function linesOf(node, closed, path = '0', level = 1, place = [1, 1]) {
   ];
 }
 
-/** The tokens of a node in short: its beginning, and for a shared run its end too, where the fork is. */
+/** Show the tokens of a node in short: its beginning, and for a shared run also its end, before the fork. */
 function RunText({ step, node }) {
   const row = node.rows[0],
     length = node.to - node.from;
@@ -80,7 +80,7 @@ function RunText({ step, node }) {
   if (!node.children.length) {
     const rest = [
       length > LEAF_TOKENS && `+ ${count(length - LEAF_TOKENS, 'token')}`,
-      row.finish !== 'stop' && 'cut off',
+      row.finish !== 'stop' && 'truncated',
     ].filter(Boolean);
     return html`<span class="text leaf">${text(node.from, Math.min(node.to, node.from + LEAF_TOKENS))}</span>
       <span class="quiet rest">${rest.join(', ')}</span>`;
@@ -108,7 +108,7 @@ function Branch({ step, line, total, base, active, onActive, onToggle }) {
       aria-hidden="true">${node.children.length ? (open ? '▾' : '▸') : ''}</span>
       ${node.decisive && html`<span class=${`decisive ${node.decisive.better ? 'better' : 'worse'}`}
         data-test="decisive"
-        title=${`This fork tells apart ${figure(node.decisive.share)} of reward per rollout`}>
+        title=${`This fork separates ${figure(node.decisive.share)} of reward per rollout`}>
         ◆ ${figure(node.decisive.share, 2)}</span>`}
       <${RunText} step=${step} node=${node} /></span></div>`;
 }
@@ -152,15 +152,16 @@ function Tree({ step, group, onJump }) {
   };
   const decisive = lines.some((line) => line.node.decisive);
   const marks = decisive
-    ? html`<b>◆ A decisive token</b> begins a branch where good and bad part; beside it the reward per rollout
-      that its fork tells apart.`
-    : 'No fork of this group tells reward apart.';
-  return html`<p class="note"><span class="quiet">How many completions took each stretch, and their mean reward:
-      ▲ above, ▼ below the group's ${figure(root.mean)}. ${marks}
-      ${' '}Enter, or a click on a last line, opens the token above.</span></p>
-    <details class="how"><summary>How decisive is reckoned</summary><p class="note">Of the ${SHOWN_DECISIVE} forks
-      with the largest Σ n·|branch mean − fork mean| ÷ group size, two branches are marked: the one that carries most
-      above the fork's mean and the one that carries most below. A branch taken once says little.</p></details>
+    ? html`<b>◆ A decisive token</b> begins a branch at which good and bad completions diverge; next to it stands the
+      reward per rollout that its fork separates.`
+    : 'No fork of this group separates rewards.';
+  return html`<p class="note"><span class="quiet">Each line: how many completions share these tokens, and
+      their mean reward, ▲ above or ▼ below the group mean of ${figure(root.mean)}. ${marks}
+      ${' '}Enter, or a click on a line without branches, opens its token above.</span></p>
+    <details class="how"><summary>How decisive tokens are found</summary><p class="note">The ${SHOWN_DECISIVE} forks
+      with the largest Σ n·|branch mean − fork mean| ÷ group size have two marked branches each: the one with the
+      largest n·(branch mean − fork mean) and the one with the smallest. A branch with one completion tells
+      little.</p></details>
     <div class="scroller tree" role="tree" aria-label="Prefix tree of the completions" data-test="tree" ref=${box}
       onKeyDown=${onKey}>
       ${lines.map((line) => html`<${Branch} key=${line.path} step=${step} line=${line} total=${group.rows.length}

@@ -1,4 +1,4 @@
-// What the page says of the quantities and states of a token.
+// The texts about the quantities and states of a token.
 'use strict';
 
 const TOPICS = {
@@ -10,7 +10,7 @@ const TOPICS = {
   cost: 'Cost',
 };
 
-// kind: "diverging" around 0, or "rising" from 0. `of` computes it from a step's columns; null: they are not there.
+// kind: "diverging" around 0, or "rising" from 0. `of` computes the values from a step's columns; null without these.
 const minus = (a, b) => a && b && a.map((value, i) => value - b[i]);
 
 const QUANTITIES = [
@@ -20,7 +20,7 @@ const QUANTITIES = [
     unit: 'nats',
     kind: 'diverging',
     ends: ['less likely', 'more likely'],
-    what: 'Log-probability after the step, less that before it.',
+    what: 'Log-probability after the step minus the one before it.',
     of: (column) => minus(column('new'), column('old')),
   },
   {
@@ -30,7 +30,7 @@ const QUANTITIES = [
     kind: 'diverging',
     ends: ['less likely', 'more likely'],
     shown: Math.exp,
-    what: 'Probability over that before the step, as the objective saw it in its last pass.',
+    what: 'Probability divided by the one before the step, measured in the last pass.',
     of: (column) => column('ratio')?.map(Math.log),
   },
   {
@@ -39,7 +39,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['worse than expected', 'better'],
-    what: 'How much better than expected the answer was, as the token was told.',
+    what: 'Advantage of the token: how much better than expected its rollout was.',
     of: (column) => column('advantages'),
   },
   {
@@ -57,7 +57,7 @@ const QUANTITIES = [
     unit: 'nats',
     kind: 'diverging',
     ends: ['should fall', 'should rise'],
-    what: 'From the log-probability after the step to where the objective stops pushing.',
+    what: 'From the log-probability after the step to the one at which the objective stops pushing.',
     of: (column) => minus(column('bound'), column('new')),
   },
   {
@@ -65,8 +65,8 @@ const QUANTITIES = [
     title: 'Entropy',
     unit: 'nats',
     kind: 'rising',
-    ends: ['certain', 'open'],
-    what: 'Of the distribution the token was drawn from, in the last pass.',
+    ends: ['certain', 'uncertain'],
+    what: 'Entropy of the next-token distribution at this token, in the last pass.',
     of: (column) => column('entropy'),
   },
   {
@@ -75,7 +75,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['pushed down', 'pushed up'],
-    what: 'What the policy term adds to the gradient of the log-probability, summed over the passes.',
+    what: 'Gradient of the policy term with respect to the log-probability, summed over the passes.',
     of: (column) => column('policy_push'),
   },
   {
@@ -84,7 +84,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['pulled down', 'pulled up'],
-    what: 'What the KL term adds to it, summed over the passes.',
+    what: 'Push of all other terms, such as the KL penalty, summed over the passes.',
     of: (column) => column('kl_pull'),
   },
   {
@@ -93,7 +93,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['pushed down', 'pushed up'],
-    what: 'Both, added over the answers that begin alike: they share one probability, and it can only follow the sum.',
+    what: 'Policy push and KL pull, summed over all rollouts with the same beginning: they share one probability.',
     of: (column) => column('net'),
   },
   {
@@ -102,7 +102,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['down', 'up'],
-    what: 'Policy push of the first pass: how fast.',
+    what: 'Policy push of the first pass: how fast the probability moves.',
     of: (column) => column('weight'),
   },
   {
@@ -111,7 +111,7 @@ const QUANTITIES = [
     unit: 'nats',
     kind: 'diverging',
     ends: ['engine higher', 'trainer higher'],
-    what: 'Log-probability of the trainer, less that of the engine, before the step.',
+    what: 'Log-probability of the trainer minus that of the engine, before the step.',
     of: (column) => minus(column('old'), column('rollout')),
   },
   {
@@ -120,7 +120,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['low', 'high'],
-    what: 'What the critic expected here.',
+    what: 'Value that the critic predicts here.',
     of: (column) => column('values'),
   },
   {
@@ -128,8 +128,8 @@ const QUANTITIES = [
     title: 'Compared: b − a',
     unit: 'nats',
     kind: 'diverging',
-    ends: ['likelier under a', 'likelier under b'],
-    what: 'Log-probability under checkpoint b, less that under a.',
+    ends: ['more likely under a', 'more likely under b'],
+    what: 'Log-probability under checkpoint b minus that under a.',
     of: (column) => minus(column('b'), column('a')),
   },
 ];
@@ -137,21 +137,21 @@ const quantityOf = (name) => QUANTITIES.find((quantity) => quantity.name === nam
 
 const CLIP_WORDS = {
   free: 'The policy term pushes it.',
-  low: 'At or below its lower bound: the policy term pushes no more.',
-  high: 'At or above its upper bound: the policy term pushes no more.',
+  low: 'At or below its lower bound: the policy term no longer pushes it.',
+  high: 'At or above its upper bound: the policy term no longer pushes it.',
   unreachable: 'Pushed towards a bound beyond probability 1.',
-  neutral: 'Its advantage is 0: nothing to push.',
-  spared: 'Has an advantage, yet is not pushed: a mask of the objective spares it.',
+  neutral: 'Its advantage is 0: nothing pushes it.',
+  spared: 'Its advantage is not 0, but a mask of the objective excludes it.',
   unscored: 'The reward failed: not trained on.',
-  truncated: 'The answer was cut off: not trained on.',
+  truncated: 'The rollout was truncated: not trained on.',
   masked: 'Left out of the loss.',
   environment: 'Written by the environment, not by the policy: not trained on.',
-  untrained: 'No pass was made over it.',
+  untrained: 'The step made no pass over it.',
 };
 
 const STATES = [
   ['reached', 'reached its target or bound'],
-  ['clipped', 'clipped: pushed no more'],
+  ['clipped', 'clipped: no longer pushed'],
   ['wrong', 'moved against its net push'],
   ['dim', 'not trained on'],
 ];
@@ -159,7 +159,7 @@ const STATES = [
 const OUTCOME_WORDS = { right: 'all right', wrong: 'all wrong', mixed: 'mixed', unscored: 'not scored' };
 const LEVELS = { good: ['●', 'Good'], note: ['○', 'Note'], warning: ['▲', 'Warning'] };
 
-/** A rollout's verdict in a glyph and a word: never by colour alone. */
+/** Return a rollout's result as a glyph and a word, so that it does not depend on colour alone. */
 function verdictOf(row) {
   const word = (usual) => (row.verdict === 'ok' ? usual : row.verdict);
   if (row.reward === null) return { glyph: '–', word: word('not scored'), tone: 'none' };
