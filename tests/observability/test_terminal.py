@@ -59,7 +59,7 @@ def test_without_colours_signs_say_how_far_and_which_way_a_token_moved() -> None
     shown = said(row())
     assert "a▴▴|·b▾▾|cd▴\n" in shown  # the first has reached its bound, the second is clipped, the third stood still
     assert "\x1b" not in shown
-    assert "▾ ▾▾ less likely  ▴ ▴▴ likelier  | clipped, or at its bound" in shown
+    assert "▾ ▾▾ less likely  ▴ ▴▴ more likely  | clipped, or at its bound" in shown
 
 
 def test_with_colours_they_say_the_same_and_underlines_are_underlines() -> None:
@@ -92,7 +92,7 @@ def test_rollouts_are_sorted_by_reward_and_those_without_one_come_last() -> None
 
 def test_a_group_that_was_not_measured_is_coloured_by_its_push_and_this_is_said() -> None:
     shown = said(row(new_logprobs=None))
-    assert "moved is not known of this group; it is coloured by policy_push" in shown
+    assert "moved is not known for this group; colours show policy_push" in shown
     assert "a▴▴·b▾▾|cd▴▴" in shown
 
 
@@ -102,7 +102,7 @@ def test_every_quantity_can_be_asked_for(by: str) -> None:
 
 
 def test_where_nothing_is_to_be_coloured_it_is_said() -> None:
-    assert "ratio as the last pass found it: nothing stands out" in said(row(ratio=[1.0] * 4), by="ratio")
+    assert "ratio in the last pass: nothing to colour" in said(row(ratio=[1.0] * 4), by="ratio")
 
 
 def test_a_wrong_quantity_and_a_wrong_group_are_said_together() -> None:

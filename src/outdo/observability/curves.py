@@ -1,4 +1,4 @@
-"""The curves of one or two runs as a picture of small panels: `outdo plot`. What helps to judge a run comes first."""
+"""Draw the curves of one or two runs as a picture of small panels: `outdo plot`. The most important come first."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ LOOK: dict[Any, Any] = {
     "axes.axisbelow": True,
     "xtick.color": GREY,
     "ytick.color": GREY,
-    "svg.hashsalt": "outdo",  # else the parts of a picture are named anew at every drawing
+    "svg.hashsalt": "outdo",  # without a fixed salt, the ids in the file differ each time
 }
 RUNS: Sequence[Mapping[str, Any]] = (
     {"color": "#1d5fa8", "linestyle": "-", "marker": "o"},
     {"color": "#c2570c", "linestyle": (0, (4, 1.5)), "marker": "s"},
 )
-"""The first run and the second: they differ in more than colour."""
+"""The styles of the first and the second run, which differ in more than colour."""
 
 USUAL = (
     "eval/greedy",
@@ -52,21 +52,22 @@ USUAL = (
     "sampling/sampling_logp_difference/mean",
     "tokens_per_second",
 )
-"""What is drawn unless something else is asked for, as far as it was written."""
+"""The metrics that are drawn by default, as far as the run has them."""
 
 ACROSS = 3
-"""Panels in a row."""
+"""The number of panels in a row."""
 
 SHARES = ("right", "moved_", "frac_", "eval/", "transfer/followed", "completions/clipped_ratio", "target/reached")
-"""Beginnings of the names of shares: they are drawn from 0 to 1, so that their panels can be compared."""
+"""Prefixes of metrics that are shares: their axes go from 0 to 1, so that panels can be compared."""
 
 
 def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequence[str] | None = None) -> None:
-    """Draw the metrics `names` (or the usual ones) of one or two runs, by their names, into an .svg or .png file.
+    """Draw the metrics `names` (or the default ones) of one or two runs into an .svg or .png file.
 
-    `runs` has lines as in `metrics.jsonl`. A thin line is what was measured, a thick one its mean over neighbouring
-    steps; a band is a 95 % confidence interval. The same picture is the same file, byte for byte. Raises `Mistakes` for
-    another ending, for more than two runs, for metrics that none of them has, and without matplotlib (extra `plot`).
+    `runs` maps the name of a run to lines as in `metrics.jsonl`. Thin lines show the measured values, thick lines their
+    mean over neighbouring steps, and bands 95 % confidence intervals. Equal pictures are equal files, byte for byte.
+    Raises `UserError` for another suffix, for more than two runs, for metrics that no run has, and without matplotlib
+    (extra `plot`).
     """
     drawn = _names(runs, path, names)
     try:
@@ -99,12 +100,12 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
 
 
 def written(lines: Sequence[Metrics]) -> list[str]:
-    """The names of the metrics that were written as numbers, in the order in which they first were."""
+    """Return the names of the metrics with numbers, in the order of their first appearance."""
     return list({name: None for line in lines for name, value in line.items() if name != "step" and _finite(value)})
 
 
 def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Sequence[str] | None) -> list[str]:
-    """What is drawn; all mistakes at once."""
+    """Return the metrics to draw; report all mistakes at once."""
     mistakes = []
     if Path(path).suffix not in (".svg", ".png"):
         mistakes.append(f"{path}: the name of a picture ends in .svg or .png")
@@ -114,7 +115,7 @@ def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Seque
     mistakes += [_unknown(name, known, runs) for name in names or () if name not in known]
     drawn = [name for name in USUAL if name in known] or known if names is None else list(dict.fromkeys(names))
     if not known:
-        mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, and curves are drawn from it"]
+        mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, so there are no curves to draw"]
     if mistakes:
         raise Mistakes(mistakes)
     return drawn
@@ -127,7 +128,7 @@ def _unknown(name: str, known: Sequence[str], runs: Mapping[str, Any]) -> str:
 
 
 def _draw(axes: "Axes", lines: Sequence[Metrics], name: str, look: Mapping[str, Any]) -> None:
-    """One curve. Few points, as of evaluations, are marked; of many the mean is drawn over them."""
+    """Draw one curve. Up to 20 points (evaluations, for example) get marks; more get a smoothed line over them."""
     known = [(line["step"], line[name], line) for line in lines if _finite(line.get(name))]
     steps, values = [step for step, _, _ in known], [value for _, value, _ in known]
     line_look = {key: value for key, value in look.items() if key != "marker"}
@@ -143,7 +144,7 @@ def _draw(axes: "Axes", lines: Sequence[Metrics], name: str, look: Mapping[str, 
 
 
 def _label(axes: "Axes", name: str) -> None:
-    """What the glossary calls it, and below, small, its name."""
+    """Set the title from the glossary, with the name of the metric in small letters below."""
     entry = glossary.entry(name)
     axes.set_title(entry.title if entry else name, pad=14)
     if entry:
@@ -156,7 +157,7 @@ def _label(axes: "Axes", name: str) -> None:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """The mean over neighbours: a fifteenth of all steps to each side, fewer at the ends."""
+    """Return the moving mean: over a fifteenth of all steps on each side, fewer at the ends."""
     reach = max(2, len(values) // 15)
     near = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]

@@ -1,9 +1,9 @@
-"""What an objective does to the probability of one token: how fast it moves it, how far, and where it stops.
+"""Compute what an objective does to the probability of one token: how fast and how far it moves it, where it stops.
 
-The token is the whole answer, and what is not the token is "the rest". Any objective can be asked: it is differentiated
-at every probability π that the token may have, and nothing here knows its equation. A `Formula` is asked with weight 1,
-as the papers print it; its own weight is one of the `factors`. All gradients are by the probability,
-dJ/dπ = (dJ/dlog π) / π, and at a kink they are those of the side on which π_old lies.
+The token is the whole answer; all other tokens together are "the rest". This works for any objective: it is
+differentiated at every probability π that the token can have, and no equation is built in. A `ComposedObjective` is
+evaluated with weight 1, as in the papers; its own weight is one of the `factors`. All gradients are with respect to the
+probability, dJ/dπ = (dJ/dlog π) / π; at a kink they are those of the side of π_old.
 """
 
 import math
@@ -21,9 +21,9 @@ from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Terms, Toke
 from outdo.utils.errors import Mistakes
 
 FARTHEST = (1e-6, 30.0)
-"""How far from π_old is looked, as ratios: where neither limits on log-ratios nor a saturated sigmoid count."""
-STEPS = 2001  # of one look
-ASIDE = 1e-10  # of the way back to π_old: the side of a kink from which a gradient is taken
+"""The search range around π_old, as ratios: no clamp of log-ratios or saturated sigmoid acts inside it."""
+STEPS = 2001  # grid points of one search
+ASIDE = 1e-10  # share of the way back to π_old: gradients are taken on that side of a kink
 ELSEWHERE = 1e-9  # probability of the tokens of the group's other answers
 
 Signs = Callable[[Tensor], Tensor]
@@ -31,14 +31,14 @@ Signs = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The objective at one πθ: a row of a worked example."""
+    """The values of the objective at one πθ: a row of a worked example."""
 
     old: float  # π_old
     new: float  # πθ
     ref: float | None  # π_ref; None where the objective has no reference
     advantage: float  # Â
     ratio: float  # πθ / π_old
-    clipped_ratio: float | None  # objective / Â; None where that is no ratio (it is not 1 at π_old) or Â is 0
+    clipped_ratio: float | None  # objective / Â; None if this is not a ratio (not 1 at π_old) or Â is 0
     objective: float  # the policy term, without divergence and entropy
     divergence: float  # β · D, as it is subtracted
     entropy: float  # η · H, of {the token, the rest}
@@ -49,21 +49,21 @@ class Point:
 
     @property
     def value(self) -> float:
-        """J: all terms."""
+        """J: the sum of all terms."""
         return self.objective - self.divergence + self.entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A probability at which the whole objective has its gradient change sign."""
+    """A probability at which the gradient of the whole objective changes sign."""
 
     probability: float
     kind: str  # "maximum" or "minimum"
-    kink: bool  # the gradient jumps over 0; else it passes through it, and the point is stationary
+    kink: bool  # the gradient jumps over 0; otherwise it is 0 there, and the point is stationary
 
 
 class Factor(NamedTuple):
-    """One of the things that set how fast the probability moves."""
+    """One factor of how fast the probability moves."""
 
     name: str
     value: float
@@ -71,18 +71,18 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Point):
-    """One point and all that surrounds it."""
+    """One point, and the bounds, turns and factors of the objective."""
 
-    coefficient: float  # what ∇ log πθ is multiplied with at πθ = π_old; DeepSeekMath (arXiv 2402.03300) equation 21
+    coefficient: float  # the factor of ∇ log πθ at πθ = π_old; DeepSeekMath (arXiv 2402.03300) equation 21
     factors: tuple[Factor, ...]  # how fast
     flat: tuple[tuple[float, float], ...]  # intervals of π in (0, 1) on which the policy term has no gradient
     turns: tuple[Turn, ...]  # of all terms together, in (0, 1)
-    bound: float | None  # π at which the policy term stops pulling; it may be above 1
-    reachable: bool | None  # whether a probability can be there: the bound is below 1
-    destination: float  # where any number of small enough updates ends: how much
+    bound: float | None  # π at which the policy term stops pulling; it can be above 1
+    reachable: bool | None  # whether a probability can reach the bound: it is below 1
+    destination: float  # where any number of sufficiently small updates ends: how far
 
     def surroundings(self) -> dict[str, Any]:
-        """Plain values, ready for JSON, of all but the point."""
+        """Return everything except the point as plain values for JSON."""
         names = ("coefficient", "flat", "bound", "reachable", "destination")
         own = {name: getattr(self, name) for name in names}
         return own | {"factors": dict(self.factors), "turns": [asdict(turn) for turn in self.turns]}
@@ -98,10 +98,10 @@ def explain(
     group: int = 1,
     length: int = 1,
 ) -> Explanation:
-    """What `objective` says of a token with probability `old` when it was sampled and `new` now.
+    """Explain `objective` for a token with probability `old` when it was sampled and `new` now.
 
-    `ref` is its probability under the reference; unset, that of the old policy. `group` and `length` are the answers to
-    the question and the tokens of each: they enter the `factors` alone. Raises `Mistakes` for what is no probability.
+    `ref` is its probability under the reference; by default that of the old policy. `group` is the number of answers
+    per question, `length` of tokens per answer: only the `factors` use them. Raises `UserError` for invalid values.
     """
     _refuse(mistakes_in(old=old, news=[new], advantage=advantage, ref=ref, group=group, length=length))
     token = _Token.of(objective, old=old, advantage=advantage, ref=ref)
@@ -122,7 +122,7 @@ def explain(
 def table(
     objective: Objective, *, old: float, news: Sequence[float], advantage: float, ref: float | None = None
 ) -> tuple[Point, ...]:
-    """The objective at several πθ: a worked example. Raises `Mistakes` for what is no probability."""
+    """Return the objective at several πθ: a worked example. Raises `UserError` for invalid values."""
     _refuse(mistakes_in(old=old, news=news, advantage=advantage, ref=ref))
     token = _Token.of(objective, old=old, advantage=advantage, ref=ref)
     return tuple(token.points(news))
@@ -131,7 +131,7 @@ def table(
 def mistakes_in(
     *, old: float, news: Sequence[float], advantage: float, ref: float | None, group: int = 1, length: int = 1
 ) -> list[str]:
-    """One sentence for each value that nothing can be said of."""
+    """Return one sentence for each invalid value."""
     probabilities = {"old": [old], "new": news, "ref": [] if ref is None else [ref]}
     found = [
         f"{name}: a probability is above 0 and at most 1, not {value:g}"
@@ -150,11 +150,11 @@ def _refuse(mistakes: Sequence[str]) -> None:
         raise Mistakes(mistakes)
 
 
-# ------------------------------------------------------------------------------------------------- asking an objective
+# --------------------------------------------------------------------------------------------- evaluating an objective
 
 
 class _Gradients(NamedTuple):
-    """dJ/dπ by term, each [N]."""
+    """dJ/dπ of each term, [N] each."""
 
     policy: Tensor
     divergence: Tensor
@@ -167,7 +167,7 @@ class _Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """An objective and the batch of the one token it is asked about."""
+    """An objective, and a batch with the one token."""
 
     objective: Objective
     batch: Batch  # [1, 2]: a prompt of one token, and the token
@@ -183,19 +183,19 @@ class _Token:
         return cls(objective, _answers(old=old, advantage=advantage, ref=seen), old, advantage, seen)
 
     def terms(self, probabilities: Tensor) -> Terms:
-        """The terms of N such tokens together, each with another πθ and in a group of its own. [N] -> scalars"""
+        """Compute the terms of N such tokens together, each with its own πθ and its own group. [N] -> scalars"""
         rows = self.batch.rows(torch.zeros(len(probabilities), dtype=torch.int64))  # totals stay those of one token
         rows = self.objective.prepare(rows.with_(group=torch.arange(len(probabilities))))
         return self.objective(_scores(probabilities), rows)
 
     def gradients(self, probabilities: Tensor) -> _Gradients:
-        """dJ/dπ at each of the probabilities [N]."""
+        """Compute dJ/dπ at each of the probabilities [N]."""
         leaf = probabilities.clone().requires_grad_()
         terms = self.terms(leaf)
         return _Gradients(_by(terms.policy, leaf), 0.0 - _by(terms.divergence, leaf), _by(terms.entropy, leaf))
 
     def points(self, news: Sequence[float]) -> Iterator[Point]:
-        """The objective at each πθ."""
+        """Yield the objective at each πθ."""
         beside = torch.tensor([new + (self.old - new) * ASIDE for new in news], dtype=torch.float64)
         gradients = self.gradients(beside)
         at_old = self.terms(_tensor(self.old)).policy.item()
@@ -219,22 +219,22 @@ class _Token:
             )
 
     def pull(self, probabilities: Tensor) -> Tensor:
-        """Which way the policy term moves the probability: 1 up, -1 down, 0 not at all. [N]"""
+        """Return the direction in which the policy term moves the probability: 1 up, -1 down, 0 none. [N]"""
         return self.gradients(probabilities).policy.sign()
 
     def course(self, probabilities: Tensor) -> Tensor:
-        """Which way all terms together move it. [N]"""
+        """Return the direction in which all terms together move it. [N]"""
         return self.gradients(probabilities).total.sign()
 
     def bound(self) -> float | None:
-        """Where the policy term alone ceases to pull the way it does at π_old, be it above 1."""
+        """Return where the policy term alone stops pulling in its direction at π_old; it can be above 1."""
         at_old = self.pull(_tensor(self.old)).item()
         if at_old == 0:
             return None
         return _first_change(self.pull, self.old, self.old * FARTHEST[1 if at_old > 0 else 0])
 
     def destination(self) -> float:
-        """The first probability on the way up the objective, from π_old, at which it no longer rises."""
+        """Return the first probability, starting from π_old and moving uphill, at which the objective stops rising."""
         at_old = self.course(_tensor(self.old)).item()
         if at_old == 0:
             return self.old
@@ -243,7 +243,7 @@ class _Token:
         return (1.0 if up else 0.0) if found is None else found
 
     def flat(self) -> Iterator[tuple[float, float]]:
-        """Intervals on which the policy term has no gradient."""
+        """Yield the intervals on which the policy term has no gradient."""
 
         def still(probabilities: Tensor) -> Tensor:
             return self.pull(probabilities).abs()
@@ -253,11 +253,11 @@ class _Token:
         for first, last in _runs(zero):
             low = 0.0 if first == 0 else _edge(still, grid[first], grid[first - 1])
             high = 1.0 if last == len(zero) - 1 else _edge(still, grid[last], grid[last + 1])
-            if high - low > ASIDE:  # a single zero is a target, and no interval
+            if high - low > ASIDE:  # a single zero is a target, not an interval
                 yield low, high
 
     def turns(self) -> Iterator[Turn]:
-        """Probabilities at which the gradient of all terms together changes its sign."""
+        """Yield the probabilities at which the gradient of all terms together changes sign."""
         grid = self._grid()
         signs = self.course(grid)
         moving = signs.nonzero().squeeze(1).tolist()
@@ -269,13 +269,13 @@ class _Token:
                 yield Turn(probability=at, kind="maximum" if signs[before] > 0 else "minimum", kink=kink)
 
     def _grid(self) -> Tensor:
-        """Probabilities in (0, 1), dense at both ends."""
+        """Return probabilities in (0, 1), dense at both ends."""
         low = self.old * FARTHEST[0]
         return torch.linspace(math.log(low / (1 - low)), 20.0, STEPS, dtype=torch.float64).sigmoid()
 
 
 def _answers(*, old: float, advantage: float, ref: float | None, group: int = 1, length: int = 1) -> Batch:
-    """[group, 1 + length]: answers to one question, no two alike. Every token of the first is the one in question."""
+    """Return different answers to one question, [group, 1 + length]; the first one repeats the token to explain."""
     answers = tuple(
         Rollout(
             token_ids=(2 + number,) * length,
@@ -306,7 +306,7 @@ def _answers(*, old: float, advantage: float, ref: float | None, group: int = 1,
 
 
 def _scores(probabilities: Tensor) -> TokenScores:
-    """N answers of one token: [N] -> [N, 2]."""
+    """Return the scores of N answers of one token: [N] -> [N, 2]."""
 
     def column(values: Tensor) -> Tensor:
         return torch.stack([torch.zeros_like(values), values], dim=1)
@@ -315,12 +315,12 @@ def _scores(probabilities: Tensor) -> TokenScores:
 
 
 def _entropy(probability: Tensor) -> Tensor:
-    """Nats, of {the token, the rest}."""
+    """Return the entropy of {the token, the rest} in nats."""
     return torch.special.entr(probability) + torch.special.entr(1 - probability)
 
 
 def _by(term: Tensor, leaf: Tensor) -> Tensor:
-    """The gradient of a term, 0 where it does not depend on the leaf."""
+    """Return the gradient of a term; 0 if it does not depend on the leaf."""
     if not term.requires_grad:
         return torch.zeros_like(leaf)
     (gradient,) = torch.autograd.grad(term, leaf, retain_graph=True, allow_unused=True)
@@ -328,7 +328,7 @@ def _by(term: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _factors(objective: Objective, token: _Token, group: int, length: int) -> Iterator[Factor]:
-    """What sets how fast: the weight, split into its causes, the advantage, and the pull of the reference. Measured."""
+    """Measure what sets how fast: the parts of the weight, the advantage, and the pull of the reference."""
     unit = _Token.of(objective, old=token.old, advantage=math.copysign(1.0, token.advantage), ref=token.ref)
     push = unit.gradients(_tensor(token.old)).policy.item() * token.old
     own = token.gradients(_tensor(token.old))
@@ -347,7 +347,7 @@ def _factors(objective: Objective, token: _Token, group: int, length: int) -> It
 
 
 def _weighted(objective: Objective, unit: _Token, group: int, length: int) -> float:
-    """dJ/dlog π of one token of a whole group, by the objective with its own weight, at πθ = π_old."""
+    """Compute dJ/dlog π of one token of a whole group, with the objective's own weight, at πθ = π_old."""
     answers = _answers(old=unit.old, advantage=unit.advantage, ref=unit.ref, group=group, length=length)
     assert answers.old_logprobs is not None
     leaf = answers.old_logprobs.clone().requires_grad_()
@@ -359,7 +359,7 @@ def _weighted(objective: Objective, unit: _Token, group: int, length: int) -> fl
 
 
 def _first_change(signs: Signs, start: float, end: float) -> float | None:
-    """The first place between `start` and `end` where the sign is no longer that at `start`; None if there is none."""
+    """Return the first place from `start` to `end` at which the sign differs from that at `start`; None without one."""
     way = torch.linspace(math.log(start), math.log(end), STEPS, dtype=torch.float64).exp()
     way[0] = start
     changed = _changed(signs(way)).nonzero()
@@ -367,29 +367,29 @@ def _first_change(signs: Signs, start: float, end: float) -> float | None:
 
 
 def _edge(signs: Signs, start: Tensor, end: Tensor) -> float:
-    """Where between `start` and `end`, which differ, the sign changes first, to the last digit."""
+    """Return where the sign first changes between `start` and `end`, whose signs differ, to the last digit."""
     for _ in range(6):
         way = torch.lerp(start, end, torch.linspace(0, 1, STEPS, dtype=torch.float64))
         changed = _changed(signs(way)).nonzero()
-        if not len(changed):  # as close as rounding lets it be
+        if not len(changed):  # as close as rounding allows
             break
         start, end = way[changed[0, 0] - 1], way[changed[0, 0]]
     return ((start + end) / 2).item()
 
 
 def _changed(signs: Tensor) -> Tensor:
-    """Where a sign is another than the first; what is not a number, beyond a probability of 1, is no other."""
+    """Return where a sign differs from the first; NaN, beyond a probability of 1, does not count as different."""
     return (signs != signs[0]) & ~signs.isnan()
 
 
 def _around(probability: float, share: float) -> Tensor:
-    """A little below and a little above, within (0, 1). [2]"""
+    """Return a probability slightly below and one slightly above, within (0, 1). [2]"""
     step = share * probability * (1 - probability)
     return torch.tensor([probability - step, probability + step], dtype=torch.float64)
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """First and last index of every run of True."""
+    """Return the first and last index of every run of True."""
     bounds = [False, *flags, False]
     starts = [n for n in range(len(flags)) if bounds[n + 1] and not bounds[n]]
     ends = [n for n in range(len(flags)) if bounds[n + 1] and not bounds[n + 2]]

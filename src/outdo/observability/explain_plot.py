@@ -1,4 +1,4 @@
-"""J and its gradient over the probability of a token, as a picture that needs no colour: `outdo explain --plot`."""
+"""Plot J and its gradient over the probability of a token, without colours: `outdo explain --plot`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LOOK: dict[Any, Any] = {
     "xtick.color": GREY,
     "ytick.color": GREY,
     "hatch.linewidth": 0.4,
-    "svg.hashsalt": "outdo",  # else the parts of a picture are named anew at every drawing
+    "svg.hashsalt": "outdo",  # without a fixed salt, the ids in the file differ each time
 }
 LINES: Mapping[str, Mapping[str, Any]] = {
     "all terms": {"color": "black", "linewidth": 1.8},
@@ -34,7 +34,7 @@ LINES: Mapping[str, Mapping[str, Any]] = {
 FLAT: Mapping[str, Any] = {"facecolor": "0.93", "edgecolor": "0.75", "hatch": "///", "linewidth": 0, "zorder": 0}
 RING: Mapping[str, Any] = {"marker": "o", "color": "black", "markerfacecolor": "white", "linestyle": "none"}
 RARE = 0.05
-"""A π_old below it stands on a logarithmic axis."""
+"""For a smaller π_old the axis is logarithmic."""
 
 Heights = dict[str, list[float]]
 
@@ -49,10 +49,10 @@ def plot(
     refs: Sequence[float | None] = (None,),
     title: str = "",
 ) -> None:
-    """Draw J and dJ/dπ over π, one column for each π_ref, the πθ as rings, into an .svg or .png file.
+    """Draw J and dJ/dπ over π into an .svg or .png file: one column per π_ref, with the πθ as rings.
 
-    Where there is a reference, J is drawn from its value at π_old. The same picture is the same file, byte for byte.
-    Raises `Mistakes` for another ending, for what is no probability, and without matplotlib (the extra `plot`).
+    With a reference, J is drawn relative to its value at π_old. Equal pictures are equal files, byte for byte. Raises
+    `UserError` for another suffix, for values that are not probabilities, and without matplotlib (the extra `plot`).
     """
     columns = [_Column.of(objective, news, old=old, advantage=advantage, ref=ref) for ref in refs]
     vector = refuse_other_endings(path) == ".svg"
@@ -81,7 +81,7 @@ def plot(
 
 
 def refuse_other_endings(path: str | Path) -> str:
-    """The ending of the name of a picture; raises `Mistakes` where it is none that can be written."""
+    """Return the suffix of a picture's name; raise `UserError` if it is neither .svg nor .png."""
     ending = Path(path).suffix
     if ending not in (".svg", ".png"):
         raise Mistakes([f"{path}: the name of a picture ends in .svg or .png"])
@@ -90,12 +90,12 @@ def refuse_other_endings(path: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """What is drawn for one π_ref."""
+    """The curves and points for one π_ref."""
 
     told: Explanation  # at πθ = π_old
     curve: Sequence[Point]
-    rings: Sequence[Point]  # the πθ asked for
-    anchors: Sequence[Point]  # half of π_old, π_old, 1 and the rings: the picture is as high as they need
+    rings: Sequence[Point]  # at the given πθ
+    anchors: Sequence[Point]  # half of π_old, π_old, 1 and the rings: they set the height of the picture
 
     @classmethod
     def of(
@@ -106,7 +106,7 @@ class _Column:
 
         told = explain(objective, old=old, new=old, advantage=advantage, ref=ref)
         edges = [edge for interval in told.flat for edge in interval if 0 < edge < 1]
-        jumps = [edge * (1 + side) for edge in edges for side in (-1e-9, 1e-9)]  # so that a jump is drawn upright
+        jumps = [edge * (1 + side) for edge in edges for side in (-1e-9, 1e-9)]  # draws a jump as a vertical line
         return cls(
             told=told,
             curve=points(sorted(_span(old) + jumps)),
@@ -115,7 +115,7 @@ class _Column:
         )
 
     def values(self, points: Sequence[Point]) -> Heights:
-        """J, by line."""
+        """Return J for each line."""
         if self.told.ref is None:
             return {"all terms": [point.value for point in points]}
         return {
@@ -124,7 +124,7 @@ class _Column:
         }
 
     def slopes(self, points: Sequence[Point]) -> Heights:
-        """dJ/dπ, by line."""
+        """Return dJ/dπ for each line."""
         heights = {"all terms": [point.gradient for point in points]}
         if self.told.ref is not None:
             heights["policy term"] = [point.policy_gradient for point in points]
@@ -132,7 +132,7 @@ class _Column:
         return heights
 
     def draw(self, value: "Axes", slope: "Axes", *, inches: float) -> None:
-        """J above, its gradient below."""
+        """Draw J in the upper axes and its gradient in the lower ones."""
         places, ringed = [point.new for point in self.curve], [point.new for point in self.rings]
         rare = self.told.old < RARE
         slope.set_xscale("log" if rare else "linear")
@@ -152,7 +152,7 @@ class _Column:
         self.write_names(value, near=0.65 / inches)
 
     def named(self) -> dict[float, str]:
-        """Probabilities that have a name; two at one place share it."""
+        """Return the probabilities with a name; names of equal probabilities are joined."""
         known = [(self.told.old, OLD), (self.told.ref, REF)]
         known += [(self.told.bound, "bound")] if self.told.reachable else []
         places: dict[float, str] = {}
@@ -163,7 +163,7 @@ class _Column:
         return places
 
     def write_names(self, axes: "Axes", *, near: float) -> None:
-        """Above the lines; a name that would touch the one to its left goes a row higher."""
+        """Write the names above the lines; a name too close to the one on its left goes one row higher."""
         to_axes = axes.transData + axes.transAxes.inverted()
         before, high = -1.0, False
         for place, name in sorted(self.named().items()):
@@ -176,7 +176,7 @@ class _Column:
 
 
 def _span(old: float) -> list[float]:
-    """Probabilities from left to right."""
+    """Return the probabilities of the horizontal axis, from left to right."""
     if old < RARE:
         first = torch.tensor(old / 10, dtype=torch.float64)
         return torch.logspace(first.log10().item(), 0, 301, dtype=torch.float64).clamp(max=1).tolist()
@@ -184,7 +184,7 @@ def _span(old: float) -> list[float]:
 
 
 def _crop(axes: "Axes", curves: Sequence[Heights], anchors: Sequence[Heights]) -> None:
-    """Show the lines where they are not much higher or lower than the anchors."""
+    """Limit the vertical axis to the lines, and to 2.2 times the largest absolute value of the anchors."""
     drawn, fixed = (
         torch.tensor([y for heights in group for line in heights.values() for y in line]) for group in (curves, anchors)
     )

@@ -1,8 +1,8 @@
-"""Groups and steps as HTML for a notebook: `outdo.show(step, tokenizer)`.
+"""Show groups and steps as HTML in a notebook: `outdo.show(step, tokenizer)`.
 
-A fragment needs nothing from outside and holds no script. Whatever a model, a data set or a reward wrote is text in it,
-and characters that hide, move or reorder others are marks. Colours are see-through, so that they read on light and on
-dark; an underline says the same without them.
+The HTML needs no other file and has no script. Text of a model, a data set or a reward stays text, and marks replace
+characters that hide, move or reorder others. The colours are transparent, so that they work on light and on dark
+backgrounds; underlines show the same without colours.
 """
 
 import math
@@ -18,10 +18,10 @@ from outdo.utils.errors import Mistakes
 from outdo.utils.text import visible
 
 LONGEST = 10_000
-"""Characters of a text that are shown."""
+"""The maximum number of characters shown of a text."""
 
 LEVELS = 4
-"""Steps of colour, each way; they grow with the square root of the push, so that small ones can be seen, too."""
+"""Colour levels in each direction; they grow with the square root of the push, so that small pushes are visible."""
 
 STYLE = """<style>
 .outdo-view { font: 13px/1.5 system-ui, sans-serif; max-width: 70em }
@@ -44,17 +44,17 @@ STYLE = """<style>
 
 
 class Html(str):
-    """HTML that a notebook shows as such."""
+    """A string of HTML that a notebook renders."""
 
     def _repr_html_(self) -> str:
         return str(self)
 
 
 def show(shown: Step | Group, tokenizer: PreTrainedTokenizerBase | None = None, *, group: int = 0) -> Html:
-    """A group in a notebook: prompt, rollouts with their rewards, the best first.
+    """Show a group in a notebook: its prompt and its rollouts, the highest reward first.
 
-    Of a step, `group` counts from 0; with the policy's `tokenizer`, each token is coloured by its policy push, summed
-    over all passes. Raises `Mistakes` where the step has no such group.
+    For a step, `group` is the index of the group, from 0. With the policy's `tokenizer`, each token is coloured by its
+    policy push, summed over all passes. Raises `UserError` if the step has no such group.
     """
     if isinstance(shown, Group):
         answers = [_row(rollout, _text(rollout.text)) for rollout in _sorted(shown)]
@@ -86,12 +86,12 @@ def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int
 
 
 def _sorted(group: Group) -> list[Rollout]:
-    """The best first; what has no reward last."""
+    """Sort rollouts by reward, highest first, those without a reward last."""
     return sorted(group.rollouts, key=lambda rollout: -rollout.reward if rollout.scored else math.inf)
 
 
 def _pushes(step: Step, group: int) -> list[list[float]]:
-    """The policy push of each token of each completion of a group."""
+    """Return the policy push of each token of each completion of a group."""
     batch = step.batch
     rows = (batch.group == group).nonzero().squeeze(1).tolist()
     passes = [update.tokens["policy_push"] for update in step.updates if update.tokens]
@@ -134,7 +134,7 @@ def _row(rollout: Rollout, text: str) -> str:
 
 
 def _prompt(text: Any) -> str:
-    """A prompt's text; of chat messages, a line for each."""
+    """Return a prompt's text; for chat messages, one line per message."""
     if isinstance(text, str):
         return text
     return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in text)

@@ -1,6 +1,6 @@
-"""A group of rollouts in a terminal, its tokens coloured by one quantity; with signs where there are no colours.
+"""Print a group of rollouts in a terminal, with tokens coloured by one quantity, or marked by signs without colours.
 
-Text of a model reaches the terminal as marks and letters only: no control character, no escape sequence, no markup.
+Text of a model reaches the terminal only as marks and letters: no control character, no escape sequence, no markup.
 """
 
 import math
@@ -20,23 +20,23 @@ Row = Mapping[str, Any]
 Values = Sequence[float | None]
 
 REACHED = 0.9
-"""A bound is reached when this share of the way to it was gone."""
+"""A bound counts as reached after this share of the way to it."""
 
 LONGEST = 200
-"""Characters of a token that are shown."""
+"""The maximum number of characters shown of a token."""
 
 UP = ("#dbeafe", "#93c5fd", "#3b82f6", "#1e40af")
 DOWN = ("#ffedd5", "#fdba74", "#f97316", "#9a3412")
 INK = ("black", "black", "white", "white")
-"""Backgrounds from little to much, and the letters on them."""
+"""Background colours from small to large values, and the text colours on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What tokens can be coloured by: from a row of the record, a number for each token."""
+    """A quantity by which tokens can be coloured: a function from a row of the record to one number per token."""
 
     title: str
-    down: str  # what a number below 0 says; empty where there is none
+    down: str  # the meaning of a number below 0; empty if there is none
     up: str
     of: Callable[[Row], Values | None]
 
@@ -46,8 +46,6 @@ def _column(name: str) -> Callable[[Row], Values | None]:
 
 
 def _less(name: str, other: str) -> Callable[[Row], Values | None]:
-    """One column less another."""
-
     def difference(row: Row) -> Values | None:
         first, second = row.get(name), row.get(other)
         if first is None or second is None:
@@ -67,10 +65,10 @@ def _mapped(name: str, change: Callable[[float], float]) -> Callable[[Row], Valu
 
 QUANTITIES: Mapping[str, Quantity] = {
     "moved": Quantity(
-        "log-probability after the step less before", "less likely", "likelier", _less("new_logprobs", "old_logprobs")
+        "change of the log-probability", "less likely", "more likely", _less("new_logprobs", "old_logprobs")
     ),
     "ratio": Quantity(
-        "ratio as the last pass found it",
+        "ratio in the last pass",
         "below 1",
         "above 1",
         _mapped("ratio", lambda ratio: math.log(max(ratio, 1e-9))),
@@ -79,30 +77,30 @@ QUANTITIES: Mapping[str, Quantity] = {
     "surprise": Quantity(
         "minus the log-probability before the step", "", "surprising", _mapped("old_logprobs", lambda x: -x)
     ),
-    "gap": Quantity("way left to the target or bound", "should fall", "should rise", _less("bound", "new_logprobs")),
-    "entropy": Quantity("entropy", "", "open", _column("entropy")),
+    "gap": Quantity("gap to the target or bound", "should fall", "should rise", _less("bound", "new_logprobs")),
+    "entropy": Quantity("entropy", "", "uncertain", _column("entropy")),
     "policy_push": Quantity("policy push", "pushed down", "pushed up", _column("policy_push")),
-    "kl_pull": Quantity("pull of the reference", "pulled down", "pulled up", _column("kl_pull")),
+    "kl_pull": Quantity("KL pull", "pulled down", "pulled up", _column("kl_pull")),
 }
-"""As on the page."""
+"""The same as on the page."""
 
 
 def show_group(table: Table, group: int, console: Console, *, by: str = "moved") -> None:
-    """Print a group of a step's record, the best rollouts first, tokens coloured by the quantity `by`.
+    """Print a group of a step's record, the rollouts with the highest rewards first, coloured by the quantity `by`.
 
-    Where the quantity is not known of this group (`moved` of one that was not measured), this is said, and the policy
-    push is shown. Raises `Mistakes` for a group or quantity that there is not.
+    If the quantity is not known for this group (`moved` of a group that was not measured), it says so and shows the
+    policy push instead. Raises `UserError` for an unknown group or quantity.
     """
     step = table.to_pylist()
     rows = _rows(step, group)
     _check(by, rows, group, table)
     shown = by if _largest(by, rows) is not None else "policy_push"
-    largest = _largest(shown, step) or 0.0  # of the whole step: what is noise in it is pale in every group
+    largest = _largest(shown, step) or 0.0  # over the whole step, so that noise is pale in every group
     first = rows[0]
     _say(console, Text(f"step {first['step']}, group {group}: {_inert(first['prompt_id'])}", style="bold"))
     if shown != by:
-        instead = "and neither is policy_push" if _largest(shown, rows) is None else f"it is coloured by {shown}"
-        _say(console, Text(f"{by} is not known of this group; {instead}"))
+        instead = "policy_push is not known either" if _largest(shown, rows) is None else f"colours show {shown}"
+        _say(console, Text(f"{by} is not known for this group; {instead}"))
     _say(console, Text.assemble(("prompt  ", "dim"), _inert(first["prompt"])))
     if first.get("answer") is not None:
         _say(console, Text.assemble(("answer  ", "dim"), _inert(first["answer"])))
@@ -114,7 +112,7 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
 
 
 def _rows(step: Sequence[Row], group: int) -> list[Row]:
-    """The rollouts of a group, the best first, those without a reward last."""
+    """Return the rollouts of a group, highest reward first, those without a reward last."""
     rows = [row for row in step if row["group"] == group]
     return sorted(rows, key=lambda row: math.inf if row["reward"] is None else -row["reward"])
 
@@ -137,7 +135,7 @@ def _check(by: str, rows: Sequence[Row], group: int, table: Table) -> None:
 
 
 def _largest(by: str, rows: Sequence[Row]) -> float | None:
-    """Where the scale ends: of the values of all rollouts, by size, the last but 2 %. None where none is known."""
+    """Return the end of the colour scale: the 98 % quantile of the absolute values. None if no value is known."""
     values = (QUANTITIES[by].of(row) or () for row in rows)
     sizes = sorted(abs(value) for each in values for value in each if value is not None)
     return sizes[math.ceil(0.98 * len(sizes)) - 1] if sizes else None
@@ -162,7 +160,7 @@ def _tokens(row: Row, quantity: Quantity, largest: float, *, coloured: bool) -> 
 
 
 def _level(value: float | None, largest: float) -> int:
-    """-4 to 4, with the square root of the value; 0 where it is less than a sixtieth of the largest."""
+    """Return -4 to 4, by the square root of the value; 0 if it is less than a sixtieth of the largest."""
     if not value or not largest:
         return 0
     return int(math.copysign(round(4 * math.sqrt(min(1.0, abs(value) / largest))), value))
@@ -175,7 +173,7 @@ def _sign(level: int) -> str:
 
 
 def _stopped(row: Row, n: int) -> bool:
-    """Whether the objective pushes the token no more: it is clipped, or it has reached its bound."""
+    """Return whether the objective no longer pushes the token: it is clipped, or it has reached its bound."""
     if row["clip"][n] in ("low", "high"):
         return True
     old, new, bound = (
@@ -187,7 +185,7 @@ def _stopped(row: Row, n: int) -> bool:
 
 
 def _token(piece: str, raw: bytes) -> str:
-    """A token as it is shown: marks for what hides; the bytes of one that is only a part of a character."""
+    """Return a token as shown: marks for hidden characters; bytes if it is only a part of a character."""
     if not piece:
         return f"⟨{raw[:8].hex(' ')}⟩"
     cut = f"…({len(piece):,} characters)" if len(piece) > LONGEST else ""
@@ -208,7 +206,7 @@ def _head(row: Row) -> Text:
 
 
 def _legend(quantity: Quantity, largest: float, *, coloured: bool) -> Text:
-    text = Text(f"{quantity.title}, to {largest:.3g}: " if largest else f"{quantity.title}: nothing stands out  ")
+    text = Text(f"{quantity.title}, up to {largest:.3g}: " if largest else f"{quantity.title}: nothing to colour  ")
     for words, colours, sign in ((quantity.down, DOWN, "▾ ▾▾"), (quantity.up, UP, "▴ ▴▴")):
         if not words or not largest:
             continue
@@ -227,7 +225,7 @@ def _coloured(console: Console) -> bool:
 
 
 def _inert(text: object) -> str:
-    """On one line, with marks for what hides."""
+    """Return text on one line, with marks for hidden characters."""
     whole = str(text)
     cut = f"…({len(whole):,} characters)" if len(whole) > 20 * LONGEST else ""
     return visible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut

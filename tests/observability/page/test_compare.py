@@ -228,7 +228,7 @@ def test_what_colours_the_tokens_is_said_with_the_nearest_name(small_run: Path):
         run_inspect([small_run], display=display(), by="ratio")
     shown = display()
     run_inspect([small_run], display=shown, terminal=True, by="entropy")
-    assert "entropy, to " in said(shown)
+    assert "entropy, up to " in said(shown)
 
 
 def test_inspecting_loads_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):
