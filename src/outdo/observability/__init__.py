@@ -1,1 +1,1 @@
-"""What a step did: metrics, the token record, the page, the doctor, and `outdo explain`."""
+"""Observe training: metrics, the token record, the page, the doctor, and `outdo explain`."""

@@ -1,4 +1,4 @@
-"""A training step in numbers. Names follow TRL where TRL has one."""
+"""Compute the metrics of a training step. Names are those of TRL if TRL has the metric."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from outdo.types import RIGHT, FinishReason, Step
 
 
 def step_metrics(step: Step) -> dict[str, float]:
-    """All that is known of a step without computing anything anew. What there is nothing to average of is left out."""
+    """Return all metrics that need no further computation of the model. Metrics without data are left out."""
     metrics = _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | _update_metrics(step)
     return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _reward_metrics(step: Step) -> dict[str, float | None]:
-    """Over scored rollouts; what was not scored is counted by its verdict."""
+    """Return the metrics over scored rollouts, and the number of unscored ones by status."""
     batch = step.batch
     rewards = batch.rewards[batch.scored]
     _, sizes = batch.group[batch.scored].unique_consecutive(return_counts=True)
-    spreads = rewards.split(sizes.tolist())  # of each group that has any
+    spreads = rewards.split(sizes.tolist())  # of each group with scored rollouts
     metrics: dict[str, float | None] = {"reward": _mean(rewards), "right": _mean(rewards >= RIGHT)}
     if spreads:
         metrics |= {
@@ -42,7 +42,7 @@ def _deviation(rewards: Tensor) -> float:
 
 
 def _mixture(rates: Sequence[float]) -> dict[str, float]:
-    """What kinds of groups there are, from each one's share of right answers."""
+    """Return the shares of the kinds of groups, from each group's share of right answers."""
     shares = {
         "frac_all_right": sum(rate == 1.0 for rate in rates),
         "frac_all_wrong": sum(rate == 0.0 for rate in rates),
@@ -65,9 +65,9 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
 
 
 def _token_metrics(step: Step) -> dict[str, float | None]:
-    """Over trained tokens, each counting the same; measured as the last pass went along."""
+    """Return the means over trained tokens, all with equal weight, measured during the last pass."""
     batch, update = step.batch, step.update
-    if update is None or not update.tokens:  # no token to train on, or a critic that warms up alone
+    if update is None or not update.tokens:  # no token to train on, or only the critic is trained, in its warm-up
         return {}
     mask, tokens = batch.loss_mask, update.tokens
     clipped, log_ratio = tokens["clipped"][mask].float(), tokens["log_ratio"][mask]
@@ -90,7 +90,7 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
 
 
 def _update_metrics(step: Step) -> dict[str, float | None]:
-    """Those of the last pass; refused and empty optimiser steps are counted over all of them."""
+    """Return the metrics of the last pass; refused and empty optimiser steps are counted over all passes."""
     metrics: dict[str, float | None] = {**(step.update.metrics if step.update else {})}
     for name in ("updates/refused", "updates/empty"):
         metrics[name] = sum(update.metrics.get(name, 0.0) for update in step.updates)

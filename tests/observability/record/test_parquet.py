@@ -218,7 +218,7 @@ def test_a_record_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     newer = pa.table({"a": [1]}, metadata={b"outdo": b'{"format": 2}'})
     pq.write_table(newer, parquet.path_of(tmp_path, 1))
-    with pytest.raises(RunFolderError, match="of format 2, and this outdo reads 1"):
+    with pytest.raises(RunFolderError, match="has format 2; this outdo reads 1"):
         parquet.read(tmp_path, 1)
 
 

@@ -1,1 +1,1 @@
-"""What a training step did to every token: measured, put into words, and written down."""
+"""Measure what a training step did to every token, and write it to disk."""

@@ -1,4 +1,4 @@
-"""Writing behind the back of the next step: one thread, one record at a time."""
+"""Write records in a background thread while the next step runs, one record at a time."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ from outdo.utils.errors import RunFolderError
 
 
 class Behind:
-    """Does what it is given while its owner goes on. Leaving its `with` waits for what is under way."""
+    """Runs one function at a time in a background thread. Leaving its `with` block waits for it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "record")
@@ -22,12 +22,12 @@ class Behind:
         self._thread.shutdown()
 
     def begin(self, write: Callable[[], None]) -> None:
-        """Do `write` from now on; `refused` has been asked about what was begun before."""
+        """Start `write` in the background. Call `wait` first if an earlier `write` was started."""
         assert self._under_way is None
         self._under_way = self._thread.submit(write)
 
     def refused(self) -> RunFolderError | None:
-        """Wait for what was begun, and say why the disk refused it, if it did; any other error is raised."""
+        """Wait for the running call. Return its RunFolderError, if it raised one; raise any other error."""
         under_way, self._under_way = self._under_way, None
         try:
             if under_way:

@@ -1,4 +1,4 @@
-"""How far an objective pushes a token: the log-probability at which it stops, asked of the objective itself."""
+"""Find how far an objective pushes a token: the log-probability at which it stops, by evaluating the objective."""
 
 from collections.abc import Callable
 
@@ -10,27 +10,28 @@ from outdo.algorithms.objectives.target.rules import FULL
 from outdo.types import Batch, TokenScores
 
 SCANNED = 8
-"""The way is first searched in this many strides, so that the first stop is found and not a later one."""
+"""The number of coarse search steps, so that the search finds the first stop and not a later one."""
 HALVINGS = 23
-"""Of the way to the first stop: 5 nats / 2^23 is 6e-7."""
+"""The number of bisections of the way to the first stop: 5 nats / 2^23 is 6e-7."""
 FADED = 1e-4
-"""A push below this share of its start that rounds to 0 has faded away, as a soft gate's does: that is no bound."""
+"""A push that falls below this share of its start and then rounds to 0 has faded, as with `sapo`: this is no bound."""
 FARTHER = 1.001
-"""Where a push turns, it may round to 0; so much farther out it has turned for certain."""
+"""Where a push changes sign, it can round to 0; this much farther out the new sign is certain."""
 
 
 def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float = 5.0) -> Tensor:
-    """The log-probability at which the objective stops to push each token. [B, T] nats
+    """Find the log-probability at which the objective stops pushing each token. [B, T] nats
 
-    `push` [B, T] is the policy term's derivative by the log-probability at π_old (`policy_push`), and `batch` has
-    `old_logprobs`. A token's bound is where, moved the way of its push, and the others of its answer with it, this
-    derivative becomes 0 or turns. With all tokens just short of their bounds each is still pushed; just past, not.
+    `push` [B, T] is the derivative of the policy term with respect to the log-probability at π_old (`policy_push`), and
+    `batch` has `old_logprobs`. Move a token in the direction of its push, together with the other tokens of its answer:
+    its bound is where this derivative becomes 0 or changes sign. If all tokens are just before their bounds, each is
+    still pushed; just after them, it is not.
 
-    NaN where a token is not pushed, or has no such point: it is pushed on for `farthest` nats, the push only fades, or
-    where it ends depends on how far other answers have gone. Above 0 is a probability above 1, which no token reaches.
-    Where the objective sets targets, they are the bounds.
+    NaN if a token is not pushed or has no such point: the push continues for `farthest` nats, it only fades, or its end
+    depends on how far other answers have moved. A bound above 0 is a probability above 1, which no token reaches. If
+    the objective sets targets, these are the bounds.
 
-    Only the objective is asked, no model: some 35 times, with gradients. Raises ValueError without `old_logprobs`.
+    It evaluates only the objective, no model: some 35 times, with gradients. Raises ValueError without `old_logprobs`.
     """
     if batch.targets is not None:
         return batch.targets.where(batch.loss_mask, torch.nan)
@@ -40,29 +41,29 @@ def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float 
     old = given(batch.old_logprobs, "old_logprobs")
 
     def pushed(distance: Tensor) -> Tensor:
-        """How hard each token is pushed on when they have gone so far, below 0: pushed back. [B, T]"""
+        """Return how strongly each token is pushed on at this distance; below 0 it is pushed back. [B, T]"""
         return policy_push(objective, batch, old + way * distance) * way
 
     short, past = _search(pushed, way, farthest)
     start = pushed(torch.zeros_like(old))
 
     def stops(rows: Tensor) -> Tensor:
-        """Whether the push ends between the two, when only these rows [B, 1] move."""
+        """Return whether the push ends between `short` and `past` if only these rows [B, 1] move."""
         before, after = pushed(_together(short) * rows), pushed(_together(past) * rows)
         turned = pushed(FARTHER * _together(past) * rows) < 0
         return (before > 0) & ~(after > 0) & (turned | (before > FADED * start))
 
     found = stops(torch.ones_like(old[:, :1]))
-    if objective.needs.whole_groups:  # of any two answers one stays behind: does the other one's push end as before?
+    if objective.needs.whole_groups:  # for any two answers, move only one: its push must end at the same place
         for half in _halves(batch.group):
             found &= torch.where(half, stops(half), stops(~half))
     return (old + way * (short + past) / 2).where(found, torch.nan)
 
 
 def policy_push(objective: Objective, batch: Batch, logprobs: Tensor) -> Tensor:
-    """The derivative of the objective's policy term by log πθ, were the policy at `logprobs`. [B, T]
+    """Compute the derivative of the objective's policy term with respect to log πθ at `logprobs`. [B, T]
 
-    What depends on the whole distribution, the entropy, is taken for 0: it is not in the policy term.
+    The entropy, which depends on the whole distribution, is set to 0: the policy term does not contain it.
     """
     leaf = logprobs.detach().clone().requires_grad_()
     terms = objective(TokenScores(logprobs=leaf, entropy=torch.zeros_like(logprobs)), batch)
@@ -70,13 +71,13 @@ def policy_push(objective: Objective, batch: Batch, logprobs: Tensor) -> Tensor:
 
 
 def out_of_reach(bound: Tensor, batch: Batch) -> Tensor:
-    """Tokens whose bound is a probability of 1 or more, or whose rule asked for more than there is. [B, T] bool"""
+    """Return tokens whose bound is a probability of 1 or more, or whose rule asks for one. [B, T] bool"""
     beyond = batch.prepared.get("unreachable", torch.zeros_like(batch.loss_mask))
     return (beyond | (bound > -FULL)) & batch.loss_mask
 
 
 def _search(pushed: Callable[[Tensor], Tensor], way: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
-    """Distances just short of and just past the first stop. NaN where there is none. [B, T] each"""
+    """Return the distances just before and just after the first stop; NaN without one. [B, T] each"""
     past = torch.full_like(way, torch.nan).where(way != 0, 0.0)
     for stride in range(1, SCANNED + 1):
         distance = torch.full_like(way, farthest * stride / SCANNED)
@@ -93,13 +94,13 @@ def _search(pushed: Callable[[Tensor], Tensor], way: Tensor, farthest: float) ->
 
 
 def _together(distance: Tensor) -> Tensor:
-    """Tokens without a bound go along with the farthest of their answer. [B, T]"""
+    """Give tokens without a bound the largest distance of their answer. [B, T]"""
     known = distance.nan_to_num(0.0)
     return distance.where(distance.isfinite(), known.amax(1, keepdim=True))
 
 
 def _halves(group: Tensor) -> list[Tensor]:
-    """Rows, each [B, 1] bool, so that any two of a group, which are neighbours, are in different halves once."""
+    """Return row masks [B, 1] such that any two rows of a group, which are contiguous, differ in at least one."""
     largest = int(group.unique(return_counts=True)[1].max())
     number = torch.arange(len(group), device=group.device)[:, None]
     return [(number >> bit) % 2 == 1 for bit in range((largest - 1).bit_length())]

@@ -1,4 +1,4 @@
-"""The same record of a run that outdo did not make: what another loop knows of a step, written as outdo writes its own.
+"""Write the same record for a run of another training loop, from the data that this loop has about a step.
 
     for step, batch in enumerate(my_batches, 1):
         prompts, completions = my_sampling(batch)                      # texts, or lists of token ids
@@ -9,7 +9,7 @@
         record_step("runs/mine", step=step, tokenizer=tokenizer, prompts=prompts, completions=completions,
                     rewards=rewards, advantages=advantages, old_logprobs=before, new_logprobs=after, objective=grpo())
 
-Then `outdo inspect runs/mine` shows what was trained, as it does of a run of outdo's.
+Then `outdo inspect runs/mine` shows what was trained, as for a run of outdo.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ Text = str | Sequence[int]
 """A text, or its token ids."""
 
 Numbers = Tensor | Sequence[Sequence[float]]
-"""A number for each token of each completion: a list for each, or a tensor [B, T] padded on the right."""
+"""One number per token of each completion: one list per completion, or a tensor [B, T] padded on the right."""
 
 
 def record_step(
@@ -66,24 +66,24 @@ def record_step(
     objective: Objective | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write `tokens/step_000040.parquet` of step 40 and its line of `metrics.jsonl`; the path of the former.
+    """Write `tokens/step_000040.parquet` of step 40 and its line of `metrics.jsonl`; return the path of the former.
 
-    Each list has an entry for each completion. Completions of equal prompts are a group, wherever they stand.
+    Each list has one entry per completion. Completions with equal prompts form a group, in any order.
 
-    - `rewards`: None or NaN where the reward failed; `reward_parts` what they are made of, `answers` what they compare
-      with. `truncated` says which completions were cut off.
-    - `advantages`: a number for each completion, or for each of its tokens.
+    - `rewards`: None or NaN if the reward failed; `reward_parts` are its parts, `answers` the expected answers.
+      `truncated` marks truncated completions.
+    - `advantages`: one number per completion, or per token.
     - `old_logprobs`, `new_logprobs`: of the policy before and after the step; `ref_logprobs` of the reference,
       `rollout_logprobs` as the engine reported them; `entropy` of the policy before the step. All in nats.
-    - `loss_mask`: whether the policy chose a token, and it is trained on. All of them are unless it is given.
-    - `metrics` are added to those that outdo makes.
+    - `loss_mask`: whether the policy chose the token and it is trained on. By default all tokens are.
+    - `metrics` are added to those that outdo computes.
 
-    With `old_logprobs` and `advantages` the record says how each token was pushed, which is asked of `objective` at the
-    policy before the step: what was clipped later in the step does not show. Without an objective the pushes are those
+    With `old_logprobs` and `advantages`, the record says how each token was pushed. The pushes are those of `objective`
+    at the policy before the step: clipping later in the step is not visible. Without an objective the pushes are those
     of the plain policy gradient, and there are no bounds.
 
-    Raises: Mistakes naming all that does not fit together; RunFolderError where the folder refuses, as for a step that
-    is not later than the last (`rewind` first).
+    Raises: UserError naming everything that does not fit together; RunFolderError if the folder refuses, for example
+    because the step is not later than the last one (call `rewind` first).
     """
     per_completion = {"rewards": rewards, "answers": answers, "truncated": truncated}
     per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
@@ -114,7 +114,7 @@ def record_step(
 
 
 def rewind(folder: str | Path, step: int) -> None:
-    """Drop what was recorded after `step`, for a loop that goes on from there again."""
+    """Delete what was recorded after `step`, for a loop that continues from there."""
     with RunFolder(Path(folder)) as run:
         run.rewind(step)
         parquet.drop_after(run.path, step)
@@ -122,7 +122,7 @@ def rewind(folder: str | Path, step: int) -> None:
 
 
 def _first_push(batch: Batch, objective: Objective, entropy: Tensor | None) -> Update:
-    """What a pass over the batch would find: where log πθ is known, the objective needs no model to say its push."""
+    """Compute what a pass over the batch would find; as log πθ is known, this needs no model."""
     old, advantages = batch.old_logprobs, batch.advantages
     assert old is not None
     assert advantages is not None
@@ -142,7 +142,7 @@ def _first_push(batch: Batch, objective: Objective, entropy: Tensor | None) -> U
 
 
 class _Given:
-    """What the caller gave, in tokens and in groups. Raises Mistakes unless it fits together."""
+    """The caller's data as tokens and groups. Raises UserError if it does not fit together."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class _Given:
         places: dict[tuple[int, ...], list[int]] = {}
         for place, prompt in enumerate(self.prompts):
             places.setdefault(prompt, []).append(place)
-        self.members = list(places.values())  # of each group, by their places in what was given
+        self.members = list(places.values())  # of each group, as indices into the given lists
         self.order = [place for members in self.members for place in members]
 
     def _mistakes(self) -> list[str]:
-        """What does not fit, a sentence each."""
+        """Return one sentence for each thing that does not fit."""
         count = len(self.completions)
         lists = {"prompts": self.prompts, **self.per_completion, **self.per_token}
         found = [
@@ -183,7 +183,7 @@ class _Given:
         return found
 
     def groups(self, parts: Mapping[str, Sequence[float | None]], temperature: float) -> list[Group]:
-        """The completions of each prompt."""
+        """Return the completions of each prompt as a group."""
         return [
             Group(
                 prompt=self._prompt(members[0]),
@@ -194,7 +194,7 @@ class _Given:
 
     def _prompt(self, place: int) -> Prompt:
         ids = self.prompts[place]
-        name = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]  # the same at every visit
+        name = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]  # the same whenever the prompt appears
         text = str(self.tokenizer.decode(list(ids)))
         return Prompt(id=name, text=text, token_ids=ids, answer=self._of(place, "answers", None))
 
@@ -221,12 +221,12 @@ class _Given:
         return otherwise if values is None else values[place]
 
     def filled(self, batch: Batch) -> Batch:
-        """The batch with what was given for each of its tokens."""
+        """Return the batch with the given numbers of its tokens."""
         names = ("advantages", "old_logprobs", "ref_logprobs")
         return batch.with_(**{name: self.padded(name, batch) for name in names})
 
     def padded(self, name: str, batch: Batch) -> Tensor | None:
-        """The numbers where their tokens are in the batch, zeros elsewhere. [B, T]"""
+        """Return the given numbers at the places of their tokens in the batch, zeros elsewhere. [B, T]"""
         rows = self.per_token.get(name)
         if rows is None:
             return None
@@ -237,19 +237,19 @@ class _Given:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: Text, *, begins: bool) -> tuple[int, ...]:
-    """Token ids as they are; of a text as the tokenizer begins one, or goes on with it."""
+    """Return token ids unchanged; encode a text, with special tokens if it is the beginning."""
     return tuple(tokenizer.encode(text, add_special_tokens=begins) if isinstance(text, str) else map(int, text))
 
 
 def _rows(values: Any, lengths: Sequence[int]) -> list[list[float]]:
-    """A list for each completion, of a tensor padded on the right, of lists, or of one number for each."""
+    """Return one list per completion, from a tensor padded on the right, from lists, or from one number each."""
     if isinstance(values, Tensor):
         rows = values.tolist()
         padded = values.ndim == 2
     else:
         rows, padded = [each.tolist() if isinstance(each, Tensor) else each for each in values], False
     if len(rows) != len(lengths):
-        return rows  # said by the one who looks for mistakes
+        return rows  # `_mistakes` reports this
     return [
         [row] * length if isinstance(row, int | float) else list(row[:length] if padded else row)
         for row, length in zip(rows, lengths, strict=True)

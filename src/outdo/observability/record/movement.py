@@ -1,4 +1,4 @@
-"""Did the probability really move? A step's record in a few numbers."""
+"""Summarise a step's record in a few numbers: did the probabilities really move?"""
 
 from torch import Tensor
 
@@ -10,30 +10,30 @@ from outdo.observability.record.tokens import TokenRecord
 from outdo.types import Batch
 
 CERTAIN = 0.99
-"""A token of a larger probability has next to nothing to gain."""
+"""A token with a larger probability can hardly gain any more."""
 
 
 def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
-    """Where the pushed tokens went. What there is nothing to say of is left out.
+    """Compute the metrics of how the pushed tokens moved. Metrics without data are left out.
 
-    A token that several answers of a group took in the same context counts once, with its net push (`tokens.net`). By
-    how much it counts is how far that push could move it, to first order: a gradient of n by log π is one of n (1 - π)
-    by the token's own logit, so that the **leverage** of a token is |n| (1 - π_old).
+    A token that several answers of a group have in the same context counts once, with its net push (`tokens.net`). Its
+    weight is how far that push could move it, to first order: a gradient of n with respect to log π is one of n (1 - π)
+    with respect to the token's own logit, so that the **leverage** of a token is |n| (1 - π_old).
 
         moved_right_way, moved_wrong_way, moved_not
                          shares of the leverage; not: by no more than the noise of a log-probability. They add up to 1
         moved/tokens, moved/groups
-                         how many tokens, each counted once, and groups that is: the n of the estimate
-        target_reached   share of the tokens with a bound within reach that went 90 % of the way to it, or farther
-        overshoot        share of the same that went beyond it by more than 10 % of the way
-        attained         the probability mass that moved as it should, of the same: `attainment.attained`
-        unreachable      share of the pushed tokens whose bound was asked for and is there that have it out of reach
-        certain          share of all net push that goes to tokens whose probability was above 0.99 already
+                         the number of tokens, each counted once, and of groups: the n of the estimate
+        target_reached   share of the tokens with a reachable bound that went 90 % of the way to it, or farther
+        overshoot        share of the same tokens that went beyond it by more than 10 % of the way
+        attained         achieved share of the requested change in probability, of the same tokens: `progress.attained`
+        unreachable      share of the pushed tokens with a known bound whose bound is out of reach
+        certain          share of all net push that goes to tokens whose probability was already above 0.99
         cancelled        share of all push that cancels between answers
 
-    The last two are of all trained tokens, the others of the rows with `new_logprobs`; without any, `unreachable` is of
-    all, as where bounds are targets. Bounds belong to a token's own push, so that the three about the way to them leave
-    out tokens whose net push goes the other way.
+    The last two cover all trained tokens, the others the rows with `new_logprobs`. `unreachable` covers all rows if
+    there are no `new_logprobs` or if the bounds are targets. A bound belongs to a token's own push, so
+    `target_reached`, `overshoot` and `attained` leave out tokens whose net push has the opposite direction.
     """
     push = (record.policy_push + record.kl_pull).nan_to_num(0.0).where(batch.loss_mask, 0.0)
     net = record.net_push.nan_to_num(0.0).where(batch.loss_mask, 0.0)
@@ -53,7 +53,7 @@ def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
 
 
 def _of_push(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) -> dict[str, float]:
-    """What is known before anything moved."""
+    """Compute the metrics that do not need `new_logprobs`."""
     found: dict[str, float] = {}
     old = given(batch.old_logprobs, "old_logprobs")
     beyond, pushed = out_of_reach(record.bound, batch), push != 0
@@ -74,7 +74,7 @@ def _of_push(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) -> di
 
 
 def _ways(gone: Tensor, leverage: Tensor) -> dict[str, float]:
-    """Shares of the leverage, by how many nats each token has gone the way of its net push. [N] each"""
+    """Return shares of the leverage, by how many nats each token moved in the direction of its net push. [N] each"""
     whole = float(leverage.sum())
     if whole == 0:  # every token is certain
         return {}
@@ -83,7 +83,7 @@ def _ways(gone: Tensor, leverage: Tensor) -> dict[str, float]:
 
 
 def _to_bounds(batch: Batch, new: Tensor) -> dict[str, float]:
-    """How far tokens came on the way to their bounds, which stand as targets."""
+    """Compute how far tokens came on the way to their bounds, which `batch` has as targets."""
     moves = progress.movable(batch)
     if not moves.any():
         return {}

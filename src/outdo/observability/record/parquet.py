@@ -1,7 +1,7 @@
-"""The record on disk: `tokens/step_000040.parquet` in the run's folder, one file for each recorded step.
+"""The record on disk: `tokens/step_000040.parquet` in the run's folder, one file per recorded step.
 
-pandas, polars and DuckDB read a file as it is. One that stands there under its name is whole: it was written aside, and
-renamed when it was on disk. Reading needs no torch.
+pandas, polars and DuckDB can read the files. A file with this name is complete: it was written under a temporary name
+and renamed when it was on disk. Reading needs no torch.
 """
 
 # pyarrow has no types:
@@ -25,20 +25,20 @@ FORMAT = 1
 """Version of the columns; see `outdo.observability.record.table`."""
 
 KEY = b"outdo"
-"""Where a file says what it is: JSON among the metadata of its schema."""
+"""The key of the schema's metadata under which a file describes itself, as JSON."""
 
 _NAME = re.compile(r"step_(\d{6,})\.parquet")
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the record of a step is, or would be."""
+    """Return the path of the record of a step, whether it exists or not."""
     return folder / "tokens" / f"step_{step:06d}.parquet"
 
 
 def make_room(folder: Path) -> None:
-    """Make the place for records, where it is missing.
+    """Create the folder for records if it is missing.
 
-    Raises: RunFolderError when the disk refuses, and where something else has that name.
+    Raises: RunFolderError if the disk refuses, or if something else has that name.
     """
     place = folder / "tokens"
     try:
@@ -50,14 +50,14 @@ def make_room(folder: Path) -> None:
 
 
 def write(folder: Path, step: int, table: pa.Table) -> Path:
-    """Publish a step's record, in place of one that is there; on disk when this returns.
+    """Write a step's record, replacing an existing one; it is on disk when this returns.
 
-    Raises: RunFolderError when the disk refuses. The records published before are untouched then.
+    Raises: RunFolderError if the disk refuses. Earlier records do not change then.
     """
     make_room(folder)
     path = path_of(folder, step)
     content = pa.BufferOutputStream()
-    words = _columns_of_words(table.schema)  # numbers hardly repeat: a dictionary of them costs time and room
+    words = _columns_of_words(table.schema)  # numbers hardly repeat: a dictionary of them costs time and space
     pq.write_table(
         table,
         content,
@@ -70,16 +70,16 @@ def write(folder: Path, step: int, table: pa.Table) -> Path:
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """The steps whose record is published, in order; what a crash left half-written has no such name."""
+    """Return the recorded steps, in order; files that a crash left incomplete have another name."""
     names = (_NAME.fullmatch(path.name) for path in (folder / "tokens").glob("step_*.parquet"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def read(folder: Path, step: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """A step's record, or these columns of it.
+    """Read a step's record, or these columns of it.
 
-    Raises: RunFolderError naming the file where there is none, where it is damaged or of a newer outdo, and where it
-    has no such column.
+    Raises: RunFolderError with the name of the file if it is missing, damaged, written by a newer outdo, or without
+    such a column.
     """
     path = path_of(folder, step)
     try:
@@ -94,9 +94,9 @@ def read(folder: Path, step: int, columns: Sequence[str] | None = None) -> pa.Ta
 
 
 def about(schema: pa.Schema) -> dict[str, Any]:
-    """What a record says of itself: format, step, version of outdo, and what its run added; empty if it is no record.
+    """Return the metadata of a record: format, step, version of outdo, and what its run added; empty if it has none.
 
-    `read(folder, step).schema` is such a schema.
+    `schema` is, for example, `read(folder, step).schema`.
     """
     said = (schema.metadata or {}).get(KEY, b"{}")
     try:
@@ -107,12 +107,12 @@ def about(schema: pa.Schema) -> dict[str, Any]:
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Remove the records of all later steps, so that a run resumed at `step` writes each step once."""
+    """Remove the records of all later steps, so that a run that resumes at `step` writes each step once."""
     _remove([path_of(folder, later) for later in reversed(recorded_steps(folder)) if later > step])
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed while writing left. One process at a time may write."""
+    """Remove temporary files of a process that was killed while writing. Only one process at a time may write."""
     _remove(list((folder / "tokens").glob(".step_*.parquet.tmp")))
 
 
@@ -125,7 +125,7 @@ def _remove(paths: Sequence[Path]) -> None:
 
 
 def _columns_of_words(schema: pa.Schema) -> list[str]:
-    """Columns of texts, ids and truths, by the names Parquet has for what is inside of lists."""
+    """Return the columns of texts, ids and booleans, under Parquet's names for list elements."""
 
     def inside(name: str, kind: pa.DataType) -> list[str]:
         if pa.types.is_list(kind):
@@ -138,7 +138,7 @@ def _columns_of_words(schema: pa.Schema) -> list[str]:
 def _check(path: Path, schema: pa.Schema, columns: Sequence[str] | None) -> None:
     version = about(schema).get("format")
     if version != FORMAT:
-        told = f"of format {version}, and this outdo reads {FORMAT}" if version else "no record of outdo's"
+        told = f"has format {version}; this outdo reads {FORMAT}" if version else "not a record of outdo"
         raise RunFolderError(f"{path}: {told}")
     for column in columns or ():
         if column not in schema.names:

@@ -1,4 +1,4 @@
-"""What a step did, measured and written down; the caller's body runs it after every step."""
+"""Measure what a step did, and write it to disk. The training loop calls the recorder after every step."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ from outdo.utils.rng import Stream, stream_key, uniforms
 
 
 class Recorder:
-    """Writes `tokens/step_000040.parquet` every `every` steps (0: never), and says what moved.
+    """Writes `tokens/step_000040.parquet` every `every` steps (0: never), and computes the `moved_*` metrics.
 
-    What the last update did can only be seen by asking the policy once more, without gradients. That is done for the
-    share `after` of the groups that were trained on, rounded up, or for "all" of them. Which ones is decided by the
-    counter-based generator among those that were pushed at all: whole groups, the same ones in a run that was killed
-    and resumed. The metrics of what moved speak of these groups, and `moved/tokens` says how many tokens that is.
+    To see what the last optimiser step did, the policy has to score the tokens once more, without gradients. This is
+    done for the share `after` of the groups that were trained on, rounded up, or for "all" of them. The counter-based
+    generator selects whole groups among those with a push; a run that was killed and resumed selects the same ones. The
+    `moved_*` metrics are about these groups, and `moved/tokens` is their number of tokens.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Recorder:
         self.spelling = Spelling(policy.tokenizer)
 
     def __call__(self, step: Step, folder: Path) -> dict[str, float]:
-        """Record a step in the run folder `folder`, if it is due; its metrics.
+        """Record a step in the run folder `folder`, if it is due; return its metrics.
 
-        Raises: RunFolderError when the disk refuses.
+        Raises: RunFolderError if the disk refuses.
         """
         found, write = self.taken(step, folder)
         write()
         return found
 
     def taken(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None]]:
-        """The same in two parts: what has to be done before the weights change, and the writing, which may wait."""
+        """Do what must run before the weights change; return the metrics, and a function that writes the record."""
         found = self.transfer.observe(step.index, step.groups) if self.every else {}
         if not self.every or step.index % self.every or not len(step.batch):
             return found, lambda: None
@@ -69,7 +69,7 @@ class Recorder:
         return found | moved_metrics(record, step.batch), write
 
     def measured(self, step: Step) -> Tensor | None:
-        """log πθ [B, T] as the step left it, NaN in groups that were not asked; None where none was."""
+        """Compute log πθ [B, T] after the step; NaN in groups that are not measured, None if no group is."""
         batch, asked = step.batch, self._asked(step)
         if not asked:
             return None
@@ -80,7 +80,7 @@ class Recorder:
         return measured
 
     def _asked(self, step: Step) -> list[int]:
-        """The groups that are measured: of those whose answers are all alike nothing is learnt, here as in training."""
+        """Return the groups to measure: all trained ones if `share` is 1, else some of those with a push."""
         pushes = [update.tokens["push"] for update in step.updates if update.tokens]
         if not pushes:
             return []
@@ -89,17 +89,17 @@ class Recorder:
             return trained
         pushed = step.batch.group[(torch.stack(pushes) != 0).any(0).any(1)].unique().tolist()
         by_lot = sorted(pushed, key=lambda number: self._lot(step.index, number, step.groups[number]))
-        return by_lot[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, and not a bit more
+        return by_lot[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, despite rounding errors
 
     def _lot(self, step: int, number: int, group: Group) -> float:
-        """A number in [0, 1): groups are asked in the order of theirs."""
+        """Return a random number in [0, 1): groups are measured in this order."""
         key = stream_key(self.seed, Stream("record", step, group.prompt.id, number))
         return float(uniforms(numpy.array([key], numpy.uint64), numpy.zeros(1, numpy.uint64))[0])
 
     def state(self) -> dict[str, Any]:
-        """What is remembered of earlier steps."""
+        """Return what later steps need of earlier ones, for a checkpoint."""
         return self.transfer.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Restore what `state` returned."""
         self.transfer.load_state(state)

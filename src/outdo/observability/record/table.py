@@ -1,8 +1,8 @@
-"""A step's record as an Arrow table: one row for each rollout, and in it lists with an entry for each of its tokens.
+"""Build a step's record as an Arrow table: one row per rollout, with lists that have one entry per token.
 
-The lists of a row are about the tokens of the completion; only `prompt_token_ids` and `prompt_pieces` are about what
-was read before. What is not known is null. Tensors become lists without a loop over tokens: they are flattened once,
-and rows are offsets into them.
+The lists are about the tokens of the completion; only `prompt_token_ids` and `prompt_pieces` are about the prompt.
+Unknown values are null. Tensors become lists without a loop over tokens: they are flattened once, and rows are offsets
+into them.
 """
 
 # pyarrow has no types:
@@ -40,13 +40,13 @@ COLUMNS = (
     "share",
     "weight",
 )
-"""The columns with a number for each token, float32; see `TokenRecord`."""
+"""The columns with one number per token, float32; see `TokenRecord`."""
 
 
 def table(step: Step, record: TokenRecord, spelling: Spelling, *, about: Mapping[str, str]) -> pa.Table:
-    """The rollouts of a step, in the order of its groups. `about` is kept with the table: what its run is.
+    """Return the rollouts of a step as a table, in the order of its groups. `about` describes the run, as metadata.
 
-    Half of a surrogate pair, which no file in UTF-8 can hold, is written as its escape `\\ud83d`.
+    Half of a surrogate pair, which UTF-8 cannot hold, is written as its escape `\\ud83d`.
     """
     batch, lists = step.batch, _Lists(step)
     rows = [(number, n, each) for number, group in enumerate(step.groups) for n, each in enumerate(group.rollouts)]
@@ -76,7 +76,7 @@ def table(step: Step, record: TokenRecord, spelling: Spelling, *, about: Mapping
 
 
 class _Lists:
-    """Values of the batch's completions as lists, one for each row."""
+    """Converts values of the batch's completions into lists, one per row."""
 
     def __init__(self, step: Step) -> None:
         batch = step.batch
@@ -87,22 +87,22 @@ class _Lists:
         self.lengths = self.inside.sum(1)  # [B]
 
     def flat(self, values: Tensor) -> np.ndarray[Any, Any]:
-        """[B, T] -> the completions one after the other."""
+        """Return the values of the completions, one after the other, from [B, T]."""
         return values.numpy()[self.inside]
 
     def of(self, flat: pa.Array) -> pa.ListArray:
-        """A list for each completion."""
+        """Return one list per completion."""
         return pa.ListArray.from_arrays(_offsets(self.lengths), flat)
 
     def numbers(self, values: Tensor | None, *, where: np.ndarray[Any, Any] | None) -> pa.ListArray:
-        """Lists of float32; no list at all in rows that are not `where`, or without `values`. NaN becomes null."""
+        """Return lists of float32, null in rows outside `where` or without `values`. NaN becomes null."""
         rows = np.full(len(self.lengths), values is not None) if where is None else where
         flat = np.zeros(0, np.float32) if values is None else values.numpy()[self.inside & rows[:, None]]
         offsets = _offsets(np.where(rows, self.lengths, 0))
         return pa.ListArray.from_arrays(offsets, pa.array(flat, pa.float32(), from_pandas=True), mask=pa.array(~rows))
 
     def means(self, values: Tensor | None) -> pa.Array:
-        """The mean over the trained tokens of each row; null where there is none."""
+        """Return the mean over the trained tokens of each row; null without any."""
         if values is None:
             return pa.nulls(len(self.lengths), pa.float64())
         counts = self.trained.sum(1)
@@ -116,12 +116,12 @@ def _offsets(lengths: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _numbers(record: TokenRecord) -> dict[str, Tensor | None]:
-    """The tensor of each of `COLUMNS`."""
+    """Return the tensor of each of `COLUMNS`."""
     return {name: getattr(record, "targets" if name == "target" else name) for name in COLUMNS}
 
 
 def _prompts(groups: Sequence[Group], spelling: Spelling) -> dict[str, pa.Array]:
-    """What the rollouts of a group have in common, once for each group."""
+    """Return the columns that all rollouts of a group share, with one row per group."""
     pieces = [spelling.pieces(group.prompt.token_ids) for group in groups]
     return {
         "prompt_id": _texts(group.prompt.id for group in groups),
@@ -134,7 +134,7 @@ def _prompts(groups: Sequence[Group], spelling: Spelling) -> dict[str, pa.Array]
 
 
 def _completions(groups: Sequence[Group], lists: _Lists, spelling: Spelling) -> dict[str, pa.Array]:
-    """The tokens of the rollouts, and how they are spelled where they stand."""
+    """Return the tokens of the rollouts, and the text and bytes of each."""
     pieces: list[str] = []
     raw: list[bytes] = []
     ids: list[int] = []
@@ -154,7 +154,7 @@ def _completions(groups: Sequence[Group], lists: _Lists, spelling: Spelling) -> 
 
 
 def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
-    """How the rollouts were judged, and ended."""
+    """Return how the rollouts were rewarded and how they ended."""
     names = sorted({name for each in rollouts for name in each.reward_parts})
     parts = {_safe(name): pa.array([_part(each, name) for each in rollouts], pa.float64()) for name in names}
     together = pa.StructArray.from_arrays(list(parts.values()), list(parts)) if parts else None

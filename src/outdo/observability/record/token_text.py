@@ -1,7 +1,7 @@
-"""What each token spells, as text and as bytes: no character is torn, and nothing of the text is lost or added.
+"""Find the text and the bytes of each token, without splitting a character and without losing or adding text.
 
-A byte-level or byte-fallback token is some bytes, and may be a part of a character only. Any other token is text, which
-may depend on the token before it: WordPiece puts a blank between words, and drops it before a full stop.
+A byte-level or byte-fallback token is a sequence of bytes, and can be only a part of a character. Any other token is
+text, which can depend on the token before it: WordPiece puts a space between words, but not before a full stop.
 """
 
 import codecs
@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import Any
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""How a vocabulary with byte fallback names a byte."""
+"""The name of a byte in a vocabulary with byte fallback."""
 
 
 class Spelling:
-    """How `tokenizer` spells, special tokens included. What has been spelled once is looked up.
+    """Decodes single tokens with `tokenizer`, including special tokens, and caches the results.
 
-    Ids stand for a part of a text; `after` are the tokens before them, where a text does not begin with them. An id
-    outside of the vocabulary, which a model with a padded embedding can sample, spells nothing.
+    The ids are a part of a text; `after` are the tokens before them, if any. An id outside the vocabulary, which a
+    model with a padded embedding can sample, has no text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -32,15 +32,15 @@ class Spelling:
         self._text_of = lru_cache(maxsize=1 << 20)(self._text_of)
 
     def pieces(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> list[str]:
-        """The text of each token; joined, they are the text of `ids`.
+        """Return the text of each token; joined, they are the text of `ids`.
 
-        A character torn over several tokens belongs to the one that completes it, and the others get "". What is no
-        UTF-8 becomes U+FFFD, and belongs to the token where it ends.
+        A character that is split over several tokens belongs to the token that completes it, and the others get "".
+        Invalid UTF-8 becomes U+FFFD, and belongs to the token where it ends.
         """
         return self._texts(ids, after) if self._read is None else _characters(self.bytes(ids, after=after))
 
     def both(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> tuple[list[str], list[bytes]]:
-        """Pieces and bytes, in the time of one."""
+        """Return pieces and bytes, in the time of one of them."""
         if self._read is None:
             texts = self._texts(ids, after)
             return texts, [text.encode() for text in texts]
@@ -48,8 +48,8 @@ class Spelling:
         return _characters(raw), raw
 
     def _token(self, token_id: int) -> str | None:
-        """Its name in the vocabulary."""
-        inside = 0 <= token_id < 1 << 32  # beyond, the tokenizer's own number overflows
+        """Return the name of a token in the vocabulary."""
+        inside = 0 <= token_id < 1 << 32  # larger ids overflow in the tokenizer
         name: Any = self._tokenizer.convert_ids_to_tokens(token_id) if inside else None
         return name
 
@@ -68,7 +68,7 @@ class Spelling:
         return texts
 
     def _text_of(self, before: int | None, token_id: int) -> str | None:
-        """What a token adds to a text that ends with `before`, or begins here; None of one that is no token."""
+        """Return what a token adds to a text that ends with `before`, or begins here; None for an unknown id."""
         if self._token(token_id) is None:
             return None
         if before is None:
@@ -78,9 +78,9 @@ class Spelling:
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    # The last of the class: from here on, its name hides that of the type.
+    # The last method of the class: below it, its name hides the type `bytes`.
     def bytes(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> list[bytes]:
-        """The bytes of each token; joined, they are the text of `ids` in UTF-8."""
+        """Return the bytes of each token; joined, they are the text of `ids` in UTF-8."""
         if self._read is None:
             return [text.encode() for text in self._texts(ids, after)]
         spelled = list(map(self._bytes_of, ids))
@@ -95,7 +95,7 @@ class Spelling:
 
 
 def _decoders(tokenizer: Any) -> list[dict[str, Any]]:
-    """The steps by which the tokenizer makes text of its vocabulary, as its `tokenizer.json` says them."""
+    """Return the steps by which the tokenizer turns its vocabulary into text, as in its `tokenizer.json`."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     return [] if decoder is None else list(_flat(json.loads(decoder.__getstate__())))
 
@@ -108,7 +108,7 @@ def _flat(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _reader(decoders: Sequence[dict[str, Any]]) -> Callable[[str], bytes] | None:
-    """From a token's name to its bytes; None where a vocabulary holds texts."""
+    """Return the function from a token's name to its bytes; None if the vocabulary holds texts."""
     kinds = {each["type"] for each in decoders}
     if "ByteLevel" in kinds:
         return _byte_level
@@ -119,7 +119,7 @@ def _reader(decoders: Sequence[dict[str, Any]]) -> Callable[[str], bytes] | None
     def with_byte_fallback(token: str) -> bytes:
         if byte := BYTE.fullmatch(token):
             return bytes.fromhex(byte[1])
-        for mark, text in replaced:  # "▁" stands for a blank
+        for mark, text in replaced:  # "▁" stands for a space
             token = token.replace(mark, text)
         return token.encode()
 
@@ -127,9 +127,9 @@ def _reader(decoders: Sequence[dict[str, Any]]) -> Callable[[str], bytes] | None
 
 
 def _byte_table() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Return the byte for each character of a byte-level vocabulary.
 
-    GPT-2's: bytes that can be seen in Latin-1 are themselves, the others are the characters from U+0100 on.
+    This is GPT-2's table: visible bytes of Latin-1 stand for themselves, the characters from U+0100 on for the others.
     """
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(seen))
@@ -140,7 +140,7 @@ _BYTES = _byte_table()
 
 
 def _byte_level(token: str) -> bytes:
-    """A name with any other character in it is an added token's, and means itself."""
+    """Return the bytes of a name. A name with any other character belongs to an added token and stands for itself."""
     return bytes(map(_BYTES.__getitem__, token)) if _BYTES.keys() >= set(token) else token.encode()
 
 
@@ -148,12 +148,12 @@ def _byte_level(token: str) -> bytes:
 
 
 def _characters(chunks: Sequence[bytes]) -> list[str]:
-    """The characters that each chunk completes. Joined, they are what all of the chunks decode to."""
+    """Return the characters that each chunk completes. Joined, they are the decoded text of all chunks."""
     alone = list(map(_whole, chunks))
     if None not in alone:
         return alone  # pyright: ignore[reportReturnType]
     pieces: list[str] = []
-    torn, last = b"", 0  # the beginning of a character, and the chunk it reaches into
+    torn, last = b"", 0  # the beginning of an incomplete character, and the last chunk with a part of it
     for n, (chunk, whole) in enumerate(zip(chunks, alone, strict=True)):
         if whole is not None and not torn:
             pieces.append(whole)
@@ -179,6 +179,6 @@ def _whole(chunk: bytes) -> str | None:
 
 
 def _breaks_off(torn: bytes, byte: bytes) -> bool:
-    """Whether a character that `torn` begins cannot go on with `byte`."""
+    """Return whether a character that begins with `torn` cannot continue with `byte`."""
     together = torn + byte
     return codecs.utf_8_decode(together, "replace")[0].startswith("\ufffd") and together != "\ufffd".encode()

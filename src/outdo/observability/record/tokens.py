@@ -1,4 +1,4 @@
-"""Everything that is known of every token of a step, and in one word what the objective did with it."""
+"""Collect everything that is known about every token of a step, and one word for what the objective did with it."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,74 +14,74 @@ from outdo.types import Batch, Step
 
 CLIP = (
     "free",  # the policy term pushes it
-    "low",  # pushed down, it is at or beyond its bound: the policy term pushes it down no more
-    "high",  # pushed up, it is at or beyond its bound: the policy term pushes it up no more
-    "unreachable",  # pushed towards a bound beyond probability 1, where bounds were asked; or its rule asked for more
+    "low",  # pushed down, at or beyond its bound: the policy term no longer pushes it down
+    "high",  # pushed up, at or beyond its bound: the policy term no longer pushes it up
+    "unreachable",  # pushed towards a bound beyond probability 1, if bounds are known; or its rule asks for more
     "neutral",  # Â is 0
-    "spared",  # Â is not 0, or was not before the objective thinned out tokens; yet at π_old nothing pushed it
+    "spared",  # Â is not 0, or was not before the objective left out tokens, but nothing pushes it at π_old
     "unscored",  # the reward of its answer failed
-    "truncated",  # its answer was cut off, and such answers are not trained on
-    "masked",  # left out of the training otherwise
+    "truncated",  # its answer was truncated, and such answers are not trained on
+    "masked",  # not trained on for another reason
     "environment",  # the policy did not choose it: a prompt, a tool's answer, padding
-    "untrained",  # no pass was made
+    "untrained",  # the step made no pass
 )
-"""What the objective did with a token, after the last pass as the pass found it. `TokenRecord.clip` counts from 0."""
+"""What the objective did with a token, as measured in the last pass. `TokenRecord.clip` is an index into this."""
 
 FREE, LOW, HIGH, UNREACHABLE, NEUTRAL, SPARED, UNSCORED, TRUNCATED, MASKED, ENVIRONMENT, UNTRAINED = range(len(CLIP))
 
 MEASURED = ("ratio", "entropy", "policy_push", "kl_pull", "weight", "bound")
-"""Fields of a record that need a pass."""
+"""Fields of a record that need at least one pass."""
 
 CANCELLED = 1e-4
-"""Of all that is pushed: a sum below this is the noise of adding up."""
+"""Relative to the summed absolute pushes: a sum below this is rounding noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """A step's tokens, each field [B, T] float32 on the CPU, log-probabilities in nats; NaN where it is not known.
+    """A step's tokens: each field is [B, T] float32 on the CPU, log-probabilities in nats, NaN if not known.
 
-    What the trainer says is known of trained tokens alone, what the engine says of all that the policy chose.
+    Values of the trainer are known only for trained tokens, values of the engine for all tokens that the policy chose.
     """
 
     old_logprobs: Tensor  # log π_old
-    new_logprobs: Tensor  # log πθ after the step's last update; NaN in rows where it was not taken
+    new_logprobs: Tensor  # log πθ after the step's last update; NaN in rows that were not measured
     ref_logprobs: Tensor | None  # log π_ref
     rollout_logprobs: Tensor  # log π as the engine reported it
-    values: Tensor | None  # V of what was read before the token
+    values: Tensor | None  # V of the tokens before this one
     advantages: Tensor | None  # Â
-    targets: Tensor | None  # log τ, where the objective sets targets
+    targets: Tensor | None  # log τ, if the objective sets targets
     clip: Tensor  # int8, index into CLIP
-    ratio: Tensor  # πθ / π_old of the token as the last pass found it
-    entropy: Tensor  # nats, as the last pass found it
-    policy_push: Tensor  # the policy term's derivative by log πθ, summed over the passes
+    ratio: Tensor  # πθ / π_old of the token in the last pass
+    entropy: Tensor  # nats, in the last pass
+    policy_push: Tensor  # derivative of the policy term with respect to log πθ, summed over the passes
     kl_pull: Tensor  # the same of all other terms: the pull of the reference
-    net_push: Tensor  # all terms, added over the group's answers that took this token in this context: see `net`
-    share: Tensor  # 1 over how many answers that are; 0 where nothing is trained
+    net_push: Tensor  # all terms, summed over the group's answers with this token in this context: see `net`
+    share: Tensor  # 1 / the number of these answers; 0 for tokens that are not trained
     weight: Tensor  # `policy_push` of the first pass alone: how fast the token is pushed
-    bound: Tensor  # where the objective stops to push: how far; see `bounds`, and `token_record` of which rows
+    bound: Tensor  # where the objective stops pushing: how far; see `bounds`, and `token_record` for its rows
 
 
 def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) -> TokenRecord:
-    """What `step` did to its tokens under `objective`.
+    """Return what `step` did to its tokens under `objective`.
 
-    `new_logprobs` [B, T] is log πθ after the step, NaN in rows where it was not taken; None where it was in no row.
-    Bounds are asked for the same rows, or for all where there is none: they take more time than all the rest. Those
-    that are targets are known anyway.
+    `new_logprobs` [B, T] is log πθ after the step, NaN in rows that were not measured; None if no row was. Bounds are
+    computed for the same rows, or for all rows if there are none, because they take more time than everything else.
+    Bounds that are targets are known for all rows.
     """
     batch = step.batch
-    passes = [update.tokens for update in step.updates if update.tokens]  # none: no token, or a critic alone
+    passes = [update.tokens for update in step.updates if update.tokens]  # empty: no token, or only the critic learnt
     chosen = _chosen(batch, step)
     state = torch.full(chosen.shape, UNTRAINED, dtype=torch.int8)
     measured: dict[str, Tensor] = {}
     if passes:
-        if batch.old_logprobs is None:  # one pass of one optimiser step: π_old is what it found
+        if batch.old_logprobs is None:  # one pass with one optimiser step: π_old is what it measured
             batch = batch.with_(old_logprobs=passes[0]["logprobs"])
         start = policy_push(objective, batch, given(batch.old_logprobs, "old_logprobs"))
         measured = _measured(passes) | {"bound": _bounds(objective, batch, start, new_logprobs)}
         state = _state(objective, batch, start, passes[-1]["policy_push"], measured["bound"])
 
     def known(values: Tensor) -> Tensor:
-        """NaN outside of the trained tokens."""
+        """Set the values outside the trained tokens to NaN."""
         return values.float().where(batch.loss_mask, torch.nan)
 
     def optional(values: Tensor | None) -> Tensor | None:
@@ -106,7 +106,7 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
 
 
 def _bounds(objective: Objective, batch: Batch, start: Tensor, new_logprobs: Tensor | None) -> Tensor:
-    """Those of the rows they are asked for, NaN in the others. [B, T]"""
+    """Return the bounds of the measured rows, NaN in the others. [B, T]"""
     if batch.targets is not None:
         return bounds(objective, batch, start)
     asked = batch.loss_mask.any(1) if new_logprobs is None else new_logprobs.isfinite().any(1)
@@ -120,11 +120,11 @@ def _bounds(objective: Objective, batch: Batch, start: Tensor, new_logprobs: Ten
 
 
 def net(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of the pushes on one probability, and the share that each answer has in it. [B, T] each
+    """Sum the pushes on the same probability; return the sum, and 1 / the number of answers in it. [B, T] each
 
-    Answers of a group that begin alike take the same tokens in the same contexts: they push one probability, a good
-    answer up and a bad one down. The policy can only follow the sum. One that is no more than the noise of adding up
-    is 0: the pushes cancel.
+    Answers of a group with the same beginning have the same tokens in the same contexts: they push the same
+    probability, a good answer up and a bad one down. The policy can only follow the sum. A sum that is only rounding
+    noise is set to 0: the pushes cancel.
     """
     mask = batch.loss_mask
     _, taken = prefix_tree(batch)
@@ -141,7 +141,7 @@ def net(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _measured(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What the passes say of the tokens, each [B, T]."""
+    """Return the measurements of the passes, each [B, T]."""
     policy = torch.stack([tokens["policy_push"] for tokens in passes]).sum(0)
     whole = torch.stack([tokens["push"] for tokens in passes]).sum(0)
     return {
@@ -154,7 +154,7 @@ def _measured(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _state(objective: Objective, batch: Batch, start: Tensor, last: Tensor, bound: Tensor) -> Tensor:
-    """Of trained tokens, from the policy push at π_old and in the last pass. [B, T] int8; the first that holds."""
+    """Return the first state that holds for each trained token, by its pushes at π_old and in the last pass. [B, T]"""
     neutral = torch.zeros_like(batch.loss_mask) if batch.advantages is None else batch.advantages == 0
     if isinstance(objective, Formula) and objective.preparation is not as_it_is:  # it sets Â = 0 to leave tokens out
         neutral = neutral & neutral.where(batch.loss_mask, True).all(1, keepdim=True)
@@ -171,7 +171,7 @@ def _state(objective: Objective, batch: Batch, start: Tensor, last: Tensor, boun
 
 
 def _left_out(batch: Batch, chosen: Tensor) -> Tensor:
-    """Of tokens that are not trained on: why. [B, T] int8; the first that holds."""
+    """Return the first reason that holds for each token that is not trained on. [B, T]"""
     return _first(
         (~chosen, ENVIRONMENT),
         (~batch.scored[:, None], UNSCORED),
@@ -181,7 +181,7 @@ def _left_out(batch: Batch, chosen: Tensor) -> Tensor:
 
 
 def _chosen(batch: Batch, step: Step) -> Tensor:
-    """Tokens that the policy chose, trained or not. [B, T] bool"""
+    """Return the tokens that the policy chose, trained or not. [B, T] bool"""
     after_prompt = torch.arange(batch.token_ids.shape[1]) >= batch.prompt_lengths[:, None]
     masks = [rollout.loss_mask for group in step.groups for rollout in group.rollouts]
     flat = torch.tensor([*itertools.chain.from_iterable(masks)], dtype=torch.bool)
@@ -189,7 +189,7 @@ def _chosen(batch: Batch, step: Step) -> Tensor:
 
 
 def _first(*cases: tuple[Tensor, int]) -> Tensor:
-    """The code of the first case that holds, [B, T] int8."""
+    """Return the code of the first case that holds. [B, T] int8"""
     shape = torch.broadcast_shapes(*(case.shape for case, _ in cases))
     codes = torch.zeros(shape, dtype=torch.int8)
     for case, code in reversed(cases):

@@ -1,4 +1,4 @@
-"""Did training help where it counts: are the next answers to the same question better than the last?"""
+"""Measure transfer: are the next answers to the same question better than the previous ones?"""
 
 import math
 from collections import defaultdict
@@ -15,24 +15,24 @@ class Visit:
 
     step: int
     reward: float  # mean of its scored rollouts
-    informative: bool  # whether some of them were rewarded more than others, so that there was something to learn
+    informative: bool  # whether their rewards differed, so that there was something to learn
 
 
 class Transfer:
-    """Compares a prompt's fresh rollouts with those of its last visit. What it remembers is part of a checkpoint."""
+    """Compares a prompt's new rollouts with those of its previous visit. Its memory is part of a checkpoint."""
 
     def __init__(self) -> None:
         self.visits: dict[str, Visit] = {}  # by prompt id
 
     def observe(self, step_index: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Take in a step's groups; what they say of earlier steps, over prompts whose last group was informative:
+        """Add a step's groups; return the transfer metrics over prompts whose rewards differed at the previous visit:
 
-            transfer           mean reward now, less that of the last visit; the mean over prompts
+            transfer           mean reward now minus that of the previous visit; the mean over prompts
             transfer/followed  share of the prompts whose mean reward rose
-            transfer/prompts   how many they are
+            transfer/prompts   the number of these prompts
 
-        Nothing where there is none. Groups of one prompt in one step are one visit; rollouts without a reward, and
-        prompts without any other, are passed over.
+        Empty without such prompts. Groups of one prompt in one step are one visit; rollouts without a reward are
+        ignored, as are prompts with only such rollouts.
         """
         now = _visits(step_index, groups)
         rises = [
@@ -50,16 +50,16 @@ class Transfer:
         }
 
     def state(self) -> dict[str, Any]:
-        """The visits, as plain values."""
+        """Return the visits as plain values, for a checkpoint."""
         return {"visits": {prompt: list(astuple(visit)) for prompt, visit in self.visits.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Restore what `state` returned."""
         self.visits = {prompt: Visit(*visit) for prompt, visit in state["visits"].items()}
 
 
 def _visits(step_index: int, groups: Sequence[Group]) -> dict[str, Visit]:
-    """By prompt id."""
+    """Return the visits of a step by prompt id."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     informative: set[str] = set()
     for group in groups:

@@ -1,10 +1,10 @@
-"""The same record of a run of TRL's GRPOTrainer (made for TRL 1.16).
+"""Write the same record for a run of TRL's GRPOTrainer (made for TRL 1.16).
 
     trainer = GRPOTrainer(model, reward_funcs=..., args=GRPOConfig(...), train_dataset=...)
     trainer.add_callback(TrlRecord(trainer, "runs/mine"))
     trainer.train()
 
-Then `outdo inspect runs/mine` shows what was trained. A step of the record is an optimiser step of TRL's.
+Then `outdo inspect runs/mine` shows what was trained. A step of the record is an optimiser step of TRL.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean,
 from outdo.observability.record.external import record_step, rewind
 
 KEPT = "outdo"
-"""Under this name TRL's batches carry what they otherwise lose: rewards, and columns of the dataset."""
+"""The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
 
 PASSED_ON = (
     "pixel_values",
@@ -39,19 +39,19 @@ PASSED_ON = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-"""What else of a batch a model may read."""
+"""Other entries of a batch that a model can read."""
 
 
 class TrlRecord(TrainerCallback):
     """Records every `every`-th optimiser step of a GRPOTrainer in `folder`.
 
-    Two forwards without gradients are made of a recorded step's completions: before the optimiser step, unless TRL has
-    kept those log-probabilities itself, and after it. `objective` is what pushes are asked of, that of the trainer's
-    arguments unless given. `answer` names the column of the dataset that the rewards compare with, if there is one.
+    A recorded step costs two forward passes over its completions, without gradients: one before the optimiser step,
+    unless TRL has kept these log-probabilities, and one after it. The pushes are those of `objective`, by default the
+    one of the trainer's arguments. `answer` is the column of the dataset with the expected answers, if there is one.
 
-    A run that TRL resumes goes on here too: what was recorded after its checkpoint is dropped when training begins.
+    It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
-    Raises: ValueError for several processes, or for a loss that has to be given as `objective`.
+    Raises: ValueError for several processes, or for a loss that needs an explicit `objective`.
     """
 
     def __init__(
@@ -64,35 +64,35 @@ class TrlRecord(TrainerCallback):
         answer: str = "answer",
     ) -> None:
         if trainer.accelerator.num_processes > 1:
-            raise ValueError(f"TrlRecord is for one process; this run has {trainer.accelerator.num_processes}")
+            raise ValueError(f"TrlRecord supports one process; this run has {trainer.accelerator.num_processes}")
         self.trainer = trainer
         self.folder = folder
         self.objective = objective or objective_of(trainer)
         self.every = every
-        self._seen: list[_Seen] = []  # the micro-batches of the optimiser step at hand
+        self._seen: list[_Seen] = []  # the micro-batches of the current optimiser step
         _keep_outcomes(trainer, answer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Make room for the steps that follow."""
+        """Delete records of later steps: the run will write them again."""
         rewind(self.folder, state.global_step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A micro-batch has gone backward, and others follow."""
+        """Keep a micro-batch after its backward pass, if others follow."""
         self._look(state.global_step + 1)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The last micro-batch has gone backward."""
+        """Keep the last micro-batch after its backward pass."""
         self._look(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The optimiser has stepped."""
+        """Record the step after the optimiser step."""
         seen, self._seen = self._seen, []
         if seen:
             rows = [row for each in seen for row in _rows(self.trainer, each, self._measure(each.inputs)[0])]
             self._write(state.global_step, rows)
 
     def _look(self, step: int) -> None:
-        """Keep the micro-batch that was trained on just now, and what the policy says of it before it steps."""
+        """Keep the micro-batch that was just trained on, and its scores under the policy before the optimiser step."""
         if step % self.every == 0:
             buffered = self.trainer._buffered_inputs
             inputs = buffered[(self.trainer._step - 1) % len(buffered)]
@@ -103,7 +103,7 @@ class TrlRecord(TrainerCallback):
 
     @torch.no_grad()
     def _measure(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the completions, as TRL computes them. [b, t] each"""
+        """Compute log-probabilities and entropies of the completions with TRL's own method. [b, t] each"""
         model, training = self.trainer.model, self.trainer.model.training
         model.eval()
         logprobs, entropy, _ = self.trainer._get_per_token_logps_and_entropies(
@@ -135,7 +135,7 @@ class TrlRecord(TrainerCallback):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A micro-batch, and what the policy said of it before the optimiser stepped."""
+    """A micro-batch, and its scores under the policy before the optimiser step."""
 
     inputs: Mapping[str, Any]
     old: Tensor  # [b, t]
@@ -143,7 +143,7 @@ class _Seen:
 
 
 def _rows(trainer: Any, seen: _Seen, new: Tensor) -> list[dict[str, Any]]:
-    """The completions of a micro-batch as `record_step` takes them, padding cut off."""
+    """Return the completions of a micro-batch in the form of `record_step`, without padding."""
     inputs = seen.inputs
     advantages = inputs["advantages"]
     trained = inputs["completion_mask"] * inputs.get("tool_mask", 1)
@@ -168,7 +168,7 @@ def _rows(trainer: Any, seen: _Seen, new: Tensor) -> list[dict[str, Any]]:
 
 
 def _keep_outcomes(trainer: Any, answer: str) -> None:
-    """Have TRL's batches carry the outcome of each completion: it shuffles them, and keeps the advantages alone."""
+    """Make TRL's batches carry the outcome of each completion: TRL shuffles them, and keeps only the advantages."""
     generate = trainer._generate_and_score_completions
 
     def generate_and_keep(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,14 +188,14 @@ def _keep_outcomes(trainer: Any, answer: str) -> None:
 
 
 def _outcome(scores: Mapping[str, float], weights: Sequence[float]) -> dict[str, Any]:
-    """The reward, None where no function gave one, and its parts."""
+    """Return the reward, None if no function returned one, and its parts."""
     parts = {name: None if score != score else score for name, score in scores.items()}
     known = [weight * part for weight, part in zip(weights, parts.values(), strict=True) if part is not None]
     return {"rewards": sum(known) if known else None, "reward_parts": parts}
 
 
 def _ending(trainer: Any, ids: Tensor, mask: Tensor) -> dict[str, Any]:
-    """Where a completion ends, and whether it was cut off there. TRL may mask all of one that was. [t] each"""
+    """Return where a completion ends, and whether it is truncated; TRL can mask all of a truncated one. [t] each"""
     padding = trainer._tokenizer.pad_token_id
     length = int(mask.sum()) or int((ids != padding).nonzero().max()) + 1
     return {"length": length, "truncated": int(ids[length - 1]) not in {*trainer.eos_token_ids, padding}}
@@ -205,9 +205,9 @@ def _ending(trainer: Any, ids: Tensor, mask: Tensor) -> dict[str, Any]:
 
 
 def objective_of(trainer: Any) -> Formula:
-    """The loss that a GRPOTrainer's arguments ask for, as an objective.
+    """Return the loss of a GRPOTrainer's arguments as an objective.
 
-    Masks and weights for an engine that is not the policy, and for tokens of low entropy, are not in it.
+    It does not include masks and weights for the mismatch with the engine or for tokens of low entropy.
     """
     args = trainer.args
     low, high = trainer.epsilon_low, trainer.epsilon_high
@@ -224,6 +224,6 @@ def objective_of(trainer: Any) -> Formula:
     elif args.loss_type in others:
         chosen = others[args.loss_type]()
     else:
-        raise ValueError(f"loss_type {args.loss_type!r} has no counterpart here: give TrlRecord its `objective`")
+        raise ValueError(f"loss_type {args.loss_type!r} has no counterpart in outdo: pass `objective` to TrlRecord")
     level = {"token": token, "sequence": sequence}[trainer.importance_sampling_level]
     return like("trl", replace(chosen, level=level, beta=trainer.beta, kl_ratio=args.use_bias_correction_kl))
