@@ -13,7 +13,7 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.loop import train
 from outdo.models.bundle import Models, frozen
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import Policy, BatchSizes
 from outdo.observability.notebook import show
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.base import SamplingParams
@@ -44,7 +44,7 @@ def says_yes(completion: str, answer: str) -> float:
 
 
 def small(**work: int) -> Policy:
-    return fresh(optimiser=OptimiserSettings(lr=1e-5), work=Work(**work))  # too slow to be clipped
+    return fresh(optimiser=OptimiserSettings(lr=1e-5), work=BatchSizes(**work))  # too slow to be clipped
 
 
 def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = says_yes) -> Rollouts:

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from outdo.models.optimiser import adamw as adamw
     from outdo.models.optimiser import adamw8bit as adamw8bit
     from outdo.models.policy import Policy as Policy
-    from outdo.models.policy import Work as Work
+    from outdo.models.policy import BatchSizes as BatchSizes
     from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.observability.notebook import show as show
     from outdo.observability.record.external import record_step as record_step

@@ -13,7 +13,7 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import Team
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import Policy, BatchSizes
 from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
@@ -69,7 +69,7 @@ def test_a_team_is_sent_a_policy_once(team, monkeypatch):
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
 @pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
 def test_a_team_finds_the_gradient_of_one_process(team, budget, wide):
-    work = Work(micro_tokens=budget)
+    work = BatchSizes(micro_tokens=budget)
     make = (lambda: double(fresh("gpt_neox", work=work))) if wide else (lambda: fresh(work=work))
     alone, shared = make(), together(make(), team)
     batch = prepared(policy=alone)
@@ -92,7 +92,7 @@ def test_a_team_measures_policy_and_reference_as_one_process_does(team):
 
 def test_a_team_does_the_same_again_to_the_bit(team):
     def trained() -> torch.Tensor:
-        policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2), work=Work(micro_tokens=40)), team)
+        policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2), work=BatchSizes(micro_tokens=40)), team)
         for _ in range(3):
             policy.update(prepared(), grpo(beta=0.1))
         return weights(policy)
@@ -191,7 +191,7 @@ def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> list[i
 
 
 def test_where_memory_does_not_suffice_micro_batches_are_halved_until_it_does(monkeypatch):
-    policy, batch = fresh(work=Work(micro_tokens=400)), prepared()
+    policy, batch = fresh(work=BatchSizes(micro_tokens=400)), prepared()
     tried = scarce(policy, 60, monkeypatch)
     found, gradient = updated(policy, batch, ALL_TERMS)
     _, expected = updated(fresh(), batch, ALL_TERMS)
@@ -205,20 +205,20 @@ def test_where_memory_does_not_suffice_micro_batches_are_halved_until_it_does(mo
 
 
 def test_the_split_that_memory_forced_is_saved_with_the_run(monkeypatch):
-    policy = fresh(work=Work(micro_tokens=400))
+    policy = fresh(work=BatchSizes(micro_tokens=400))
     scarce(policy, 60, monkeypatch)
     policy.logprobs(ragged())
-    again = fresh(work=Work(micro_tokens=400))
+    again = fresh(work=BatchSizes(micro_tokens=400))
     again.load_state(policy.state())
     assert again.work.micro_tokens == policy.work.micro_tokens == 50
     assert again.state()["micro_tokens"] == policy.state()["micro_tokens"]
-    other = fresh(work=Work(micro_tokens=200))  # as `outdo resume RUN train.micro_tokens=200`
+    other = fresh(work=BatchSizes(micro_tokens=200))  # as `outdo resume RUN train.micro_tokens=200`
     other.load_state(policy.state())
     assert other.work.micro_tokens == 200
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error(monkeypatch):
-    policy = fresh(work=Work(micro_tokens=64))
+    policy = fresh(work=BatchSizes(micro_tokens=64))
     scarce(policy, 0, monkeypatch)
     with pytest.raises(OutdoError, match="not even one row fits into memory"):
         policy.logprobs(ragged())

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.attention.packed import pack
-from outdo.models.policy import Scorer, Work
+from outdo.models.policy import Scorer, BatchSizes
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError
@@ -167,7 +167,7 @@ def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
     model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
     forward = Forward.probe(model)
     assert (forward.way, forward.why) == ("shared", "")
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
@@ -196,7 +196,7 @@ def test_a_model_whose_attention_is_more_than_ours_is_found_out(arch, changes):
     forward = Forward.probe(model)
     assert forward.way == "padded"
     assert forward.why
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
@@ -214,7 +214,7 @@ def test_a_model_that_limits_its_sight_by_a_mask_alone_is_found_out(arch, change
     """The replaced attention sees no mask, and a probe of some 20 tokens would not notice a window of 64."""
     model, group = other_model(arch, **changes), ragged_groups()[3]
     long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
-    found = Scorer(Forward.probe(model), Work()).logprobs(long)
+    found = Scorer(Forward.probe(model), BatchSizes()).logprobs(long)
     torch.testing.assert_close(found, by_the_model_itself(model, long), rtol=0, atol=2e-5)
 
 
@@ -230,7 +230,7 @@ def test_logits_that_are_more_than_the_output_embedding_are_the_models_own(arch,
     model, batch = other_model(arch, **changes), ragged()
     forward = Forward.probe(model)
     assert (forward.way, forward.plain_head) == ("shared", False)
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
@@ -239,7 +239,7 @@ def test_a_soft_cap_too_wide_for_the_probe_to_see_is_respected():
     model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
     forward = Forward.probe(model)
     model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     expected = by_the_model_itself(model, batch)
     assert expected.min() < -30
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -306,9 +306,9 @@ def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        scores = Scorer(forward, Work()).scores(batch)
+        scores = Scorer(forward, BatchSizes()).scores(batch)
     scores.logprobs.square().sum().backward()
-    return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, Work()))
+    return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, BatchSizes()))
 
 
 @pytest.mark.parametrize("way", ["shared", "padded"])

@@ -16,7 +16,7 @@ from outdo.loop import train
 from outdo.models.bundle import Models, frozen
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import Policy, BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt, Rollout
@@ -89,7 +89,7 @@ def test_neither_values_nor_updates_depend_on_how_the_work_is_cut_up(make: Calla
     batch = ragged()
     found = []
     for budget in (1, 40, 10_000):
-        critic = shaken(make(fresh(work=Work(micro_tokens=budget))))
+        critic = shaken(make(fresh(work=BatchSizes(micro_tokens=budget))))
         values = critic.values(batch)
         metrics = critic.update(taught(batch, values + 0.3 * noise(batch), noise(batch, 1)))
         found.append((values, metrics, weights(critic.trained)))
@@ -158,7 +158,7 @@ def test_a_model_of_its_own_is_trained_down_to_its_embedding() -> None:
 
 
 def test_one_optimiser_step_is_taken_per_minibatch() -> None:
-    critic = own_head(fresh(work=Work(minibatches=3)))
+    critic = own_head(fresh(work=BatchSizes(minibatches=3)))
     critic.update(taught(ragged(), 0.0, noise(ragged())))
     assert critic.optimiser.steps == 3
 
@@ -197,7 +197,7 @@ def answers(policy: Policy, questions: object, *, step: int) -> list[Group]:
 
 
 def quick(**work: int) -> Policy:
-    return fresh(optimiser=OptimiserSettings(lr=1e-3), work=Work(**work))
+    return fresh(optimiser=OptimiserSettings(lr=1e-3), work=BatchSizes(**work))
 
 
 @BOTH

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import Policy, BatchSizes
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
@@ -38,7 +38,7 @@ class Critic:
         *,
         trains_model: bool,
         optimiser: OptimiserSettings | None = None,
-        work: Work | None = None,
+        work: BatchSizes | None = None,
         clip: float | None = 0.2,
         warmup: int = 0,
     ) -> None:
@@ -51,7 +51,7 @@ class Critic:
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
-        self.work = work or Work()
+        self.work = work or BatchSizes()
         self.clip = clip
         self.warmup = warmup
 

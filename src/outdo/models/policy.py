@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class BatchSizes:
     """How an update is cut up: none of it changes what is computed, but for `minibatches`."""
 
     minibatches: int = 1  # optimiser steps within one pass over a batch
@@ -43,7 +43,7 @@ class Scorer:
     With a `team` of several processes, each of them computes a share of every batch.
     """
 
-    def __init__(self, forward: Forward, work: Work, team: Team | None = None) -> None:
+    def __init__(self, forward: Forward, work: BatchSizes, team: Team | None = None) -> None:
         self.forward = forward
         self.work = work
         self.team = team or Team()
@@ -127,7 +127,7 @@ class Policy(Scorer):
         tokenizer: PreTrainedTokenizerBase,
         *,
         optimiser: OptimiserSettings | None = None,
-        work: Work | None = None,
+        work: BatchSizes | None = None,
         attention: AttentionSetting = "auto",
         precision: Precision = "auto",
         compile: bool = False,
@@ -135,7 +135,7 @@ class Policy(Scorer):
         team: Team | None = None,
     ) -> None:
         how = {"precision": precision, "compile": compile, "recompute": recompute}
-        super().__init__(Forward.probe(model, attention, **how), work or Work(), team)
+        super().__init__(Forward.probe(model, attention, **how), work or BatchSizes(), team)
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())

@@ -23,7 +23,7 @@ from outdo.distributed.worker_pool import Team
 from outdo.models.bundle import Models, load_reference
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import choose_device
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import Policy, BatchSizes
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import Combined, load_reward
 from outdo.rewards.online_model import Refreshed
@@ -104,7 +104,7 @@ def open_session(
         device=recipe.device,
         stop_token_ids=recipe.sampling.stop_token_ids,
         optimiser=optimiser,
-        work=Work(minibatches=recipe.train.minibatches),
+        work=BatchSizes(minibatches=recipe.train.minibatches),
         attention=recipe.attention,
         precision=recipe.precision,
         compile=recipe.compile,

@@ -16,7 +16,7 @@ from outdo.algorithms.objectives.corrections import mask
 from outdo.algorithms.objectives.presets import dro, gspo, kl_cov, ppo
 from outdo.algorithms.objectives.target.objective import target
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import Policy, BatchSizes
 from outdo.observability.record.bounds import policy_push
 from outdo.observability.record.tokens import CLIP, TokenRecord, net, token_record
 from outdo.testing import tiny_model
@@ -252,7 +252,7 @@ def test_new_logprobs_are_taken_where_they_were_measured():
 def trained(objective: Objective, *, passes: int, minibatches: int, measure: bool) -> tuple[Step, Tensor]:
     """A step of a small model, and log πθ after it."""
     model, tokenizer = tiny_model()
-    policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=0.02), work=Work(minibatches=minibatches))
+    policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=0.02), work=BatchSizes(minibatches=minibatches))
     answers = [
         [rollout(3, float(n % 2), token_ids=(40 + n, 50 + group, 60), text=str(n)) for n in range(4)]
         for group in range(2)
