@@ -149,7 +149,7 @@ HOME = {  # public name: the room it lives in
     "Totals": "outdo.types",
     "TrlRecord": "outdo.observability.record.trl",
     "Update": "outdo.types",
-    "Work": "outdo.models.policy",
+    "BatchSizes": "outdo.models.policy",
     "adafactor": "outdo.models.optimiser",
     "adamw": "outdo.models.optimiser",
     "adamw8bit": "outdo.models.optimiser",
