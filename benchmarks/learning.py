@@ -38,9 +38,9 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
 from outdo.rewards.exact import exact
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Rollouts
 from outdo.rollouts.environments.single_turn import Question
 from outdo.trainer.evaluation import evaluate

@@ -13,11 +13,11 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.loop import train
 from outdo.models.bundle import Models, frozen
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, BatchSizes
+from outdo.models.policy import BatchSizes, Policy
 from outdo.observability.notebook import show
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Rollouts
 from outdo.rollouts.environments.single_turn import Question
 from outdo.testing import ScriptedEngine

@@ -22,8 +22,9 @@ from outdo.observability.record.background_writer import Behind
 from outdo.observability.record.parquet import make_room
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards.types import Answered, Scored, Verdict
-from outdo.rollouts.engines.base import Engine, SamplingParams, Weights
+from outdo.rollouts.engines.base import Engine, Weights
 from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Rollouts
 from outdo.rollouts.environments.single_turn import Question
 from outdo.types import Completion, Prompt, Request

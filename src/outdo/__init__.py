@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from outdo.models.optimiser import adafactor as adafactor
     from outdo.models.optimiser import adamw as adamw
     from outdo.models.optimiser import adamw8bit as adamw8bit
-    from outdo.models.policy import Policy as Policy
     from outdo.models.policy import BatchSizes as BatchSizes
+    from outdo.models.policy import Policy as Policy
     from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.observability.notebook import show as show
     from outdo.observability.record.external import record_step as record_step
@@ -86,9 +86,9 @@ if TYPE_CHECKING:
     from outdo.rewards import load_reward as load_reward
     from outdo.rewards.model import RewardModel as RewardModel
     from outdo.rewards.online_model import Refreshed as Refreshed
-    from outdo.rollouts.engines.base import SamplingParams as SamplingParams
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
     from outdo.rollouts.engines.builtin.multiprocess import TeamEngine as TeamEngine
+    from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
     from outdo.rollouts.environments.base import Rollouts as Rollouts
     from outdo.rollouts.environments.dynamic_sampling import Refill as Refill
     from outdo.rollouts.environments.single_turn import Question as Question

@@ -13,7 +13,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from outdo.rollouts.engines.base import SamplingParams, Weights
+from outdo.rollouts.engines.base import Weights
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError
 

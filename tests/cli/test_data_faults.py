@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from outdo.models.loading import encode_prompt, load_tokenizer
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.types import FinishReason, Request
 from outdo.utils.rng import Stream

@@ -7,7 +7,7 @@ import pytest
 
 from outdo.data.prompts import Prompts
 from outdo.rewards.types import Answered, Scored, judged
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import Question
 from outdo.types import Completion, FinishReason, Prompt, Request
 from outdo.utils.rng import Stream

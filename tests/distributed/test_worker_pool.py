@@ -13,10 +13,10 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import Team
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, BatchSizes
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.models.policy import BatchSizes, Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch
 from outdo.utils.errors import OutdoError, WorkerError
 

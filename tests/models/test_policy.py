@@ -16,9 +16,9 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import sequence_mean, token_mean
 from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, BatchSizes
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.models.policy import BatchSizes, Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Group, TokenScores, Update
 
 BUDGETS = (1, 40, 100, 10_000)  # one row at a time; groups cut; groups whole; everything at once

@@ -14,7 +14,7 @@ from outdo.data.prompts import Prompts
 from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Rollouts
 from outdo.rollouts.environments.dynamic_sampling import Refill, informative
 from outdo.rollouts.environments.single_turn import Question

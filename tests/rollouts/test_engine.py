@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from outdo.models import onednn
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.sequences import Row, StopRule
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.rng import Stream
 

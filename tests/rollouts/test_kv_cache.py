@@ -6,10 +6,10 @@ from engine_cases import requests, shared
 from torch import Tensor
 
 from outdo.models.attention.kernel import Rule, attention, within
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import Sampler
 from outdo.rollouts.engines.builtin.kv_cache import RowCache
 from outdo.rollouts.engines.builtin.sequences import Row, StopRule
+from outdo.rollouts.engines.sampling import SamplingParams
 
 HEADS, KV_HEADS, D, BLOCK = 4, 2, 8, 4
 CPU = torch.device("cpu")

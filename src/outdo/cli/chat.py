@@ -8,8 +8,8 @@ from rich.console import Console
 from outdo.models.loading import encode_prompt
 from outdo.models.policy import Policy
 from outdo.rewards.failures import printable
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.find_model import find
 from outdo.types import Request
 from outdo.utils.rng import Stream

@@ -16,8 +16,8 @@ from outdo.data.prompts import tokenise
 from outdo.data.questions import Question, questions_from
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import Question as QuestionEnvironment
 from outdo.trainer.build import held_out_questions
 from outdo.trainer.evaluation import Evaluation, evaluate

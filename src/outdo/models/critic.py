@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.policy import Policy, BatchSizes
+from outdo.models.policy import BatchSizes, Policy
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 

@@ -23,13 +23,13 @@ from outdo.distributed.worker_pool import Team
 from outdo.models.bundle import Models, load_reference
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import choose_device
-from outdo.models.policy import Policy, BatchSizes
+from outdo.models.policy import BatchSizes, Policy
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import Combined, load_reward
 from outdo.rewards.online_model import Refreshed
 from outdo.rewards.types import Reward
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Rollouts
 from outdo.rollouts.environments.dynamic_sampling import Refill
 from outdo.rollouts.environments.single_turn import Question

@@ -24,8 +24,8 @@ from outdo.data.questions import questions_from
 from outdo.distributed.worker_pool import Team
 from outdo.models.policy import Policy
 from outdo.rewards.exact import exact
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.storage.run_folder import write_text_atomically
 from outdo.trainer.display import Display
 from outdo.trainer.find_model import find

@@ -14,7 +14,7 @@ import torch
 
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import choose_device, load_model
-from outdo.models.policy import Scorer, BatchSizes
+from outdo.models.policy import BatchSizes, Scorer
 from outdo.observability.page.encode import Table
 from outdo.observability.page.select import Comparison
 from outdo.storage import checkpoint

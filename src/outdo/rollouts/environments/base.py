@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from outdo.rollouts.engines.base import Engine, SamplingParams, Weights
+from outdo.rollouts.engines.base import Engine, Weights
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Group, Prompt, Rollout
 from outdo.utils.timing import span
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from outdo.rewards.failures import check_failures
 from outdo.rewards.types import Answered, Reward, Scored
-from outdo.rollouts.engines.base import Engine, SamplingParams
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span

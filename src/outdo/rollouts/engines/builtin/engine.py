@@ -14,10 +14,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from outdo.rollouts.engines.base import SamplingParams, Weights
+from outdo.rollouts.engines.base import Weights
 from outdo.rollouts.engines.builtin.hf_generate import generate_padded
 from outdo.rollouts.engines.builtin.kv_cache import Layer, Prefill, RowCache
 from outdo.rollouts.engines.builtin.sequences import Row, StopRule, extend
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.rng import stream_key
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from outdo.rollouts.engines.base import SamplingParams, Weights
+from outdo.rollouts.engines.base import Weights
 from outdo.rollouts.engines.builtin.sequences import Row, StopRule, extend
+from outdo.rollouts.engines.sampling import SamplingParams
 
 
 class _Choose(LogitsProcessor):

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.distributed.worker_pool import Team
 from outdo.models.attention.forward import Forward
-from outdo.rollouts.engines.base import SamplingParams, Weights
+from outdo.rollouts.engines.base import Weights
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 
 

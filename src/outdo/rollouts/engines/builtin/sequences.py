@@ -7,7 +7,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from outdo.rollouts.engines.base import SamplingParams, Weights, choose
+from outdo.rollouts.engines.base import Weights
+from outdo.rollouts.engines.sampling import SamplingParams, choose
 from outdo.types import FinishReason, Request
 from outdo.utils.rng import uniforms
 
