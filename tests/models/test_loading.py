@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig
 
-from outdo.models.loading import choose_device, encode_prompt, load_model, load_tokenizer, max_context
+from outdo.models.device import choose_device
+from outdo.models.loading import load_model, load_tokenizer, max_context
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.testing import ARCHITECTURES, byte_bpe_tokenizer, tiny_model
 from outdo.utils.errors import Mistakes, ModelError
 

@@ -5,8 +5,8 @@ from itertools import count
 
 from rich.console import Console
 
-from outdo.models.loading import encode_prompt
 from outdo.models.policy import Policy
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.rewards.failures import printable
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams

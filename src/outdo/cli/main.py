@@ -352,7 +352,8 @@ def _renderer(recipe: "Recipe") -> "Render":
     """Questions as the model will read them; the tokenizer is loaded when the first is asked for."""
 
     def render(question: "Question") -> str:
-        from outdo.models.loading import encode_prompt, load_tokenizer
+        from outdo.models.loading import load_tokenizer
+        from outdo.models.prompt_encoding import encode_prompt
 
         tokenizer, data = load_tokenizer(recipe.model), recipe.data
         where = f"question {question.id}"

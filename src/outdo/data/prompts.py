@@ -7,7 +7,7 @@ import numpy
 from transformers import PreTrainedTokenizerBase
 
 from outdo.data.questions import Question
-from outdo.models.loading import encode_prompt
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.types import Prompt
 from outdo.utils.errors import Mistakes, ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from outdo.algorithms.objectives.base import Objective
 from outdo.distributed.worker_pool import Team
 from outdo.models.attention.forward import AttentionSetting, Forward, Precision
-from outdo.models.loading import choose_device, load_model, load_tokenizer, max_context, without_bars
+from outdo.models.device import choose_device
+from outdo.models.loading import load_model, load_tokenizer, max_context, without_bars
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import Hand

@@ -16,16 +16,11 @@ from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outdo.models.device import choose_device
 from outdo.models.inspect_folder import REWARD_MODEL
-from outdo.models.loading import (
-    choose_device,
-    encode_prompt,
-    load_classifier,
-    load_tokenizer,
-    max_context,
-    without_bars,
-)
+from outdo.models.loading import load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.rewards.types import Answered, Scored, Verdict, judged, unscored
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms

@@ -21,8 +21,8 @@ from outdo.data.questions import Question as Row
 from outdo.data.questions import Questions, questions_of
 from outdo.distributed.worker_pool import Team
 from outdo.models.bundle import Models, load_reference
+from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
-from outdo.models.loading import choose_device
 from outdo.models.policy import BatchSizes, Policy
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import Combined, load_reward
