@@ -11,9 +11,10 @@ from torch import Tensor
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.loop import train
-from outdo.models.bundle import Models, frozen
+from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import BatchSizes, Policy
+from outdo.models.reference import frozen
 from outdo.observability.notebook import show
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from outdo.distributed.worker_pool import Team as Team
     from outdo.loop import train as train
     from outdo.models.bundle import Models as Models
-    from outdo.models.bundle import load_reference as load_reference
     from outdo.models.critic import Critic as Critic
     from outdo.models.critic import own_head as own_head
     from outdo.models.critic import own_model as own_model
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from outdo.models.optimiser import adamw8bit as adamw8bit
     from outdo.models.policy import BatchSizes as BatchSizes
     from outdo.models.policy import Policy as Policy
+    from outdo.models.reference import load_reference as load_reference
     from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.observability.notebook import show as show
     from outdo.observability.record.external import record_step as record_step

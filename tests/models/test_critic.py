@@ -13,10 +13,11 @@ from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.base import Formula
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.loop import train
-from outdo.models.bundle import Models, frozen
+from outdo.models.bundle import Models
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import BatchSizes, Policy
+from outdo.models.reference import frozen
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt, Rollout

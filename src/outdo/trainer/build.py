@@ -20,10 +20,11 @@ from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.questions import Questions, questions_of
 from outdo.distributed.worker_pool import Team
-from outdo.models.bundle import Models, load_reference
+from outdo.models.bundle import Models
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import BatchSizes, Policy
+from outdo.models.reference import load_reference
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import Combined, load_reward
 from outdo.rewards.online_model import Refreshed
