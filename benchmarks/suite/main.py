@@ -21,8 +21,7 @@ from benchmarks.suite.scale import measure
 from benchmarks.suite.setting import Setting
 from outdo.cli.arguments import no_place
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes, OutdoError
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, OutdoError, did_you_mean
 
 
 class SlowerError(OutdoError):

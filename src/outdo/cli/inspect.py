@@ -13,8 +13,7 @@ from outdo.observability.record import parquet
 from outdo.observability.terminal import QUANTITIES, show_group
 from outdo.storage.run_folder import write_text_atomically
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, did_you_mean
 
 NAMED = 12
 """Steps that a message names at each end of the list."""

@@ -14,8 +14,7 @@ from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, Text, comparisons_of, fit, teaches
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes, ModelError
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, ModelError, did_you_mean
 
 Kind = Literal["pairs", "scored", "regression"]
 ROLES: Mapping[Kind, tuple[str, ...]] = {

@@ -19,8 +19,7 @@ from outdo.config.messages import sentences, shown, toml
 from outdo.config.names import PUBLISHED_WITH
 from outdo.config.recipe import Data, Recipe, sections, settings
 from outdo.config.rules import conflicts
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, did_you_mean
 
 LARGEST_FILE = 1_000_000
 """Bytes. No recipe is longer; something else was named by mistake."""

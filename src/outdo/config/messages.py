@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from outdo.config.recipe import sections, settings
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import did_you_mean
 
 EXPECTED = {
     "int_type": "a whole number",

@@ -31,8 +31,8 @@ from outdo.config.names import (
 )
 from outdo.config.options import effective_options, needs_reference
 from outdo.config.recipe import Piece, Recipe
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import Signature, did_you_mean, signature_of
+from outdo.utils.errors import Mistakes, did_you_mean
+from outdo.utils.imports import Signature, signature_of
 
 Rule = Callable[[Recipe], Iterator[str]]
 

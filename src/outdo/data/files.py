@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, did_you_mean
 
 HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<split>[\w.\[\]:%+-]+))?")
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")

@@ -11,8 +11,7 @@ from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
 from outdo.data.files import Fault, Rows, read
 from outdo.data.pass_rates import PassRate
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation")
 ANSWER_COLUMNS = (

@@ -8,8 +8,8 @@ from outdo.rewards.in_process import Local
 from outdo.rewards.signatures import ARGUMENTS, Convention
 from outdo.rewards.types import Reward
 from outdo.rewards.worker import DEADLINE, Worker
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean, resolve, signature_of, source_file, split
+from outdo.utils.errors import Mistakes, did_you_mean
+from outdo.utils.imports import resolve, signature_of, source_file, split
 
 BUILTIN = {
     "exact": "outdo.rewards.exact:exact",

@@ -15,8 +15,7 @@ from typing import Any
 
 from outdo.rewards.eventloop import EventLoop
 from outdo.rewards.types import Answered, Scored, Verdict, judged, judged_all, unscored
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import Mistakes, did_you_mean
 
 ACCEPTED_SIGNATURES = """\
   f(completion, answer)                        one completion; also prompt, or any column of the data by its name

@@ -5,7 +5,6 @@ that a wrong option is found before anything is imported; `resolve` really impor
 """
 
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import Mistakes, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +35,6 @@ class Signature:
     accepts_any: bool = False
     """It takes `**kwargs`, or is not written as a function, so that its parameters cannot be seen."""
     is_async: bool = False
-
-
-def did_you_mean(wrong: str, known: Sequence[str]) -> str:
-    """`"; did you mean X?"` for the nearest of `known`, or an empty string when none is near."""
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def split(spec: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from outdo.algorithms.objectives.target.rules import (
 )
 from outdo.algorithms.requirements import Needs
 from outdo.types import Batch, Terms, TokenScores
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import did_you_mean
 
 CAP = 3.0
 """The farthest a target of `squared` and `hinge` may be (nats), whose pull would otherwise grow with the distance."""
