@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from outdo.rewards import BUILTIN, Answered, Combined, Local, Reward, Scored, Verdict, check_failures, load_reward
-from outdo.rewards.failures import inert
 from outdo.rewards.types import unscored
 from outdo.utils.errors import Mistakes, RewardError
+from outdo.utils.text import inert
 
 Sample = Callable[..., Answered]
 DOCUMENTATION = (Path(__file__).parents[2] / "docs/rewards.md").read_text()

@@ -7,12 +7,12 @@ from rich.console import Console
 
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.rewards.failures import printable
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.find_model import find
 from outdo.types import Request
 from outdo.utils.rng import Stream
+from outdo.utils.text import printable
 
 MAX_TOKENS = 256
 

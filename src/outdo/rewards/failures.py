@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from outdo.rewards.types import Answered, Scored
 from outdo.utils.errors import RewardError
-
-SHOWN = 400
-"""Characters of the failing completion that a message shows, from its beginning and its end."""
+from outdo.utils.text import inert
 
 
 def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_share: float) -> None:
@@ -27,15 +25,3 @@ def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_s
         f"The first: {first.verdict}: {inert(first.reason)}\n"
         f"Its completion: {inert(sample.completion)}"
     )
-
-
-def inert(text: str) -> str:
-    """`text` on one line, short, and safe on a terminal: what does not print is written as its escape."""
-    if len(text) > SHOWN:
-        text = f"{text[: SHOWN // 2]} [... {len(text) - SHOWN} characters ...] {text[-(SHOWN // 2) :]}"
-    return printable(text)
-
-
-def printable(text: str) -> str:
-    """`text` with what does not print, and could steer a terminal, written as its escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -18,10 +18,10 @@ from outdo.data.questions import Question, questions_of
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards import load_reward
-from outdo.rewards.failures import inert
 from outdo.rewards.types import Answered, Reward, Scored, Verdict
 from outdo.trainer import cost
 from outdo.utils.errors import Mistakes, ModelError
+from outdo.utils.text import inert
 
 Render = Callable[[Question], str]
 """A question as the text that the model reads."""

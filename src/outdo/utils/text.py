@@ -21,3 +21,19 @@ def _mark(character: str) -> str:
     if character.isprintable():
         return character
     return chr(0x2400 + code) if code < 0x20 else f"⟨{code:04X}⟩"
+
+
+SHOWN = 400
+"""Characters of the failing completion that a message shows, from its beginning and its end."""
+
+
+def inert(text: str) -> str:
+    """`text` on one line, short, and safe on a terminal: what does not print is written as its escape."""
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN // 2]} [... {len(text) - SHOWN} characters ...] {text[-(SHOWN // 2) :]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """`text` with what does not print, and could steer a terminal, written as its escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
