@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outdo.config.file import dump, load
 from outdo.config.recipe import Recipe
+from outdo.config.resume import differences, refused_differences
 from outdo.loop import train
 from outdo.observability.metrics import step_metrics
 from outdo.observability.page.collect import gather
@@ -20,15 +21,8 @@ from outdo.observability.page.html import page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import Behind
 from outdo.storage import checkpoint
-from outdo.storage.run_folder import (
-    RunFolder,
-    describe_environment,
-    differences,
-    read_metrics,
-    refused_differences,
-    write_json_atomically,
-    write_text_atomically,
-)
+from outdo.storage.provenance import describe_environment
+from outdo.storage.run_folder import RunFolder, read_metrics, write_json_atomically, write_text_atomically
 from outdo.trainer.build import Session, open_session, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.evaluation import Evaluation, evaluate
