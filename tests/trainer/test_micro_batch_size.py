@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from outdo.config.file import dump, load
-from outdo.config.paths import SMALL, workers_of
 from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
 from outdo.testing import tiny_model
 from outdo.trainer import build, cost, micro_batch_size
+from outdo.trainer.hardware import SMALL, workers_of
 
 GIB = 2**30
 

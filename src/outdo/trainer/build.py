@@ -1,6 +1,5 @@
 """From a recipe to the objects of the loop: here, and nowhere below, names become things."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +13,12 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Needs, needs_of
 from outdo.config.names import REWARD_MODEL, REWARDS
-from outdo.config.paths import placed, workers_of
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.questions import Questions, questions_of
 from outdo.distributed.worker_pool import Team
 from outdo.models.bundle import Models
-from outdo.models.device import choose_device
-from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import BatchSizes, Policy
 from outdo.models.reference import load_reference
 from outdo.observability.record.recorder import Recorder
@@ -45,9 +41,9 @@ from outdo.trainer.build_method import (
     penalty_of,
     stop_of,
 )
+from outdo.trainer.hardware import _settled
 from outdo.types import Prompt
 from outdo.utils.errors import Mistakes
-from outdo.utils.malloc import keep_freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,23 +212,6 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
 def held_out_questions(recipe: Recipe) -> Sequence[Row]:
     """The questions a run is judged by."""
     return questions_of(recipe).held_out[: recipe.eval.rows]
-
-
-def _settled(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
-    """The recipe with device, threads and workers as they are here, and why; all of them decide the run's bits."""
-    device, why = choose_device(recipe.device)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    threads = recipe.threads or torch.get_num_threads()
-    size = inspect_folder(model).parameters
-    workers, because = workers_of(recipe, device=device.type, threads=threads, parameters=size)
-    each = max(1, threads // workers)
-    torch.set_num_threads(each)
-    keep_freed()
-    here = {"device": device.type, "threads": threads, "workers": workers}
-    notes = [f"device: {device.type} ({why})", f"workers: {workers}, threads of each: {each} ({because})"]
-    return placed(recipe).model_copy(update=here), notes
 
 
 def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts, list[Prompt], list[str]]:
