@@ -1,10 +1,6 @@
 """The body of the command line's `for step in train(...)`: evaluate, record, save, stop in good order."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +22,15 @@ from outdo.storage.run_folder import RunFolder, read_metrics, write_json_atomica
 from outdo.trainer.build import Session, open_session, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.evaluation import Evaluation, evaluate
+from outdo.trainer.interrupt import _asked_to_stop
 from outdo.trainer.profiling import traced, where_it_went
+from outdo.trainer.state import Progress, _restored, _save
 from outdo.types import Batch, Step
 from outdo.utils.errors import CheckpointError, Mistakes, OutdoError, RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 
 INTERRUPTED = 130
 TRACE = "profile/trace.json.gz"
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a run remembers beside its models, as of its last finished step: saved with every checkpoint."""
-
-    step: int = 0
-    prompts: dict[str, Any] = field(default_factory=dict)  # the position in the data
-    version: int = 0  # of the policy and the critic
-    seconds: float = 0.0  # of training, evaluation left out
-    tokens: int = 0  # sampled
-    before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
-    after: dict[str, float] = field(default_factory=dict)  # the latest evaluation
-    best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
 
 
 def start(recipe: Recipe, folder: Path, display: Display, *, profile: bool = False) -> int:
@@ -88,19 +72,6 @@ def resume(folder: Path, overrides: list[str], display: Display, *, profile: boo
         parquet.remove_leftovers(run.path)
         status = _train(run, session, progress, display, profile=profile)
     return _shown(folder, status, display)
-
-
-def _restored(session: Session, saved: Path, state: Mapping[str, Any], display: Display) -> Progress:
-    """Bring the session to where it was when the checkpoint `saved` was made; what the run remembers."""
-    session.models.load_state(state["models"])
-    for name, part in session.parts().items():
-        if name in state["parts"]:
-            part.load_state(state["parts"][name])
-        else:
-            display.say(f"{saved}: says nothing of the {name}, which begins anew; an older outdo wrote it")
-    progress = Progress(**state["progress"])
-    session.prompts.load_state(progress.prompts)
-    return progress
 
 
 def _make_room(run: RunFolder, recipe: Recipe) -> None:
@@ -324,19 +295,6 @@ def _better(progress: Progress, step: int, by: str) -> dict[str, float]:
     return progress.best
 
 
-def _save(run: RunFolder, session: Session, progress: Progress) -> None:
-    state = {
-        "models": session.models.state(),
-        "parts": {name: part.state() for name, part in session.parts().items()},
-        "progress": asdict(progress),
-        "fingerprints": dict(session.fingerprints),
-    }
-    with span("save"):
-        checkpoint.save(run.checkpoints, progress.step, session.models.policy.save, state)
-        best = progress.best.get("step")
-        checkpoint.prune(run.checkpoints, session.recipe.checkpoint.keep, None if best is None else int(best))
-
-
 def _describe(run: RunFolder, session: Session) -> None:
     recipe = session.recipe
     environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
@@ -356,22 +314,3 @@ def _keep_refused(folder: Path, step: Step) -> None:
     found = {name: getattr(batch, name) for name in names}
     tensors = {name: value.contiguous() for name, value in found.items() if isinstance(value, Tensor)}
     save_file(tensors, folder / f"step_{step.index:06d}.safetensors")
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """A list that gets SIGINT's or SIGTERM's number, for the step under way to be finished; a second one ends all."""
-    asked: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        os.write(2, b"\nfinishing this step, then saving; once more ends at once\n")  # print is not safe in here
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
