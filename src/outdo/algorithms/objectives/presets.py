@@ -1,6 +1,11 @@
-"""PPO's clip and its descendants: the ratio of the token, or of the whole answer, is held near 1.
+"""The named methods. Each is one expression of named pieces; its docstring is its equation, whence it is, what differs.
 
-A clip binds only where a batch is used for more than one optimiser step: at the first, every ratio is 1.
+`clipped`: the ratio is bounded by a clip. `reweighted`: the gradient of log πθ is weighed with a bounded number.
+`gradient`: the plain policy gradient, and likelihood. What a preset has no option for is exchanged from outside:
+`dataclasses.replace(dapo(), weight=sequence_mean, beta=0.01, kl_ratio=True)`.
+
+In the equations i counts answers and t tokens, Σ_i runs over the B answers of the optimiser step that have a trained
+token, and ρ_it = πθ(o_it) / π_old(o_it). Â is made outside, from rewards; each docstring names the published one.
 """
 
 from outdo.algorithms.objectives import surrogates
@@ -8,8 +13,13 @@ from outdo.algorithms.objectives.base import Formula
 from outdo.algorithms.objectives.batch_transforms import covariant, without_covariant
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.ratios import sequence, sequence_product, sequence_token, token
-from outdo.algorithms.objectives.surrogates import clip, geometric_clip
+from outdo.algorithms.objectives.surrogates import clip, geometric_clip, log_likelihood, unclipped
 from outdo.algorithms.objectives.weights import constant, sequence_mean, sequence_sum, token_mean
+
+# ------------------------------------------------------------------------------------------------- the ratio is clipped
+# PPO's clip and its descendants: the ratio of the token, or of the whole answer, is held near 1.
+#
+# A clip binds only where a batch is used for more than one optimiser step: at the first, every ratio is 1.
 
 
 def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -> Formula:
@@ -225,3 +235,200 @@ def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> Formula:
         weight=token_mean,
         preparation=covariant(percent=percent),
     )
+
+
+# ------------------------------------------------------------------------------------------- the gradient is reweighted
+# No token is clipped away at an edge: its gradient is weighed with a bounded number, gated, or pulled back.
+
+
+def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Formula:
+    """Clipped importance-sampling weights; CISPO, MiniMax-M1 (arXiv 2506.13585) equations 4 and 5.
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t sg[clip(ρ_it, ratio_min, ratio_max)] Â_i log πθ(o_it)
+
+    Published with Â = group_standardised. The paper tunes its upper bound and does not print it; 5 is ScaleRL's
+    (arXiv 2510.13786).
+    What differs: both bounds are those of the ratio itself, not distances from 1. TRL has no lower bound, and its upper
+    one, `epsilon_high`, is 0.2 unless set: a fifth of the gradient. verl clips to [1 - ε, 1 + ε].
+    """
+    return Formula(level=token, surrogate=surrogates.cispo(ratio_min=ratio_min, ratio_max=ratio_max), weight=token_mean)
+
+
+def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Formula:
+    """Soft Adaptive Policy Optimization; SAPO (arXiv 2511.20347).
+
+        J = 1/B Σ_i 1/|o_i| Σ_t 4/τ σ(τ (ρ_it - 1)) Â_i,   τ = tau_positive if Â_i > 0 else tau_negative
+
+    Published with Â = group_standardised.
+    What differs: nothing known. TRL rounds the temperatures to float32; AReaL takes a mean over tokens.
+    """
+    return Formula(
+        level=token,
+        surrogate=surrogates.soft_gate(tau_positive=tau_positive, tau_negative=tau_negative),
+        weight=sequence_mean,
+    )
+
+
+def vespo(
+    *,
+    k_positive: float = 2.0,
+    lambda_positive: float = 3.0,
+    k_negative: float = 3.0,
+    lambda_negative: float = 2.0,
+) -> Formula:
+    """VESPO: the answer's whole ratio, through a gamma-shaped window, weighs its gradient; arXiv 2602.10693.
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t sg[W_i^k e^(λ (1 - W_i))] Â_i log πθ(o_it),   W_i = Π_t ρ_it
+
+    (k, λ) is (k_positive, lambda_positive) where Â_i ≥ 0, else the other pair. Published with Â = group_standardised.
+    What differs: log W is kept within [log 1e-8, 20], as in the authors' code and TRL. TRL multiplies its weight for
+    the engine into W before the window, which is `surrogates.vespo(engine=...)`; a correction multiplies the surrogate
+    after it. W is the surrogate's own: the level is that of a divergence, should there be one.
+    """
+    return Formula(
+        level=token,
+        surrogate=surrogates.vespo(
+            k_positive=k_positive,
+            lambda_positive=lambda_positive,
+            k_negative=k_negative,
+            lambda_negative=lambda_negative,
+        ),
+        weight=token_mean,
+    )
+
+
+def dppo_tv(*, threshold: float = 0.15) -> Formula:
+    """Divergence PPO, binary total variation; DPPO (arXiv 2602.04879).
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t M_it sg[min(ρ_it, 20)] Â_it log πθ(o_it)
+        M_it = 0 if Â_it > 0 and πθ - π_old > threshold, or Â_it < 0 and πθ - π_old < -threshold, else 1
+
+    The threshold is that of the authors' runs. The weight on log πθ has the gradient of ρ Â up to its cap.
+    What differs: the paper measures the move from the policy that sampled, as the engine reports it; here it is
+    measured from π_old by the trainer, as in verl. verl's example for it takes Â = group_centred, a sum over tokens
+    divided by a constant, and a cap of 10,000. prime-rl's default is a relative of this with a quadratic pull.
+    """
+    return Formula(level=token, surrogate=surrogates.trust_region_tv(threshold=threshold), weight=token_mean)
+
+
+def dppo_kl(*, threshold: float = 0.05) -> Formula:
+    """Divergence PPO, binary KL; DPPO (arXiv 2602.04879).
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t M_it sg[min(ρ_it, 20)] Â_it log πθ(o_it)
+        M_it = 0 if KL_it > threshold and πθ has moved the way Â_it pushes, else 1
+        KL_it = π_old log(π_old / πθ) + (1 - π_old) log((1 - π_old) / (1 - πθ))
+
+    What differs: as for `dppo_tv`; verl adds 1e-8 inside the second logarithm.
+    """
+    return Formula(level=token, surrogate=surrogates.trust_region_kl(threshold=threshold), weight=token_mean)
+
+
+def dro(*, tau: float = 0.1) -> Formula:
+    """Direct Reward Optimisation, per token; DRO (arXiv 2405.19107).
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t { Â_it log πθ(o_it) - tau/2 (log ρ_it)² }
+
+    τ holds the policy at π_old, as β would at a reference; J is largest where π_old is tilted by e^(Â/τ).
+    Use it with Â = group_centred.
+    What differs: the paper squares one error per answer and learns the baseline V with the policy; this is the form
+    that verl and Tinker have, with any Â for r - V, and the paper's τ under the name `beta`. TRL has none.
+    """
+    return Formula(level=token, surrogate=surrogates.squared(tau=tau), weight=token_mean)
+
+
+# -------------------------------------------------------------------------------------------- the plain policy gradient
+# The policy gradient without a clip, and its neighbours: what differs between these methods is mostly Â.
+#
+# At the first optimiser step over a batch all of `ppo`, `dapo`, `cispo` and `gpg` have the same gradient; what is meant
+# to be strictly on-policy belongs with one update per batch.
+
+
+def reinforce() -> Formula:
+    """REINFORCE; Williams (1992), Machine Learning 8, 229-256.
+
+        J = 1/B Σ_i Σ_t Â_it log πθ(o_it)
+
+    Published with Â = reward, or with a baseline taken off it. Its gradient is that of the expected reward.
+    What differs: CS336's forms (spring 2025, assignment 5), naive with Â = reward and "with baseline" with a group
+    advantage, take the mean over an answer's tokens: `replace(reinforce(), weight=sequence_mean)`. OpenRLHF's
+    "reinforce" is `reinforce_pp`.
+    """
+    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+
+
+def rloo() -> Formula:
+    """REINFORCE leave-one-out; RLOO (arXiv 2402.14740).
+
+        J = 1/B Σ_i Â_i Σ_t log πθ(o_it),   Â_i = r_i - the mean reward of the others in its group
+
+    The answer is one action, and its log-probability a sum. Published with Â = leave_one_out, the KL in the reward.
+    What differs: TRL clips a ratio instead, see `rloo_clip`; in verl RLOO is an advantage for any loss.
+    """
+    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+
+
+def remax() -> Formula:
+    """ReMax; arXiv 2310.10505.
+
+        J = 1/B Σ_i Σ_t Â_i log πθ(o_it),   Â_i = r_i - the reward of the likeliest answer to the same prompt
+
+    Published with Â = remax, which has that answer sampled and scored, and is never trained on.
+    What differs: verl has it as an advantage for PPO's clip.
+    """
+    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+
+
+def opo() -> Formula:
+    """On-policy RL with the optimal reward baseline; OPO (arXiv 2505.23585).
+
+        J = 1/B Σ_i Â_i Σ_t log πθ(o_it),   Â_i = r_i - Σ_j |o_j| r_j / Σ_j |o_j|
+
+    Published with Â = length_weighted, with exactly one update per batch and with neither KL nor entropy bonus.
+    What differs: in verl OPO is an advantage for any loss, whose default takes a mean over tokens.
+    """
+    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+
+
+def gpg() -> Formula:
+    """Group Policy Gradient; GPG (arXiv 2504.02546).
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t Â_i log πθ(o_it)
+
+    Published with Â = gpg: group-centred, and scaled by how many of the batch's groups have any difference in them.
+    What differs: nothing known; verl's loss is this one.
+    """
+    return Formula(surrogate=log_likelihood, weight=token_mean)
+
+
+def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
+    """REINFORCE++; arXiv 2501.03262.
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
+
+    Despite its name it has PPO's clip; what is REINFORCE in it is Â: the reward to go, a per-token KL taken off it,
+    whitened over all tokens of the batch. Published with Â = reinforce_pp, or reinforce_pp_baseline.
+    What differs: the loss is the one of OpenRLHF and verl, whose whitenings differ (see the advantages).
+    """
+    return Formula(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
+
+
+def distillation() -> Formula:
+    """On-policy distillation: a teacher scores every token that the student has sampled.
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t ρ_it Â_it,   Â_it = log π_teacher(o_it) - log π_old(o_it)
+
+    Its gradient is minus that of KL(πθ‖π_teacher) per token, the prefix taken as given (the on-policy reverse KL of
+    GKD, arXiv 2306.13649, on sampled tokens). Published with Â = distillation; the teacher is the reference policy.
+    What differs: GKD sums over the vocabulary; one sampled token is the same in expectation. The reward is of this
+    token only: what it leads to is not counted.
+    """
+    return Formula(level=token, surrogate=unclipped, weight=token_mean)
+
+
+def likelihood() -> Formula:
+    """Supervised fine-tuning: J = Σ_t log πθ(o_t) / Σ |o|, over the tokens of the answers, with Â = 1.
+
+    With Â = rejection, which is 1 for answers that were right and leaves the others out, it is rejection-sampling
+    fine-tuning, the baseline to beat.
+    """
+    return Formula(surrogate=log_likelihood, weight=token_mean)
