@@ -14,7 +14,7 @@ from typing import Any
 
 import tasks
 
-from outdo.config.names import OBJECTIVES, PUBLISHED_WITH
+from outdo.config.names import DEFAULT_ADVANTAGE, OBJECTIVES
 
 RESULTS = tasks.HERE.parent / "docs/methods/quickstart.jsonl"
 TABLE = RESULTS.with_suffix(".md")
@@ -23,7 +23,7 @@ SETTINGS = [
     f"steps={STEPS}",
     "sampling.max_tokens=48",
     "train.prompts=16",
-    "train.group=8",
+    "train.group_size=8",
     "train.minibatches=4",  # four optimiser steps per batch, so that ratios and clips have a say
     "optim.lr=1e-4",
     "optim.schedule.warmup=4",
@@ -33,7 +33,7 @@ SETTINGS = [
 NEEDED = {  # what a method cannot do without
     "ppo": ["train.critic={name='model', lr=1e-3, warmup=4}"],
     "grpo": ["train.objective.beta=0"],  # no KL, like the others
-    "dapo": ["train.refill=1", "train.truncated=mask"],
+    "dapo": ["train.dynamic_sampling=1", "train.mask_truncated=true"],
 }
 HEAD = """# Every preset on the quickstart's task
 
@@ -99,7 +99,7 @@ def line(runs: Sequence[dict[str, Any]], method: str) -> str:
     """One method's row of the table."""
     figures = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after")
     shown = [f"{shares(runs, method, figure)}" for figure in figures]
-    return f"| `{method}` | {PUBLISHED_WITH.get(method, 'group_standardised')} | {' | '.join(shown)} |"
+    return f"| `{method}` | {DEFAULT_ADVANTAGE.get(method, 'group_standardised')} | {' | '.join(shown)} |"
 
 
 def shares(runs: Sequence[dict[str, Any]], method: str, figure: str) -> str:

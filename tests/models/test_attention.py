@@ -315,7 +315,7 @@ def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
 @pytest.mark.parametrize("arch", SHARED)
 def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
     model = shared(arch).model
-    plain, again = (Forward.probe(model, way, recompute=recompute) for recompute in (False, True))
+    plain, again = (Forward.probe(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
     batch = ragged()
     most, logprobs, slope = kept_bytes(plain, batch)
     least, found, found_slope = kept_bytes(again, batch)
@@ -328,8 +328,8 @@ def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
 def test_a_model_that_marks_no_layers_cannot_compute_them_again(monkeypatch):
     model = shared().model
     monkeypatch.setattr("outdo.models.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
-    with pytest.raises(ModelError, match="recompute = true: Qwen3ForCausalLM does not mark"):
-        Forward.probe(model, recompute=True)
+    with pytest.raises(ModelError, match="gradient_checkpointing = true: Qwen3ForCausalLM does not mark"):
+        Forward.probe(model, gradient_checkpointing=True)
 
 
 def test_bfloat16_narrows_the_products_and_leaves_weights_and_log_probabilities_float32():
@@ -348,10 +348,10 @@ def test_a_processor_computes_in_float32_unless_asked():
 
 def test_another_model_is_run_in_the_same_way():
     policy = shared()
-    first = Forward.probe(policy.model, precision="bfloat16", recompute=True)
+    first = Forward.probe(policy.model, precision="bfloat16", gradient_checkpointing=True)
     second = first.on(copy.deepcopy(policy.model))
     assert second.model is not first.model
-    assert (second.way, second.autocast, second.recompute) == (first.way, True, True)
+    assert (second.way, second.autocast, second.gradient_checkpointing) == (first.way, True, True)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
@@ -359,7 +359,7 @@ def test_compiled_layers_give_the_same_numbers():
     model, batch = shared().model, ragged()
     expected, slope = kept_bytes(Forward.probe(model), batch)[1:]
     for recompute in (False, True):
-        found, found_slope = kept_bytes(Forward.probe(model, compile=True, recompute=recompute), batch)[1:]
+        found, found_slope = kept_bytes(Forward.probe(model, compile=True, gradient_checkpointing=recompute), batch)[1:]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         assert apart(found_slope, slope) < 1e-5
 

@@ -14,7 +14,7 @@ from outdo.cli.report import run_doctor
 from outdo.observability.doctor import RULES, Finding, diagnose, from_the_start
 from outdo.observability.doctor.series import Run
 from outdo.storage.run_folder import read_metrics
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 HEALTHY = read_metrics(Path(__file__).with_name("quickstart_metrics.jsonl"))
 """A real run: 30 steps of GRPO from the quickstart's warm model, the evaluation before it as step 0."""
@@ -41,7 +41,7 @@ NO_SIGNAL = {"frac_reward_zero_std": 0.9}
 FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "too_easy": (
         steps((9, {"frac_all_right": 0.3}), (10, NO_SIGNAL | {"frac_all_right": 0.81})),
-        "steps 10 to 19: 81% of the groups are all right: the data is too easy.*data.select.*train.refill",
+        "steps 10 to 19: 81% of the groups are all right: the data is too easy.*data.select.*train.dynamic_sampling",
     ),
     "too_hard": (steps((10, NO_SIGNAL | {"frac_all_wrong": 0.9})), "90% .* all wrong: .* too hard.*data.select"),
     "no_signal": (
@@ -55,7 +55,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "refill_starved": (steps((6, {"refill/missing": 4.0})), r"4.0 groups a step were still missing"),
     "failed_rewards": (
         steps((3, {}), (1, {"verdicts/timed_out": 7.0})),
-        r"step 4: 7 answers .*timed_out.*reward.timeout",
+        r"step 4: 7 answers .*timed_out.*reward_limits.timeout",
     ),
     "truncation": (steps((8, {"completions/clipped_ratio": 0.5})), "50% of the answers are cut off.*max_tokens = 64"),
     "longer_not_better": (
@@ -331,12 +331,12 @@ def test_json_is_an_object_on_a_line(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match="no run is there"):
+    with pytest.raises(UserError, match="no run is there"):
         said_of(tmp_path)
     write_run(tmp_path / "sums", steps((1, {})))
-    with pytest.raises(Mistakes, match="no such folder; did you mean sums"):
+    with pytest.raises(UserError, match="no such folder; did you mean sums"):
         said_of(tmp_path / "sum")
-    with pytest.raises(Mistakes, match="this is a file"):
+    with pytest.raises(UserError, match="this is a file"):
         said_of(tmp_path / "sums" / "metrics.jsonl")
 
 

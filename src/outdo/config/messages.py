@@ -37,8 +37,8 @@ MOVED = {
     "optim.betas": ("optim.algorithm", {"name": "adamw"}),
     "optim.eps": ("optim.algorithm", {"name": "adamw"}),
     "optim.weight_decay": ("optim.algorithm", {"name": "adamw"}),
-    "reference.every": ("reference.renew", {}),
-    "reference.mix": ("reference.renew", {"every": 20}),
+    "reference.every": ("reference.sync", {}),
+    "reference.mix": ("reference.sync", {"every": 20}),
 }
 """Keys of older recipes, the setting each is an option of now, and what else that one needs."""
 

@@ -10,7 +10,7 @@ from outdo.config.recipe import Piece, Recipe
 def placed(recipe: Recipe) -> Recipe:
     """Every path in the recipe, and every `file.py:name`, from the root; hub names and names of pieces as they are."""
     train, data, reference = recipe.train, recipe.data, recipe.reference
-    pieces = {name: getattr(train, name) for name in ("objective", "advantage", "penalty", "critic", "stop")}
+    pieces = {name: getattr(train, name) for name in ("objective", "advantage", "kl_in_reward", "critic", "stop")}
     moved = {name: _piece(piece) for name, piece in pieces.items() if piece is not None}
     files = {"path": absolute(data.path), "eval_path": data.eval_path and absolute(data.eval_path)}
     if data.select is not None:

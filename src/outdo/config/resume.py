@@ -12,17 +12,17 @@ MAY_CHANGE = (
     "threads",
     "workers",
     "compile",
-    "train.micro_tokens",
-    "train.recompute",
-    "reward.*",
+    "train.micro_batch_tokens",
+    "train.gradient_checkpointing",
+    "reward_limits.*",
     "eval.*",
     "checkpoint.*",
     "record.*",
 )
 """Keys of the recipe that may differ when a run is resumed: they say where, how long and how closely watched it runs.
-Any other key would make it another run. With a new `device`, `threads`, `workers`, `compile`, `train.recompute` or
-`train.micro_tokens` the run continues, but is no longer equal bit for bit to the uninterrupted one; with new `steps`, a
-falling learning rate falls differently."""
+Any other key would make it another run. With a new `device`, `threads`, `workers`, `compile`,
+`train.gradient_checkpointing` or `train.micro_batch_tokens` the run continues, but is no longer equal bit for bit to
+the uninterrupted one; with new `steps`, a falling learning rate falls differently."""
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 
 from outdo.algorithms.advantages import Advantage
 from outdo.algorithms.objectives.base import Objective
-from outdo.algorithms.requirements import Needs, needs_of
+from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.critic import Critic, own_model
 from outdo.models.policy import Policy, Scorer
 from outdo.models.reference import frozen
@@ -59,7 +59,7 @@ class Models:
 
         Raises ValueError for a reference or critic that neither of them needs.
         """
-        needs = needs_of(advantage, objective)
+        needs = requirements_of(advantage, objective)
         given = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
         if idle := [name for name, (model, needed) in given.items() if model is not None and not needed]:
             raise ValueError(f"nothing needs the {' and the '.join(idle)}: neither the objective nor the advantage")
@@ -74,7 +74,7 @@ class Models:
         """Optimiser steps taken, by policy and critic together: as long as it stays, nothing has moved."""
         return self.policy.version + (0 if self.critic is None else self.critic.optimiser.steps)
 
-    def check(self, needs: Needs) -> None:
+    def check(self, needs: Requires) -> None:
         """Raise `ValueError` if something is needed that is not here."""
         missing = [
             name

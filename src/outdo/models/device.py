@@ -2,13 +2,13 @@
 
 import torch
 
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 
 def choose_device(name: str = "auto") -> tuple[torch.device, str]:
     """The device to train on, and why. `auto`: CUDA, else MPS, else the CPU; anything else is taken at its word.
 
-    Raises `Mistakes` if `name` is no device of this machine.
+    Raises `UserError` if `name` is no device of this machine.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -22,7 +22,7 @@ def choose_device(name: str = "auto") -> tuple[torch.device, str]:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch's own way of saying "Torch not compiled with CUDA enabled"
         mistake = f"device {name!r} is not usable here ({_first_line(error)}); use auto, cpu, cuda, cuda:1, ... or mps"
-        raise Mistakes([mistake]) from None
+        raise UserError([mistake]) from None
     return device, "as asked"
 
 

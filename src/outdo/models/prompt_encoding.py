@@ -9,7 +9,7 @@ from transformers import (
 )
 
 from outdo.models.device import _first_line
-from outdo.utils.errors import Mistakes, ModelError
+from outdo.utils.errors import ModelError, UserError
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
@@ -34,7 +34,7 @@ def encode_prompt(
     text gets what the tokenizer always adds (a BOS, say), with no EOS after it, since the answer is still to come.
 
     `where` names the prompt in errors ("train.jsonl, row 3"). Raises `ModelError` if the chat template refuses the
-    prompt, if there is none and one is needed, or if no token comes out; `Mistakes` if `template` lacks a field.
+    prompt, if there is none and one is needed, or if no token comes out; `UserError` if `template` lacks a field.
     """
     if template is not None or (isinstance(prompt, str) and not tokenizer.chat_template):
         ids = _encode_text(tokenizer, _plain(prompt, system, template, where))
@@ -50,12 +50,12 @@ def encode_prompt(
 
 def _plain(prompt: str | Sequence[Message], system: str | None, template: str | None, where: str) -> str:
     if not isinstance(prompt, str):
-        raise Mistakes([f"{where} is a list of messages, and a prompt template takes text; leave the template out"])
+        raise UserError([f"{where} is a list of messages, and a prompt template takes text; leave the template out"])
     wanted = {"{prompt}": prompt} | ({} if system is None else {"{system}": system})
     text = "{prompt}" if template is None else template
     if absent := [field for field in wanted if field not in text]:
         what = "the prompt template" if template is not None else "without a chat template or a prompt template there"
-        raise Mistakes([f"{what} has no place for {' and '.join(absent)}"])
+        raise UserError([f"{what} has no place for {' and '.join(absent)}"])
     before, _, after = text.partition("{prompt}")
     for field, value in wanted.items():
         if field != "{prompt}":

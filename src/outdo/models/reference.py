@@ -12,7 +12,7 @@ from outdo.utils.errors import ModelError
 def frozen(policy: Policy) -> Scorer:
     """A copy of the policy's weights that is only asked for log-probabilities."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
-    return Scorer(policy.forward.on(model), policy.work, policy.team)
+    return Scorer(policy.forward.on(model), policy.batch_sizes, policy.pool)
 
 
 def load_reference(policy: Policy, path: str | Path) -> Scorer:
@@ -23,4 +23,4 @@ def load_reference(policy: Policy, path: str | Path) -> Scorer:
     if load_tokenizer(path, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(f"the reference {path} has another vocabulary than the policy, and would read other words")
     model = load_model(path, policy.device, policy.model.dtype).requires_grad_(False)
-    return Scorer(Forward.probe(model, precision=policy.forward.width), policy.work, policy.team)
+    return Scorer(Forward.probe(model, precision=policy.forward.width), policy.batch_sizes, policy.pool)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outdo.observability import glossary
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,15 +65,16 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
     """Draw the metrics `names` (or the usual ones) of one or two runs, by their names, into an .svg or .png file.
 
     `runs` has lines as in `metrics.jsonl`. A thin line is what was measured, a thick one its mean over neighbouring
-    steps; a band is a 95 % confidence interval. The same picture is the same file, byte for byte. Raises `Mistakes` for
-    another ending, for more than two runs, for metrics that none of them has, and without matplotlib (extra `plot`).
+    steps; a band is a 95 % confidence interval. The same picture is the same file, byte for byte. Raises `UserError`
+    for another ending, for more than two runs, for metrics that none of them has, and without matplotlib (extra
+    `plot`).
     """
     drawn = _names(runs, path, names)
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise Mistakes([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+        raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
     vector = Path(path).suffix == ".svg"
     with rc_context(LOOK):
         across = min(ACROSS, len(drawn))
@@ -116,7 +117,7 @@ def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Seque
     if not known:
         mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, and curves are drawn from it"]
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     return drawn
 
 

@@ -1,9 +1,9 @@
 """What an objective does to the probability of one token: how fast it moves it, how far, and where it stops.
 
 The token is the whole answer, and what is not the token is "the rest". Any objective can be asked: it is differentiated
-at every probability π that the token may have, and nothing here knows its equation. A `Formula` is asked with weight 1,
-as the papers print it; its own weight is one of the `factors`. All gradients are by the probability,
-dJ/dπ = (dJ/dlog π) / π, and at a kink they are those of the side on which π_old lies.
+at every probability π that the token may have, and nothing here knows its equation. A `ComposedObjective` is asked with
+weight 1, as the papers print it; its own weight is one of the `factors`. All gradients are by the probability, dJ/dπ =
+(dJ/dlog π) / π, and at a kink they are those of the side on which π_old lies.
 """
 
 import math
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import Formula, Objective
+from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.weights import total
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Terms, TokenScores
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 FARTHEST = (1e-6, 30.0)
 """How far from π_old is looked, as ratios: where neither limits on log-ratios nor a saturated sigmoid count."""
@@ -101,7 +101,7 @@ def explain(
     """What `objective` says of a token with probability `old` when it was sampled and `new` now.
 
     `ref` is its probability under the reference; unset, that of the old policy. `group` and `length` are the answers to
-    the question and the tokens of each: they enter the `factors` alone. Raises `Mistakes` for what is no probability.
+    the question and the tokens of each: they enter the `factors` alone. Raises `UserError` for what is no probability.
     """
     _refuse(mistakes_in(old=old, news=[new], advantage=advantage, ref=ref, group=group, length=length))
     token = _Token.of(objective, old=old, advantage=advantage, ref=ref)
@@ -122,7 +122,7 @@ def explain(
 def table(
     objective: Objective, *, old: float, news: Sequence[float], advantage: float, ref: float | None = None
 ) -> tuple[Point, ...]:
-    """The objective at several πθ: a worked example. Raises `Mistakes` for what is no probability."""
+    """The objective at several πθ: a worked example. Raises `UserError` for what is no probability."""
     _refuse(mistakes_in(old=old, news=news, advantage=advantage, ref=ref))
     token = _Token.of(objective, old=old, advantage=advantage, ref=ref)
     return tuple(token.points(news))
@@ -147,7 +147,7 @@ def mistakes_in(
 
 def _refuse(mistakes: Sequence[str]) -> None:
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
 
 
 # ------------------------------------------------------------------------------------------------- asking an objective
@@ -177,9 +177,9 @@ class _Token:
 
     @classmethod
     def of(cls, objective: Objective, *, old: float, advantage: float, ref: float | None) -> "_Token":
-        if isinstance(objective, Formula):
+        if isinstance(objective, ComposedObjective):
             objective = replace(objective, weight=total)
-        seen = (ref or old) if objective.needs.reference else None
+        seen = (ref or old) if objective.requires.reference else None
         return cls(objective, _answers(old=old, advantage=advantage, ref=seen), old, advantage, seen)
 
     def terms(self, probabilities: Tensor) -> Terms:

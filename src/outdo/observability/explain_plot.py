@@ -9,7 +9,7 @@ import torch
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.observability.explain import Explanation, Point, explain, table
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def plot(
     """Draw J and dJ/dπ over π, one column for each π_ref, the πθ as rings, into an .svg or .png file.
 
     Where there is a reference, J is drawn from its value at π_old. The same picture is the same file, byte for byte.
-    Raises `Mistakes` for another ending, for what is no probability, and without matplotlib (the extra `plot`).
+    Raises `UserError` for another ending, for what is no probability, and without matplotlib (the extra `plot`).
     """
     columns = [_Column.of(objective, news, old=old, advantage=advantage, ref=ref) for ref in refs]
     vector = refuse_other_endings(path) == ".svg"
@@ -60,7 +60,7 @@ def plot(
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise Mistakes([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+        raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
     with rc_context(LOOK):
         width = max(6.8, 3.4 * len(columns))
         figure = Figure(figsize=(width, 5.4), layout="constrained")
@@ -81,10 +81,10 @@ def plot(
 
 
 def refuse_other_endings(path: str | Path) -> str:
-    """The ending of the name of a picture; raises `Mistakes` where it is none that can be written."""
+    """The ending of the name of a picture; raises `UserError` where it is none that can be written."""
     ending = Path(path).suffix
     if ending not in (".svg", ".png"):
-        raise Mistakes([f"{path}: the name of a picture ends in .svg or .png"])
+        raise UserError([f"{path}: the name of a picture ends in .svg or .png"])
     return ending
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from outdo.observability.page.encode import Table
-from outdo.utils.errors import Mistakes
-from outdo.utils.text import visible
+from outdo.utils.errors import UserError
+from outdo.utils.text import mark_invisible
 
 Row = Mapping[str, Any]
 Values = Sequence[float | None]
@@ -91,7 +91,7 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
     """Print a group of a step's record, the best rollouts first, tokens coloured by the quantity `by`.
 
     Where the quantity is not known of this group (`moved` of one that was not measured), this is said, and the policy
-    push is shown. Raises `Mistakes` for a group or quantity that there is not.
+    push is shown. Raises `UserError` for a group or quantity that there is not.
     """
     step = table.to_pylist()
     rows = _rows(step, group)
@@ -133,7 +133,7 @@ def _check(by: str, rows: Sequence[Row], group: int, table: Table) -> None:
             else "the record has no group"
         )
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
 
 
 def _largest(by: str, rows: Sequence[Row]) -> float | None:
@@ -191,7 +191,7 @@ def _token(piece: str, raw: bytes) -> str:
     if not piece:
         return f"⟨{raw[:8].hex(' ')}⟩"
     cut = f"…({len(piece):,} characters)" if len(piece) > LONGEST else ""
-    return visible(piece[:LONGEST]) + cut
+    return mark_invisible(piece[:LONGEST]) + cut
 
 
 def _head(row: Row) -> Text:
@@ -230,7 +230,7 @@ def _inert(text: object) -> str:
     """On one line, with marks for what hides."""
     whole = str(text)
     cut = f"…({len(whole):,} characters)" if len(whole) > 20 * LONGEST else ""
-    return visible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut
+    return mark_invisible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut
 
 
 def _say(console: Console, text: Text) -> None:

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from outdo.rewards.types import Answered, Scored
+from outdo.rewards.types import RewardInput, RewardOutput
 from outdo.utils.errors import RewardError
-from outdo.utils.text import inert
+from outdo.utils.text import one_line
 
 
-def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_share: float) -> None:
+def check_failures(scored: Sequence[RewardOutput], answered: Sequence[RewardInput], max_share: float) -> None:
     """Allow at most `max_share` (0 to 1) of a step's rewards to have failed, timed out or been non-finite.
 
     Raises:
@@ -22,6 +22,6 @@ def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_s
     raise RewardError(
         f"{len(failing)} of {len(scored)} rewards of this step have no value ({counts}); "
         f"allowed are {max_share:.0%}.\n"
-        f"The first: {first.verdict}: {inert(first.reason)}\n"
-        f"Its completion: {inert(sample.completion)}"
+        f"The first: {first.verdict}: {one_line(first.reason)}\n"
+        f"Its completion: {one_line(sample.completion)}"
     )

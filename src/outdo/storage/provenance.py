@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from outdo.storage.run_folder import _now
+from outdo.storage.run_folder import timestamp
 
 SECRET = re.compile(r"(?:^|[._-])(?:token|secret|password|passwd|credentials?|(?:api|access)[_-]?key)$", re.IGNORECASE)
 """Names of settings whose values are not written down. `sampling.max_tokens` is not one of them."""
@@ -28,7 +28,7 @@ def describe_environment(*, seed: int, threads: int, device: str, world_size: in
         "seed": seed,
         "command": without_secrets(sys.argv),
         "git_commit": _git_commit(),
-        "started": _now(),
+        "started": timestamp(),
     }
 
 

@@ -204,7 +204,7 @@ def _acquire(path: Path) -> tuple[int, str | None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before = os.pread(descriptor, 4096, 0)
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": timestamp()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     except BlockingIOError as error:
@@ -228,5 +228,5 @@ def _who(holder: bytes) -> str:
 # ---------------------------------------------------------------------------------------------- what a run is made of
 
 
-def _now() -> str:
+def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

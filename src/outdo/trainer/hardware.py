@@ -8,13 +8,13 @@ from outdo.config.paths import placed
 from outdo.config.recipe import Recipe
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
-from outdo.utils.malloc import keep_freed
+from outdo.utils.malloc import disable_trim
 
 SMALL = 50_000_000
 """Weights of a model for which a process of its own does more than a further thread, which only products can use."""
 
 
-def workers_of(recipe: Recipe, *, device: str, threads: int, parameters: int | None) -> tuple[int, str]:
+def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int | None) -> tuple[int, str]:
     """How many processes share the work of one with `threads` threads, and why so many."""
     if device != "cpu":
         return 1, f"one process drives {device}"
@@ -27,7 +27,7 @@ def workers_of(recipe: Recipe, *, device: str, threads: int, parameters: int | N
     return threads, "what is small is quicker with a process for each thread"
 
 
-def _settled(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
+def resolve_hardware(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
     """The recipe with device, threads and workers as they are here, and why; all of them decide the run's bits."""
     device, why = choose_device(recipe.device)
     if device.type == "cuda":
@@ -35,10 +35,10 @@ def _settled(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
         torch.use_deterministic_algorithms(True, warn_only=True)
     threads = recipe.threads or torch.get_num_threads()
     size = inspect_folder(model).parameters
-    workers, because = workers_of(recipe, device=device.type, threads=threads, parameters=size)
+    workers, because = choose_workers(recipe, device=device.type, threads=threads, parameters=size)
     each = max(1, threads // workers)
     torch.set_num_threads(each)
-    keep_freed()
+    disable_trim()
     here = {"device": device.type, "threads": threads, "workers": workers}
     notes = [f"device: {device.type} ({why})", f"workers: {workers}, threads of each: {each} ({because})"]
     return placed(recipe).model_copy(update=here), notes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def stop_requested() -> Iterator[list[int]]:
     """A list that gets SIGINT's or SIGTERM's number, for the step under way to be finished; a second one ends all."""
     asked: list[int] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from outdo.storage import checkpoint
 from outdo.storage.run_folder import RunFolder
-from outdo.trainer.build import Session
+from outdo.trainer.build import Run
 from outdo.trainer.display import Display
 from outdo.utils.timing import span
 
@@ -26,7 +26,7 @@ class Progress:
     best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
 
 
-def _restored(session: Session, saved: Path, state: Mapping[str, Any], display: Display) -> Progress:
+def restore(session: Run, saved: Path, state: Mapping[str, Any], display: Display) -> Progress:
     """Bring the session to where it was when the checkpoint `saved` was made; what the run remembers."""
     session.models.load_state(state["models"])
     for name, part in session.parts().items():
@@ -39,7 +39,7 @@ def _restored(session: Session, saved: Path, state: Mapping[str, Any], display: 
     return progress
 
 
-def _save(run: RunFolder, session: Session, progress: Progress) -> None:
+def save(run: RunFolder, session: Run, progress: Progress) -> None:
     state = {
         "models": session.models.state(),
         "parts": {name: part.state() for name, part in session.parts().items()},

@@ -14,7 +14,7 @@ class OutdoError(Exception):
     exit_status = 1
 
 
-class Mistakes(OutdoError, ValueError):  # noqa: N818 - it reads as what it is: several
+class UserError(OutdoError, ValueError):
     """What the user gave is wrong: every mistake found, reported at once, before any model is loaded.
 
     `mistakes` holds one sentence each, naming the file, the row or the key and what was expected.
@@ -23,8 +23,8 @@ class Mistakes(OutdoError, ValueError):  # noqa: N818 - it reads as what it is: 
     exit_status = 2
 
     def __init__(self, mistakes: Sequence[str]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(self.mistakes))
+        self.problems = tuple(mistakes)
+        super().__init__("\n".join(self.problems))
 
 
 class RewardError(OutdoError):

@@ -252,7 +252,9 @@ def test_new_logprobs_are_taken_where_they_were_measured():
 def trained(objective: Objective, *, passes: int, minibatches: int, measure: bool) -> tuple[Step, Tensor]:
     """A step of a small model, and log πθ after it."""
     model, tokenizer = tiny_model()
-    policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=0.02), work=BatchSizes(minibatches=minibatches))
+    policy = Policy(
+        model, tokenizer, optimiser=OptimiserSettings(lr=0.02), batch_sizes=BatchSizes(minibatches=minibatches)
+    )
     answers = [
         [rollout(3, float(n % 2), token_ids=(40 + n, 50 + group, 60), text=str(n)) for n in range(4)]
         for group in range(2)

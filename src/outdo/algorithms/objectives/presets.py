@@ -9,11 +9,11 @@ token, and ρ_it = πθ(o_it) / π_old(o_it). Â is made outside, from rewards; 
 """
 
 from outdo.algorithms.objectives import surrogates
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import covariant, without_covariant
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.ratios import sequence, sequence_product, sequence_token, token
-from outdo.algorithms.objectives.surrogates import clip, geometric_clip, log_likelihood, unclipped
+from outdo.algorithms.objectives.surrogates import clip, log_likelihood, unclipped
 from outdo.algorithms.objectives.weights import constant, sequence_mean, sequence_sum, token_mean
 
 # ------------------------------------------------------------------------------------------------- the ratio is clipped
@@ -22,7 +22,7 @@ from outdo.algorithms.objectives.weights import constant, sequence_mean, sequenc
 # A clip binds only where a batch is used for more than one optimiser step: at the first, every ratio is 1.
 
 
-def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -> Formula:
+def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -> ComposedObjective:
     """Group Relative Policy Optimization; DeepSeekMath (arXiv 2402.03300) equation 3.
 
         J = 1/G Σ_i 1/|o_i| Σ_t { min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it] - β k3(πθ, π_ref) }
@@ -33,7 +33,7 @@ def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -
     whole); log-ratios are kept within ±20. TRL's default is not this but `loss_type` "dapo" with β = 0, and where β is
     not 0 it multiplies k3 by the ratio (`use_bias_correction_kl`).
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
         surrogate=clip(low=clip_low, high=clip_high),
         divergence=k3,
@@ -42,7 +42,7 @@ def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -
     )
 
 
-def grpo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
+def grpo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """GRPO-Clip without a reference; CS336 (spring 2025, assignment 5) Algorithm 3.
 
         J = 1/B Σ_i 1/|o_i| Σ_t min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i]
@@ -50,10 +50,10 @@ def grpo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
     `grpo` with β = 0, under the name a reader of that course looks for. Published with Â = group_standardised.
     What differs: the course divides by the gradient accumulation steps, here the mean is over the optimiser step.
     """
-    return Formula(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
+    return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
 
 
-def ppo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual: float | None = None) -> Formula:
+def ppo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual: float | None = None) -> ComposedObjective:
     """Proximal Policy Optimization, its clipped surrogate; arXiv 1707.06347 equation 7.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
@@ -63,10 +63,10 @@ def ppo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual: float | None = N
     of equation 9 are not here; a KL penalty stands in the reward. verl has dual = 3 unless told otherwise, OpenRLHF
     none; TRL 1.16 has no PPO with a value model.
     """
-    return Formula(level=token, surrogate=clip(low=clip_low, high=clip_high, dual=dual), weight=token_mean)
+    return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high, dual=dual), weight=token_mean)
 
 
-def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
+def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """Dr. GRPO, GRPO done right; arXiv 2503.20783.
 
         J = 1/B Σ_i 1/length Σ_t min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i]
@@ -75,10 +75,10 @@ def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2) -> Fo
     What differs: TRL's "dr_grpo" leaves the division by σ on unless `scale_rewards` is switched off as well, and counts
     answers without a trained token in B; verl's divides by the padded width of the batch unless given a number.
     """
-    return Formula(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=constant(length=length))
+    return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=constant(length=length))
 
 
-def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> Formula:
+def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> ComposedObjective:
     """Decoupled clip and dynamic sampling policy optimisation; DAPO (arXiv 2503.14476) equation 8.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i]
@@ -88,10 +88,10 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> Formula:
     What differs: the mean is over all groups of the optimiser step, the paper's over one. TRL counts the tokens of the
     whole generation and rescales them, which is not the same where lengths differ between accumulation windows.
     """
-    return Formula(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
+    return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
 
 
-def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) -> Formula:
+def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) -> ComposedObjective:
     """TRL's `loss_type` "bnpo": a mean over the tokens of the batch at hand.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t { min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i] - β ρ_it k3(πθ, π_ref) }
@@ -100,7 +100,7 @@ def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) ->
     What differs: TRL takes the mean over each micro-batch and averages those means, so that its gradient depends on how
     the batch was cut; here the tokens are those of the optimiser step, which for one micro-batch is the same.
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
         surrogate=clip(low=clip_low, high=clip_high),
         divergence=k3,
@@ -110,7 +110,7 @@ def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) ->
     )
 
 
-def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> Formula:
+def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> ComposedObjective:
     """Group Sequence Policy Optimization; arXiv 2507.18071 equations 5 and 7.
 
         J = 1/B Σ_i { min[s_i Â_i, clip(s_i, 1 - clip_low, 1 + clip_high) Â_i] - β s_i 1/|o_i| Σ_t k3(πθ, π_ref) }
@@ -120,7 +120,7 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) 
     What differs: nothing known. TRL gives the same with `importance_sampling_level` "sequence" and `loss_type` "grpo"
     only; verl has `gspo_token` under this name, with log s_it kept below 10; AReaL takes a mean over tokens.
     """
-    return Formula(
+    return ComposedObjective(
         level=sequence,
         surrogate=clip(low=clip_low, high=clip_high),
         divergence=k3,
@@ -130,7 +130,7 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) 
     )
 
 
-def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> Formula:
+def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> ComposedObjective:
     """GSPO with an advantage per token; arXiv 2507.18071 section 4.3.
 
         J = 1/B Σ_i 1/|o_i| Σ_t { min[s_it Â_it, clip(s_it, 1 - clip_low, 1 + clip_high) Â_it] - β s_it k3(πθ, π_ref) }
@@ -139,7 +139,7 @@ def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float =
     Where all tokens of an answer have one Â, value and gradient are those of `gspo` (at β = 0).
     What differs: TRL 1.16 has dropped it; verl calls it "gspo".
     """
-    return Formula(
+    return ComposedObjective(
         level=sequence_token,
         surrogate=clip(low=clip_low, high=clip_high),
         divergence=k3,
@@ -149,7 +149,7 @@ def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float =
     )
 
 
-def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> Formula:
+def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> ComposedObjective:
     """Length-unbiased sequence policy optimisation; LUSPO (arXiv 2602.05261).
 
         J = 1/B Σ_i |o_i| min[s_i Â_i, clip(s_i, 1 - clip_low, 1 + clip_high) Â_i]
@@ -158,10 +158,10 @@ def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> Formula:
     What differs: TRL's "luspo" counts answers without a trained token in B, and is this only with
     `importance_sampling_level` "sequence", which is not its default.
     """
-    return Formula(level=sequence, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_sum)
+    return ComposedObjective(level=sequence, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_sum)
 
 
-def gmpo(*, clip: float = 0.4, beta: float = 0.0) -> Formula:
+def gmpo(*, clip: float = 0.4, beta: float = 0.0) -> ComposedObjective:
     """Geometric-Mean Policy Optimization; GMPO (arXiv 2507.20673).
 
         J = 1/B Σ_i { Â_i exp(1/|o_i| Σ_t c_it) - β 1/|o_i| Σ_t ρ_it k3(πθ, π_ref) }
@@ -171,9 +171,9 @@ def gmpo(*, clip: float = 0.4, beta: float = 0.0) -> Formula:
     What differs: TRL's experimental GMPO has the plain k3, and adds -Â_i to the value of the loss (not to its gradient)
     for an answer without a trained token; verl divides by |o_i| + 1e-8.
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
-        surrogate=geometric_clip(clip=clip),
+        surrogate=surrogates.gmpo(clip=clip),
         divergence=k3,
         beta=beta,
         kl_ratio=True,
@@ -181,7 +181,7 @@ def gmpo(*, clip: float = 0.4, beta: float = 0.0) -> Formula:
     )
 
 
-def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
+def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """RLOO as TRL 1.16 has it: PPO's clip on the ratio of the whole answer.
 
         J = 1/B Σ_i min[W_i Â_i, clip(W_i, 1 - clip_low, 1 + clip_high) Â_i],   W_i = Π_t ρ_it
@@ -190,7 +190,7 @@ def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
     What differs: log W is kept within ±20; TRL counts answers without a trained token in B. A product of ratios leaves
     the window after a few hundredths of a nat, however long the answer: long answers are clipped almost at once.
     """
-    return Formula(level=sequence_product, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
+    return ComposedObjective(level=sequence_product, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
 
 
 def clip_cov(
@@ -201,7 +201,7 @@ def clip_cov(
     cov_low: float = 1.0,
     cov_high: float = 5.0,
     seed: int = 0,
-) -> Formula:
+) -> ComposedObjective:
     """Clip-Cov: a few tokens that would cost entropy are left out; arXiv 2505.22617.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t 1[it not drawn] min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
@@ -209,17 +209,17 @@ def clip_cov(
     Drawn by lot are `share` of the tokens, of those with cov_low < (Â - mean Â)(log π - mean log π) < cov_high.
     The clip at [0, 2] and the bounds are those of the authors' runs. Published with Â = group_standardised.
     What differs: the draw is made once per batch, with π_old; the authors and verl make it anew in every micro-batch
-    with πθ, among tokens that the clip leaves alone. See `preparations.without_covariant`.
+    with πθ, among tokens that the clip leaves alone. See `batch_transforms.without_covariant`.
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
         surrogate=clip(low=clip_low, high=clip_high),
         weight=token_mean,
-        preparation=without_covariant(share=share, low=cov_low, high=cov_high, seed=seed),
+        batch_transform=without_covariant(share=share, low=cov_low, high=cov_high, seed=seed),
     )
 
 
-def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> Formula:
+def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> ComposedObjective:
     """KL-Cov: the tokens that would cost most entropy are held at π_old; arXiv 2505.22617.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t { ρ_it Â_it - coefficient · 1[it marked] |log ρ_it| }
@@ -229,11 +229,11 @@ def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> Formula:
     What differs: the marks are made once per batch, with π_old; the authors and verl make them anew in every
     micro-batch with πθ. verl's `kl_cov_ratio` is a share (0.0002 for 0.02 %), and its configured coefficient 0.1.
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
         surrogate=surrogates.kl_cov(coefficient=coefficient),
         weight=token_mean,
-        preparation=covariant(percent=percent),
+        batch_transform=covariant(percent=percent),
     )
 
 
@@ -241,7 +241,7 @@ def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> Formula:
 # No token is clipped away at an edge: its gradient is weighed with a bounded number, gated, or pulled back.
 
 
-def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Formula:
+def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> ComposedObjective:
     """Clipped importance-sampling weights; CISPO, MiniMax-M1 (arXiv 2506.13585) equations 4 and 5.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t sg[clip(ρ_it, ratio_min, ratio_max)] Â_i log πθ(o_it)
@@ -251,10 +251,12 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Formula:
     What differs: both bounds are those of the ratio itself, not distances from 1. TRL has no lower bound, and its upper
     one, `epsilon_high`, is 0.2 unless set: a fifth of the gradient. verl clips to [1 - ε, 1 + ε].
     """
-    return Formula(level=token, surrogate=surrogates.cispo(ratio_min=ratio_min, ratio_max=ratio_max), weight=token_mean)
+    return ComposedObjective(
+        level=token, surrogate=surrogates.cispo(ratio_min=ratio_min, ratio_max=ratio_max), weight=token_mean
+    )
 
 
-def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Formula:
+def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> ComposedObjective:
     """Soft Adaptive Policy Optimization; SAPO (arXiv 2511.20347).
 
         J = 1/B Σ_i 1/|o_i| Σ_t 4/τ σ(τ (ρ_it - 1)) Â_i,   τ = tau_positive if Â_i > 0 else tau_negative
@@ -262,9 +264,9 @@ def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Formula:
     Published with Â = group_standardised.
     What differs: nothing known. TRL rounds the temperatures to float32; AReaL takes a mean over tokens.
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
-        surrogate=surrogates.soft_gate(tau_positive=tau_positive, tau_negative=tau_negative),
+        surrogate=surrogates.sapo(tau_positive=tau_positive, tau_negative=tau_negative),
         weight=sequence_mean,
     )
 
@@ -275,7 +277,7 @@ def vespo(
     lambda_positive: float = 3.0,
     k_negative: float = 3.0,
     lambda_negative: float = 2.0,
-) -> Formula:
+) -> ComposedObjective:
     """VESPO: the answer's whole ratio, through a gamma-shaped window, weighs its gradient; arXiv 2602.10693.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t sg[W_i^k e^(λ (1 - W_i))] Â_i log πθ(o_it),   W_i = Π_t ρ_it
@@ -285,7 +287,7 @@ def vespo(
     the engine into W before the window, which is `surrogates.vespo(engine=...)`; a correction multiplies the surrogate
     after it. W is the surrogate's own: the level is that of a divergence, should there be one.
     """
-    return Formula(
+    return ComposedObjective(
         level=token,
         surrogate=surrogates.vespo(
             k_positive=k_positive,
@@ -297,7 +299,7 @@ def vespo(
     )
 
 
-def dppo_tv(*, threshold: float = 0.15) -> Formula:
+def dppo_tv(*, threshold: float = 0.15) -> ComposedObjective:
     """Divergence PPO, binary total variation; DPPO (arXiv 2602.04879).
 
         J = 1/Σ_i|o_i| Σ_i Σ_t M_it sg[min(ρ_it, 20)] Â_it log πθ(o_it)
@@ -308,10 +310,10 @@ def dppo_tv(*, threshold: float = 0.15) -> Formula:
     measured from π_old by the trainer, as in verl. verl's example for it takes Â = group_centred, a sum over tokens
     divided by a constant, and a cap of 10,000. prime-rl's default is a relative of this with a quadratic pull.
     """
-    return Formula(level=token, surrogate=surrogates.trust_region_tv(threshold=threshold), weight=token_mean)
+    return ComposedObjective(level=token, surrogate=surrogates.dppo_tv(threshold=threshold), weight=token_mean)
 
 
-def dppo_kl(*, threshold: float = 0.05) -> Formula:
+def dppo_kl(*, threshold: float = 0.05) -> ComposedObjective:
     """Divergence PPO, binary KL; DPPO (arXiv 2602.04879).
 
         J = 1/Σ_i|o_i| Σ_i Σ_t M_it sg[min(ρ_it, 20)] Â_it log πθ(o_it)
@@ -320,10 +322,10 @@ def dppo_kl(*, threshold: float = 0.05) -> Formula:
 
     What differs: as for `dppo_tv`; verl adds 1e-8 inside the second logarithm.
     """
-    return Formula(level=token, surrogate=surrogates.trust_region_kl(threshold=threshold), weight=token_mean)
+    return ComposedObjective(level=token, surrogate=surrogates.dppo_kl(threshold=threshold), weight=token_mean)
 
 
-def dro(*, tau: float = 0.1) -> Formula:
+def dro(*, tau: float = 0.1) -> ComposedObjective:
     """Direct Reward Optimisation, per token; DRO (arXiv 2405.19107).
 
         J = 1/Σ_i|o_i| Σ_i Σ_t { Â_it log πθ(o_it) - tau/2 (log ρ_it)² }
@@ -333,7 +335,7 @@ def dro(*, tau: float = 0.1) -> Formula:
     What differs: the paper squares one error per answer and learns the baseline V with the policy; this is the form
     that verl and Tinker have, with any Â for r - V, and the paper's τ under the name `beta`. TRL has none.
     """
-    return Formula(level=token, surrogate=surrogates.squared(tau=tau), weight=token_mean)
+    return ComposedObjective(level=token, surrogate=surrogates.dro(tau=tau), weight=token_mean)
 
 
 # -------------------------------------------------------------------------------------------- the plain policy gradient
@@ -343,7 +345,7 @@ def dro(*, tau: float = 0.1) -> Formula:
 # to be strictly on-policy belongs with one update per batch.
 
 
-def reinforce() -> Formula:
+def reinforce() -> ComposedObjective:
     """REINFORCE; Williams (1992), Machine Learning 8, 229-256.
 
         J = 1/B Σ_i Σ_t Â_it log πθ(o_it)
@@ -353,10 +355,10 @@ def reinforce() -> Formula:
     advantage, take the mean over an answer's tokens: `replace(reinforce(), weight=sequence_mean)`. OpenRLHF's
     "reinforce" is `reinforce_pp`.
     """
-    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+    return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
-def rloo() -> Formula:
+def rloo() -> ComposedObjective:
     """REINFORCE leave-one-out; RLOO (arXiv 2402.14740).
 
         J = 1/B Σ_i Â_i Σ_t log πθ(o_it),   Â_i = r_i - the mean reward of the others in its group
@@ -364,10 +366,10 @@ def rloo() -> Formula:
     The answer is one action, and its log-probability a sum. Published with Â = leave_one_out, the KL in the reward.
     What differs: TRL clips a ratio instead, see `rloo_clip`; in verl RLOO is an advantage for any loss.
     """
-    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+    return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
-def remax() -> Formula:
+def remax() -> ComposedObjective:
     """ReMax; arXiv 2310.10505.
 
         J = 1/B Σ_i Σ_t Â_i log πθ(o_it),   Â_i = r_i - the reward of the likeliest answer to the same prompt
@@ -375,10 +377,10 @@ def remax() -> Formula:
     Published with Â = remax, which has that answer sampled and scored, and is never trained on.
     What differs: verl has it as an advantage for PPO's clip.
     """
-    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+    return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
-def opo() -> Formula:
+def opo() -> ComposedObjective:
     """On-policy RL with the optimal reward baseline; OPO (arXiv 2505.23585).
 
         J = 1/B Σ_i Â_i Σ_t log πθ(o_it),   Â_i = r_i - Σ_j |o_j| r_j / Σ_j |o_j|
@@ -386,10 +388,10 @@ def opo() -> Formula:
     Published with Â = length_weighted, with exactly one update per batch and with neither KL nor entropy bonus.
     What differs: in verl OPO is an advantage for any loss, whose default takes a mean over tokens.
     """
-    return Formula(surrogate=log_likelihood, weight=sequence_sum)
+    return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
-def gpg() -> Formula:
+def gpg() -> ComposedObjective:
     """Group Policy Gradient; GPG (arXiv 2504.02546).
 
         J = 1/Σ_i|o_i| Σ_i Σ_t Â_i log πθ(o_it)
@@ -397,10 +399,10 @@ def gpg() -> Formula:
     Published with Â = gpg: group-centred, and scaled by how many of the batch's groups have any difference in them.
     What differs: nothing known; verl's loss is this one.
     """
-    return Formula(surrogate=log_likelihood, weight=token_mean)
+    return ComposedObjective(surrogate=log_likelihood, weight=token_mean)
 
 
-def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
+def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """REINFORCE++; arXiv 2501.03262.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
@@ -409,10 +411,10 @@ def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> Formula:
     whitened over all tokens of the batch. Published with Â = reinforce_pp, or reinforce_pp_baseline.
     What differs: the loss is the one of OpenRLHF and verl, whose whitenings differ (see the advantages).
     """
-    return Formula(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
+    return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
 
 
-def distillation() -> Formula:
+def distillation() -> ComposedObjective:
     """On-policy distillation: a teacher scores every token that the student has sampled.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t ρ_it Â_it,   Â_it = log π_teacher(o_it) - log π_old(o_it)
@@ -422,13 +424,13 @@ def distillation() -> Formula:
     What differs: GKD sums over the vocabulary; one sampled token is the same in expectation. The reward is of this
     token only: what it leads to is not counted.
     """
-    return Formula(level=token, surrogate=unclipped, weight=token_mean)
+    return ComposedObjective(level=token, surrogate=unclipped, weight=token_mean)
 
 
-def likelihood() -> Formula:
+def likelihood() -> ComposedObjective:
     """Supervised fine-tuning: J = Σ_t log πθ(o_t) / Σ |o|, over the tokens of the answers, with Â = 1.
 
     With Â = rejection, which is 1 for answers that were right and leaves the others out, it is rejection-sampling
     fine-tuning, the baseline to beat.
     """
-    return Formula(surrogate=log_likelihood, weight=token_mean)
+    return ComposedObjective(surrogate=log_likelihood, weight=token_mean)

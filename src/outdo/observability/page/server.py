@@ -22,9 +22,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outdo.observability.page.collect import USUAL, Shown, chosen_step, gather, news
+from outdo.observability.page.collect import USUAL, View, chosen_step, collect_run, metrics_since
 from outdo.observability.page.html import page, policy
-from outdo.utils.errors import Mistakes, RunFolderError
+from outdo.utils.errors import RunFolderError, UserError
 
 HOST = "127.0.0.1"
 
@@ -37,7 +37,7 @@ HEADERS = {
 """Of every answer, refusals included, and with them the page's policy."""
 
 
-def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) -> ASGIApp:
+def app(runs: Sequence[Path], *, port: int, token: str, shown: View = USUAL) -> ASGIApp:
     """The server's application for the run folders `runs`, reached under `port` by those who know `token`."""
     headers = {**HEADERS, "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'"}
 
@@ -48,10 +48,10 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) ->
             return PlainTextResponse("run and after are numbers, and there is such a run", 400)
         match request.scope["path"].split("/"):
             case ["", ""]:
-                told = [gather(each, shown) for each in runs]
+                told = [collect_run(each, shown) for each in runs]
                 return HTMLResponse(page(told, live={"url": "/", "token": token}))
             case ["", "data"]:
-                return _json(news(runs[run], after=after))
+                return _json(metrics_since(runs[run], after=after))
             case ["", "step", number] if (step := _number(number)) is not None:
                 found = chosen_step(runs[run], step)
                 return PlainTextResponse("this step is not recorded", 404) if found is None else _json(found)
@@ -70,10 +70,10 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) ->
     return application
 
 
-def serve(runs: Sequence[Path], *, port: int, shown: Shown = USUAL, say: Callable[[str], None] = print) -> None:
+def serve(runs: Sequence[Path], *, port: int, shown: View = USUAL, say: Callable[[str], None] = print) -> None:
     """Serve the page until interrupted. Port 0 takes a free one; `say` is told the address, the token in it.
 
-    Raises: Mistakes if the port cannot be had.
+    Raises: UserError if the port cannot be had.
     """
     token = secrets.token_urlsafe(32)
     with socket.socket() as listening:
@@ -82,7 +82,7 @@ def serve(runs: Sequence[Path], *, port: int, shown: Shown = USUAL, say: Callabl
             listening.bind((HOST, port))
             listening.listen()  # who opens the address as soon as it is said waits, and is not refused
         except (OSError, OverflowError) as error:
-            raise Mistakes([f"inspect: --port {port}: {error}; --port 0 takes a free one"]) from error
+            raise UserError([f"inspect: --port {port}: {error}; --port 0 takes a free one"]) from error
         port = listening.getsockname()[1]
         application = app(runs, port=port, token=token, shown=shown)
         # The access log would show the token. Nothing stands before this server whose headers could be believed.

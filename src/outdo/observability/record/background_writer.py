@@ -8,7 +8,7 @@ from typing import Self
 from outdo.utils.errors import RunFolderError
 
 
-class Behind:
+class BackgroundWriter:
     """Does what it is given while its owner goes on. Leaving its `with` waits for what is under way."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Behind:
         assert self._under_way is None
         self._under_way = self._thread.submit(write)
 
-    def refused(self) -> RunFolderError | None:
+    def wait(self) -> RunFolderError | None:
         """Wait for what was begun, and say why the disk refused it, if it did; any other error is raised."""
         under_way, self._under_way = self._under_way, None
         try:

@@ -53,7 +53,7 @@ def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float 
         return (before > 0) & ~(after > 0) & (turned | (before > FADED * start))
 
     found = stops(torch.ones_like(old[:, :1]))
-    if objective.needs.whole_groups:  # of any two answers one stays behind: does the other one's push end as before?
+    if objective.requires.whole_groups:  # of any two answers one stays behind: does the other one's push end as before?
         for half in _halves(batch.group):
             found &= torch.where(half, stops(half), stops(~half))
     return (old + way * (short + past) / 2).where(found, torch.nan)

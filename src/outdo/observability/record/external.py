@@ -35,7 +35,7 @@ from outdo.observability.record.token_text import Spelling
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import RunFolder
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, TokenScores, Update
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 Text = str | Sequence[int]
 """A text, or its token ids."""
@@ -82,7 +82,7 @@ def record_step(
     policy before the step: what was clipped later in the step does not show. Without an objective the pushes are those
     of the plain policy gradient, and there are no bounds.
 
-    Raises: Mistakes naming all that does not fit together; RunFolderError where the folder refuses, as for a step that
+    Raises: UserError naming all that does not fit together; RunFolderError where the folder refuses, as for a step that
     is not later than the last (`rewind` first).
     """
     per_completion = {"rewards": rewards, "answers": answers, "truncated": truncated}
@@ -142,7 +142,7 @@ def _first_push(batch: Batch, objective: Objective, entropy: Tensor | None) -> U
 
 
 class _Given:
-    """What the caller gave, in tokens and in groups. Raises Mistakes unless it fits together."""
+    """What the caller gave, in tokens and in groups. Raises UserError unless it fits together."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class _Given:
         lengths = [len(each) for each in self.completions]
         self.per_token = {name: _rows(values, lengths) for name, values in per_token.items() if values is not None}
         if mistakes := self._mistakes():
-            raise Mistakes(mistakes)
+            raise UserError(mistakes)
         places: dict[tuple[int, ...], list[int]] = {}
         for place, prompt in enumerate(self.prompts):
             places.setdefault(prompt, []).append(place)

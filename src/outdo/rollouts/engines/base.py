@@ -10,7 +10,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 
 
-class Weights(Protocol):
+class PolicyView(Protocol):
     """What the engine sees of a policy."""
 
     @property
@@ -38,7 +38,7 @@ class Weights(Protocol):
 class Engine(Protocol):
     """Samples completions from a policy's weights."""
 
-    def load(self, policy: Weights) -> None:
+    def load(self, policy: PolicyView) -> None:
         """Sample from these weights, as they are now, from now on."""
         ...
 
