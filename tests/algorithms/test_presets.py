@@ -28,7 +28,7 @@ RAGGED: Groups = [
 PRESETS: dict[str, ComposedObjective] = {
     name: make(length=7) if name == "dr_grpo" else make()
     for name, make in vars(presets).items()
-    if inspect.isfunction(make)
+    if inspect.isfunction(make) and make.__module__ == presets.__name__
 }
 EVERY = pytest.mark.parametrize("objective", PRESETS.values(), ids=PRESETS)
 FEW = settings(max_examples=20)
