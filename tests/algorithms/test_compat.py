@@ -188,7 +188,7 @@ def test_what_the_peer_has_no_rule_for_stays(peer: Library) -> None:
         batch_transform=high_entropy(),
     )
     done = compat(peer, objective)
-    for piece in ("surrogate", "level", "correction", "beta", "entropy_bonus", "preparation"):
+    for piece in ("surrogate", "level", "correction", "beta", "entropy_bonus", "batch_transform"):
         assert getattr(done, piece) is getattr(objective, piece)
     assert done.requires == objective.requires
 

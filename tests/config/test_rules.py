@@ -71,7 +71,7 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
             "gae also learns from answers that are all rewarded alike",
         ),
         (["train.objective={name='grpo', surrogate={name='cispo', ratio_max=0.5}}"], "a cap below 1 cuts every token"),
-        (["train.objective={name='kl_cov', preparation='high_entropy'}"], "kl_cov is its own preparation"),
+        (["train.objective={name='kl_cov', batch_transform='high_entropy'}"], "kl_cov is its own batch transform"),
         (["train.advantage=gdpo", "train.kl_in_reward={name='k1', beta=0.1}"], "gdpo looks at the parts of the reward"),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
         (["rewards=[]"], "rewards: expected at least one"),

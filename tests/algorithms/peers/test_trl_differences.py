@@ -133,7 +133,7 @@ def one_token_apart(*, policy: float = 0.0, engine: float = 0.0) -> Case:
 def test_trls_entropy_bonus_is_for_the_uncertain_tokens_where_only_those_are_trained(grpo_trainer: Any) -> None:
     case = made_up()
     options = {"top_entropy_quantile": 0.3, "entropy_coef": 0.1, "_entropy_bonus_enabled": True}
-    _, by_logprobs, by_entropy = outdo(GRPO.like_trl(preparation=high_entropy(share=0.3), entropy_bonus=0.1), case)
+    _, by_logprobs, by_entropy = outdo(GRPO.like_trl(batch_transform=high_entropy(share=0.3), entropy_bonus=0.1), case)
     _, *theirs = trl(grpo_trainer, case, **GRPO.options(**options))
     kept = theirs[1] != 0
     share = kept.sum() / case.batch.totals.tokens
@@ -165,7 +165,7 @@ def test_trls_gmpo_gives_an_answer_without_tokens_a_value_but_no_gradient(gmpo_t
 def test_trls_gmpo_leaves_certain_tokens_out_of_its_mean(gmpo_trainer: Any) -> None:
     """`high_entropy` sets their Â to 0, and leaves them in it."""
     case = made_up()
-    ours = outdo(replace(compat("trl", presets.gmpo()), preparation=high_entropy(share=0.3)), case)
+    ours = outdo(replace(compat("trl", presets.gmpo()), batch_transform=high_entropy(share=0.3)), case)
     theirs = trl(gmpo_trainer, case, beta=0.0, epsilon_low=0.4, epsilon_high=0.4, top_entropy_quantile=0.3)
     assert_other(ours, theirs)
 

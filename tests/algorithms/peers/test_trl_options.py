@@ -107,7 +107,7 @@ def test_bad_answers_that_the_policy_has_left_are_masked(grpo_trainer: Any, kind
 def test_only_the_most_uncertain_tokens_are_trained(grpo_trainer: Any, kind: Kind, level: str) -> None:
     case = made_up()
     options = kind.options(importance_sampling_level=level, top_entropy_quantile=0.3, beta=0.04)
-    objective = kind.like_trl(level=level, preparation=high_entropy(share=0.3), beta=0.04)
+    objective = kind.like_trl(level=level, batch_transform=high_entropy(share=0.3), beta=0.04)
     assert_same(outdo(objective, case), trl(grpo_trainer, case, **options))
 
 

@@ -113,7 +113,7 @@ def test_what_a_correction_drops_is_spared():
 def test_what_an_entropy_mask_leaves_out_is_spared_and_not_neutral():
     groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 0.0])
     batch = batch.with_(old_entropy=torch.tensor([[0.0, 2.0, 0.1], [0.0, 2.0, 2.0]]))
-    thinned = replace(ppo(), preparation=high_entropy(share=0.5))
+    thinned = replace(ppo(), batch_transform=high_entropy(share=0.5))
     assert words(record_of(groups, batch, thinned, 0.0)) == [["free", "spared"], ["neutral"] * 2]
 
 
@@ -122,7 +122,7 @@ def test_what_is_not_trained_does_not_make_an_answer_one_that_was_thinned_out():
     kept = torch.tensor([[False, True, True], [False, True, False]])
     batch = batch.with_(loss_mask=kept, advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
     batch = batch.with_(old_entropy=torch.ones(2, 3))
-    thinned = replace(ppo(), preparation=high_entropy(share=1.0))
+    thinned = replace(ppo(), batch_transform=high_entropy(share=1.0))
     assert words(record_of(groups, batch, thinned, 0.0)) == [["free"] * 2, ["neutral", "masked"]]
 
 

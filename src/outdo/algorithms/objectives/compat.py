@@ -118,7 +118,7 @@ def compat(peer: Library, objective: ComposedObjective) -> ComposedObjective:
         objective,
         weight=weight,
         surrogate=_with_dual(objective, convention.dual),
-        limit=convention.limit,
+        log_ratio_clamp=convention.limit,
         divergence=convention.divergence(objective.divergence),
         kl_ratio=objective.kl_ratio if convention.kl_ratio is None else convention.kl_ratio,
         entropy_weight=token_mean if convention.entropy_over_tokens else objective.entropy_weight,
