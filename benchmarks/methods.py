@@ -37,26 +37,27 @@ NEEDED = {  # what a method cannot do without
 }
 HEAD = """# Every preset on the quickstart's task
 
-{steps} steps of 16 questions with 8 answers each, four optimiser steps per batch, Adam at 1e-4 for all, no KL; judged
-on 256 held-out sums, greedily and by 4 samples each, over {seeds} seeds (mean ± standard deviation). One setting for
-all shows that each method learns, not which is best: nothing was tuned for any of them. Made by
-`benchmarks/methods.py`; every run stands in `quickstart.jsonl`.
+{steps} steps of 16 questions with 8 answers each, four optimiser steps per batch, Adam at 1e-4 for all methods, no KL.
+Evaluated on 256 held-out sums, with greedy answers and with 4 sampled answers each, over {seeds} seeds (mean ± standard
+deviation). All methods use the same settings. This shows that each method learns, not which is best: nothing was tuned.
+`benchmarks/methods.py` makes this page; `quickstart.jsonl` contains every run.
 
 | method | advantage | greedy before | greedy after | sampled before | sampled after |
 |---|---|---|---|---|---|
 """
 
 TAIL = """
-What it says:
+Results:
 
-- Every method learns. Most differences are within the spread of three seeds: this is no ranking.
+- Every method learns. Most differences are within the spread of three seeds: this is not a ranking.
 - `grpo` without its KL is `grpo_clip`, and `gspo_token` with one advantage per answer is `gspo`; their rows are equal
-  because their runs are, in every reward of every step.
-- `target` learns least, and its sampled answers gain less than its likeliest ones: signs push a group's majority as
-  hard as its minority, and squares spread probability over what nobody sampled. [Its page](target.md) looks into that.
-- `ppo` trains its critic from nothing (learning rate 1e-3) and leaves the policy alone for the first 4 of the 40
-  steps. `dapo` draws one further round of questions for groups without any difference. `distillation` has a teacher
-  that forgets no carry, and looks at no reward.
+  because their runs are equal, in every reward of every step.
+- `target` learns least, and its sampled answers gain less than its greedy ones: sign advantages push the majority of a
+  group as hard as the minority, and squaring the probability of bad tokens moves probability to tokens that nobody
+  sampled. [Its page](target.md) analyses this.
+- `ppo` trains its critic from scratch (learning rate 1e-3) and does not change the policy in the first 4 of the 40
+  steps. `dapo` samples one further round of questions to replace groups whose rewards are all equal. `distillation` has
+  a teacher that forgets no carry, and uses no reward.
 """
 
 

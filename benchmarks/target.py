@@ -36,7 +36,7 @@ METHODS = {
     "target": ["train.objective=target", STOP],
     "target, band 0.3": ["train.objective=target", STOP, "train.advantage.band=0.3"],
 }
-HEAD = "| method | sampled before | sampled after | greedy after | updates | tokens |\n|---|---|---|---|---|---|"
+HEAD = "| method | sampled before | sampled after | greedy after | passes | tokens |\n|---|---|---|---|---|---|"
 KEPT = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", "seconds")
 
 
