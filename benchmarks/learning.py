@@ -31,18 +31,18 @@ from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
-from outdo.distributed.worker_pool import Team
+from outdo.distributed.worker_pool import WorkerPool
 from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
 from outdo.rewards.exact import exact
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
-from outdo.rollouts.environments.base import Rollouts
-from outdo.rollouts.environments.single_turn import Question
+from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.trainer.evaluation import evaluate
 
 RESULTS = tasks.HERE / "learning.jsonl"
@@ -109,26 +109,28 @@ def right(policy: Policy, files: Files) -> float:
     reward = load_reward("exact")
     try:
         sampling = SamplingParams(temperature=0.0, max_tokens=LONGEST)
-        return evaluate(BuiltinEngine(policy), Question(reward), held_out, sampling).accuracy
+        return evaluate(BuiltinEngine(policy), SingleTurn(reward), held_out, sampling).accuracy
     finally:
         reward.close()
 
 
 def outdo(files: Files, lr: float, seed: int) -> list[dict[str, float]]:
     """The curve of a run of outdo."""
-    team = Team(torch.get_num_threads() - 1)  # a process for each thread, as `outdo train` has for such a model
+    pool = WorkerPool(torch.get_num_threads() - 1)  # a process for each thread, as `outdo train` has for such a model
     torch.set_num_threads(1)
-    policy = Policy.load(files["model"], device="cpu", optimiser=OptimiserSettings(lr=lr), team=team)
+    policy = Policy.load(files["model"], device="cpu", optimiser=OptimiserSettings(lr=lr), pool=pool)
     objective = grpo(beta=0.0)
     prompts = Prompts(tokenise(questions_from(str(files["questions"])), policy.tokenizer), per_step=PROMPTS, seed=seed)
     reward = load_reward("exact")
     sampling = SamplingParams(max_tokens=LONGEST)
-    rollout = Rollouts(TeamEngine(policy, team, seed=seed), Question(reward), group_size=GROUP, sampling=sampling)
+    rollout = GroupSampler(
+        MultiprocessEngine(policy, pool, seed=seed), SingleTurn(reward), group_size=GROUP, sampling=sampling
+    )
     watch = Watch(partial(right, policy, files))
     steps = train(Models.of(policy, objective), prompts, rollout, per_token(group_standardised), objective)
     next(step.index for step in steps if watch.over(step.index))
     reward.close()
-    team.close()
+    pool.close()
     return watch.curve
 
 

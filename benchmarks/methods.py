@@ -14,7 +14,7 @@ from typing import Any
 
 import tasks
 
-from outdo.config.names import OBJECTIVES, PUBLISHED_WITH
+from outdo.config.names import DEFAULT_ADVANTAGE, OBJECTIVES
 
 RESULTS = tasks.HERE.parent / "docs/methods/quickstart.jsonl"
 TABLE = RESULTS.with_suffix(".md")
@@ -23,7 +23,7 @@ SETTINGS = [
     f"steps={STEPS}",
     "sampling.max_tokens=48",
     "train.prompts=16",
-    "train.group=8",
+    "train.group_size=8",
     "train.minibatches=4",  # four optimiser steps per batch, so that ratios and clips have a say
     "optim.lr=1e-4",
     "optim.schedule.warmup=4",
@@ -33,30 +33,31 @@ SETTINGS = [
 NEEDED = {  # what a method cannot do without
     "ppo": ["train.critic={name='model', lr=1e-3, warmup=4}"],
     "grpo": ["train.objective.beta=0"],  # no KL, like the others
-    "dapo": ["train.refill=1", "train.truncated=mask"],
+    "dapo": ["train.dynamic_sampling=1", "train.mask_truncated=true"],
 }
 HEAD = """# Every preset on the quickstart's task
 
-{steps} steps of 16 questions with 8 answers each, four optimiser steps per batch, Adam at 1e-4 for all, no KL; judged
-on 256 held-out sums, greedily and by 4 samples each, over {seeds} seeds (mean ± standard deviation). One setting for
-all shows that each method learns, not which is best: nothing was tuned for any of them. Made by
-`benchmarks/methods.py`; every run stands in `quickstart.jsonl`.
+{steps} steps of 16 questions with 8 answers each, four optimiser steps per batch, Adam at 1e-4 for all methods, no KL.
+Evaluated on 256 held-out sums, with greedy answers and with 4 sampled answers each, over {seeds} seeds (mean ± standard
+deviation). All methods use the same settings. This shows that each method learns, not which is best: nothing was tuned.
+`benchmarks/methods.py` makes this page; `quickstart.jsonl` contains every run.
 
 | method | advantage | greedy before | greedy after | sampled before | sampled after |
 |---|---|---|---|---|---|
 """
 
 TAIL = """
-What it says:
+Results:
 
-- Every method learns. Most differences are within the spread of three seeds: this is no ranking.
+- Every method learns. Most differences are within the spread of three seeds: this is not a ranking.
 - `grpo` without its KL is `grpo_clip`, and `gspo_token` with one advantage per answer is `gspo`; their rows are equal
-  because their runs are, in every reward of every step.
-- `target` learns least, and its sampled answers gain less than its likeliest ones: signs push a group's majority as
-  hard as its minority, and squares spread probability over what nobody sampled. [Its page](target.md) looks into that.
-- `ppo` trains its critic from nothing (learning rate 1e-3) and leaves the policy alone for the first 4 of the 40
-  steps. `dapo` draws one further round of questions for groups without any difference. `distillation` has a teacher
-  that forgets no carry, and looks at no reward.
+  because their runs are equal, in every reward of every step.
+- `target` learns least, and its sampled answers gain less than its greedy ones: sign advantages push the majority of a
+  group as hard as the minority, and squaring the probability of bad tokens moves probability to tokens that nobody
+  sampled. [Its page](target.md) analyses this.
+- `ppo` trains its critic from scratch (learning rate 1e-3) and does not change the policy in the first 4 of the 40
+  steps. `dapo` samples one further round of questions to replace groups whose rewards are all equal. `distillation` has
+  a teacher that forgets no carry, and uses no reward.
 """
 
 
@@ -99,7 +100,7 @@ def line(runs: Sequence[dict[str, Any]], method: str) -> str:
     """One method's row of the table."""
     figures = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after")
     shown = [f"{shares(runs, method, figure)}" for figure in figures]
-    return f"| `{method}` | {PUBLISHED_WITH.get(method, 'group_standardised')} | {' | '.join(shown)} |"
+    return f"| `{method}` | {DEFAULT_ADVANTAGE.get(method, 'group_standardised')} | {' | '.join(shown)} |"
 
 
 def shares(runs: Sequence[dict[str, Any]], method: str, figure: str) -> str:

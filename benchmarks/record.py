@@ -21,7 +21,7 @@ import tasks
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
 from outdo.loop import train
-from outdo.trainer.build import open_session
+from outdo.trainer.build import build_run
 
 WAYS = {"none": ["record.every=0"], "default": [], "all": ["record.after=all"]}
 SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000", "seed=0"]
@@ -29,7 +29,7 @@ SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000"
 
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
     """The seconds of each step, its record included, and of its record."""
-    session = open_session(recipe)
+    session = build_run(recipe)
     loop = train(session.models, session.prompts, session.rollout, session.advantage, session.objective)
     while True:
         began = time.perf_counter()

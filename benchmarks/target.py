@@ -21,8 +21,8 @@ SETTINGS = [
     "steps=24",
     "sampling.max_tokens=48",
     "train.prompts=8",
-    "train.group=8",
-    "train.updates=8",
+    "train.group_size=8",
+    "train.passes=8",
     "optim.lr=1e-4",
     "optim.schedule.warmup=8",
     "eval.rows=256",
@@ -36,7 +36,7 @@ METHODS = {
     "target": ["train.objective=target", STOP],
     "target, band 0.3": ["train.objective=target", STOP, "train.advantage.band=0.3"],
 }
-HEAD = "| method | sampled before | sampled after | greedy after | updates | tokens |\n|---|---|---|---|---|---|"
+HEAD = "| method | sampled before | sampled after | greedy after | passes | tokens |\n|---|---|---|---|---|---|"
 KEPT = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", "seconds")
 
 

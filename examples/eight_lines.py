@@ -7,8 +7,10 @@ import outdo
 policy = outdo.Policy.load("quickstart/seed-0/warm", optimiser=outdo.OptimiserSettings(lr=2e-4))
 questions = outdo.tokenise(outdo.questions_from("quickstart/seed-0/questions.jsonl"), policy.tokenizer)
 prompts = outdo.Prompts(questions, per_step=32)
-environment = outdo.Question(outdo.load_reward("exact"))
-rollout = outdo.Rollouts(outdo.BuiltinEngine(), environment, group_size=8, sampling=outdo.SamplingParams(max_tokens=48))
+environment = outdo.SingleTurn(outdo.load_reward("exact"))
+rollout = outdo.GroupSampler(
+    outdo.BuiltinEngine(), environment, group_size=8, sampling=outdo.SamplingParams(max_tokens=48)
+)
 objective, advantage = outdo.grpo(beta=0.0), outdo.per_token(outdo.group_standardised)
 for step in islice(outdo.train(outdo.Models.of(policy, objective), prompts, rollout, advantage, objective), 20):
     print(f"step {step.index}: {step.batch.rewards.mean():.0%} right")

@@ -1,9 +1,9 @@
-"""The budgets of CONTRIBUTING.md: read from the source, so that no function, file or import outgrows a reader."""
+"""The budgets of CONTRIBUTING.md, measured on the source."""
 
 import ast
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
@@ -15,13 +15,14 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 EXCEPTIONS = tomllib.loads((ROOT / "tests/budget_exceptions.toml").read_text(encoding="utf-8"))
 MODULES = {
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(SOURCE.rglob("*.py"))
+    ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+    for root, folder in ((SOURCE, "outdo"), (ROOT, "benchmarks/suite"))
+    for path in sorted((root / folder).rglob("*.py"))
 }
 PAGE = {path.name: path for path in (SOURCE / "outdo/observability/page/static").glob("*.[jc]s*")}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
-LINES, COMPLEXITY, PARAMETERS, FILE, LOOP = 60, 12, 7, 400, 40
+LINES, COMPLEXITY, POSITIONAL, KEYWORD_ONLY, FILE, LIST, LOOP = 60, 12, 7, 12, 400, 600, 40
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Import = ast.Import | ast.ImportFrom
@@ -68,6 +69,12 @@ def positional(node: Function) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
+def packed(node: ast.Call) -> bool:
+    """Whether a call such as `all([a, b])` hides the operands of an `and` from the count of branches."""
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    return name in ("all", "any") and isinstance(node.args[0], ast.List | ast.Tuple)
+
+
 def targets(module: str, node: Import) -> Iterator[str]:
     """Full names a statement imports: of `from a import b` both `a` and `a.b`, as either may be the module."""
     if isinstance(node, ast.Import):
@@ -99,9 +106,19 @@ def hidden(tree: ast.Module) -> tuple[list[Import], list[Import]]:
     return list(in_functions.values()), [node for check in checks for node in imports(check)]
 
 
+def unused(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    names = list(names)
+    return [pattern for pattern in patterns if not matching(names, pattern)]
+
+
+def test_every_exception_has_a_reason():
+    reasons = [reason for table in EXCEPTIONS.values() for reason in table.values()]
+    assert all(len(reason.split()) >= 3 for reason in reasons)
+
+
 @pytest.mark.parametrize(
     ("measure", "budget"),
-    [(lines, LINES), (complexity, COMPLEXITY), (positional, PARAMETERS)],
+    [(lines, LINES), (complexity, COMPLEXITY), (positional, POSITIONAL)],
     ids=["lines", "complexity", "positional parameters"],
 )
 def test_functions_stay_within_their_budget(measure, budget):
@@ -109,9 +126,30 @@ def test_functions_stay_within_their_budget(measure, budget):
     assert not over, f"more than {budget}"
 
 
+def test_functions_have_few_keyword_only_parameters():
+    allowed = EXCEPTIONS["keyword_only_parameters"]
+    over = {
+        f"{module}.{node.name}": len(node.args.kwonlyargs)
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, Function) and len(node.args.kwonlyargs) > KEYWORD_ONLY
+    }
+    assert not {name: count for name, count in over.items() if name not in allowed}, f"more than {KEYWORD_ONLY}"
+    assert not unused(allowed, over), "an exception that is no longer needed"
+
+
+def test_no_call_hides_branches_from_the_count():
+    calls = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not [f"{name}:{node.lineno} {ast.unparse(node)}" for name, node in calls if packed(node)]
+
+
 def test_files_stay_within_their_budget():
+    lists = EXCEPTIONS["lists"]
     sizes = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in (MODULES | PAGE).items()}
-    assert not {name: size for name, size in sizes.items() if size > FILE}, f"more than {FILE} lines"
+    over = {name: size for name, size in sizes.items() if size > FILE}
+    assert not {name: size for name, size in over.items() if name not in lists}, f"more than {FILE} lines"
+    assert not {name: size for name, size in over.items() if size > LIST}, f"more than {LIST} lines"
+    assert not unused(lists, MODULES), "an exception that is no longer needed"
 
 
 def test_lines_of_the_page_are_as_short_as_ours():
@@ -139,14 +177,13 @@ def test_no_module_imports_itself_in_a_circle():
 
 def test_imports_are_at_the_top_except_where_a_reason_is_written_down():
     allowed = EXCEPTIONS["deferred_imports"]
-    assert all(len(reason.split()) >= 3 for reason in allowed.values()), "an exception needs its reason in words"
     found = {f"{module}: {imported(module, node)}" for module, tree in TREES.items() for node in hidden(tree)[0]}
     assert not [where for where in found if not any(fnmatchcase(where, pattern) for pattern in allowed)]
-    assert not [pattern for pattern in allowed if not matching(found, pattern)], "an exception nobody needs any more"
+    assert not unused(allowed, found), "an exception that is no longer needed"
 
 
-def test_annotations_are_what_they_say():
-    """Postponed annotations are how import cycles hide."""
+def test_annotations_are_not_postponed():
+    """Postponed annotations hide import cycles."""
     assert not [module for module, tree in TREES.items() for node in imports(tree) if "__future__" in ast.dump(node)]
 
 

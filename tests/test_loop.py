@@ -11,15 +11,16 @@ from torch import Tensor
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.loop import train
-from outdo.models.bundle import Models, frozen
+from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import BatchSizes, Policy
+from outdo.models.reference import frozen
 from outdo.observability.notebook import show
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.environments.base import Rollouts
-from outdo.rollouts.environments.single_turn import Question
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
 from outdo.types import Completion, FinishReason, Prompt, Request
 from outdo.utils.errors import EngineError
@@ -44,11 +45,11 @@ def says_yes(completion: str, answer: str) -> float:
 
 
 def small(**work: int) -> Policy:
-    return fresh(optimiser=OptimiserSettings(lr=1e-5), work=Work(**work))  # too slow to be clipped
+    return fresh(optimiser=OptimiserSettings(lr=1e-5), batch_sizes=BatchSizes(**work))  # too slow to be clipped
 
 
-def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = says_yes) -> Rollouts:
-    return Rollouts(ScriptedEngine(script), Question(load_reward(reward)), group_size=4, sampling=SAMPLING)
+def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = says_yes) -> GroupSampler:
+    return GroupSampler(ScriptedEngine(script), SingleTurn(load_reward(reward)), group_size=4, sampling=SAMPLING)
 
 
 def weights(model: torch.nn.Module) -> Tensor:
@@ -85,7 +86,7 @@ def test_training_makes_the_rewarded_answers_likelier():
     def small_tokens(completions: list[str], completion_ids: list[list[int]], **columns: object) -> list[float]:
         return [sum(token < 132 for token in ids) / len(ids) for ids in completion_ids]
 
-    rollout = Rollouts(BuiltinEngine(), Question(load_reward(small_tokens)), group_size=8, sampling=SAMPLING)
+    rollout = GroupSampler(BuiltinEngine(), SingleTurn(load_reward(small_tokens)), group_size=8, sampling=SAMPLING)
     steps = islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 25)
     rewards = [float(step.batch.rewards.mean()) for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
@@ -117,7 +118,7 @@ def test_nothing_runs_ahead_of_the_caller():
 )
 def test_the_past_is_scored_once_and_only_where_a_ratio_can_move(updates, minibatches, separate):
     policy = small(minibatches=minibatches)
-    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), updates=updates)
+    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=updates)
     before = frozen(policy)
     step = next(steps)
     assert (len(step.updates), policy.version) == (updates, updates * minibatches)
@@ -135,7 +136,7 @@ def test_a_stop_rule_ends_the_inner_updates_of_its_step_alone():
         return "twice" if len(seen) == 2 else ""
 
     policy = small()
-    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), updates=5, stop=after_two)
+    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=5, stop=after_two)
     done = [(len(step.updates), step.stopped) for step in islice(steps, 2)]
     assert done == [(2, "twice"), (5, "maximum")]
     assert (policy.version, len(seen)) == (7, 7)
@@ -190,7 +191,7 @@ def always_none(completion: str, answer: str) -> None:
 def test_a_step_whose_rewards_say_nothing_updates_nothing_and_is_counted():
     policy = small()
     before = weights(policy.model)
-    steps = train(Models(policy), data(), rollouts(reward=always_none), ADVANTAGE, grpo(beta=0), updates=3)
+    steps = train(Models(policy), data(), rollouts(reward=always_none), ADVANTAGE, grpo(beta=0), passes=3)
     found = list(islice(steps, 2))
     assert [(step.index, step.update, len(step.updates)) for step in found] == [(1, None, 0), (2, None, 0)]
     assert found[0].batch.totals.tokens == 0

@@ -89,7 +89,7 @@ def by_outdo(model, steps, *, updates, beta):
         lambda policy, questions, *, step: steps[step - 1],
         outdo.per_token(outdo.group_standardised),
         objective,
-        updates=updates,
+        passes=updates,
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.suite.ours import Steps
 from benchmarks.suite.setting import Setting, Turn, Turns
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Request
 from outdo.utils.rng import Stream
 

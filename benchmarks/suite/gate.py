@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.report import CaseReport
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 MARGIN = 0.6
 """A ratio may fall to this part of the accepted one: two machines differ by that much, a lost trick by more."""
@@ -66,8 +66,8 @@ def accept(path: Path, found: Accepted) -> None:
 
 
 def read(path: Path) -> Accepted:
-    """What was accepted. Raises `Mistakes` where nothing can be read."""
+    """What was accepted. Raises `UserError` where nothing can be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Mistakes([f"{path}: expected what `make bench ARGS=--accept` wrote ({error})"]) from None
+        raise UserError([f"{path}: expected what `make bench ARGS=--accept` wrote ({error})"]) from None

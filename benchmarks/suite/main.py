@@ -21,8 +21,7 @@ from benchmarks.suite.scale import measure
 from benchmarks.suite.setting import Setting
 from outdo.cli.arguments import no_place
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes, OutdoError
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import OutdoError, UserError, did_you_mean
 
 
 class SlowerError(OutdoError):
@@ -48,7 +47,7 @@ class Asked:
 def run_bench(asked: Asked, display: Display) -> None:
     """Time the cases and say what came out.
 
-    Raises `Mistakes` with all that is wrong with the arguments, and `SlowerError` when the gate does not open.
+    Raises `UserError` with all that is wrong with the arguments, and `SlowerError` when the gate does not open.
     """
     accepted = _checked(asked)
     reports: list[CaseReport] = []
@@ -100,7 +99,7 @@ def run_list(asked: Asked, display: Display) -> None:
 
 
 def _checked(asked: Asked) -> Mapping[str, Any]:
-    """What was accepted, for the gate. Raises `Mistakes`."""
+    """What was accepted, for the gate. Raises `UserError`."""
     mistakes = [*_unknown("case", asked.cases, CASES), *_unknown("contender", asked.against, CONTENDERS)]
     lacking = {CONTENDERS[name].needs for name in asked.against or _usual_peers(asked) if name in CONTENDERS} - {""}
     mistakes += [
@@ -114,15 +113,15 @@ def _checked(asked: Asked) -> Mapping[str, Any]:
     if asked.plot is not None:
         try:
             refuse_other_endings(asked.plot)
-        except Mistakes as error:
-            mistakes += error.mistakes
+        except UserError as error:
+            mistakes += error.problems
     if asked.gate is not None:
         try:
             accepted = gate.read(asked.gate)
-        except Mistakes as error:
-            mistakes += error.mistakes
+        except UserError as error:
+            mistakes += error.problems
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     return accepted
 
 

@@ -13,21 +13,22 @@ from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import model_of, most_memory, prompts_of, reward_of, synchronise, tokenizer_of, weights_of
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
-from outdo.distributed.worker_pool import Team
+from outdo.distributed.worker_pool import WorkerPool
 from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.observability.record.background_writer import Behind
+from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.observability.record.parquet import make_room
 from outdo.observability.record.recorder import Recorder
-from outdo.rewards.types import Answered, Scored, Verdict
-from outdo.rollouts.engines.base import Engine, SamplingParams, Weights
-from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
-from outdo.rollouts.environments.base import Rollouts
-from outdo.rollouts.environments.single_turn import Question
+from outdo.rewards.types import RewardInput, RewardOutput, Status
+from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.types import Completion, Prompt, Request
-from outdo.utils.malloc import keep_freed
+from outdo.utils.malloc import disable_trim
 
 LR = 1e-6
 
@@ -49,7 +50,7 @@ class TimedEngine:
         self.lengths = lengths
         self.sampling = 0.0
 
-    def load(self, policy: Weights) -> None:
+    def load(self, policy: PolicyView) -> None:
         """Sample from these weights."""
         self.engine.load(policy)
 
@@ -71,10 +72,10 @@ class EveryOther:
 
     name = "every_other"
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """One verdict for each."""
         return [
-            Scored(value=reward_of(index), verdict=Verdict.ok, parts={self.name: reward_of(index)})
+            RewardOutput(value=reward_of(index), verdict=Status.ok, parts={self.name: reward_of(index)})
             for index in range(len(answered))
         ]
 
@@ -91,14 +92,14 @@ class Steps:
         self.weights = weights_of(model)
         workers = 1 if setting.options.get("threads") or setting.device != "cpu" else setting.threads
         torch.set_num_threads(setting.threads // workers)
-        keep_freed()
-        team = Team(workers - 1, threads=torch.get_num_threads())
+        disable_trim()
+        pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
         settings = OptimiserSettings(lr=LR)
-        self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, team=team)
-        self.engine = TimedEngine(TeamEngine(self.policy, team), case.answers)
+        self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, pool=pool)
+        self.engine = TimedEngine(MultiprocessEngine(self.policy, pool), case.answers)
         self.objective = grpo(beta=0.0)
         sampling = SamplingParams(max_tokens=max(case.answers))
-        rollout = Rollouts(self.engine, Question(EveryOther()), group_size=case.group, sampling=sampling)
+        rollout = GroupSampler(self.engine, SingleTurn(EveryOther()), group_size=case.group, sampling=sampling)
         prompts = [
             Prompt(id=str(number), text="", token_ids=ids)
             for number, ids in enumerate(prompts_of(setting, model.config.get_text_config().vocab_size))
@@ -116,7 +117,7 @@ def step(setting: Setting, turns: Turns) -> None:
     """
     steps = Steps(setting)
     recorder = Recorder(steps.policy, steps.objective)
-    with TemporaryDirectory() as place, Behind() as behind:
+    with TemporaryDirectory() as place, BackgroundWriter() as behind:
         folder = Path(place)
         make_room(folder)
 
@@ -126,7 +127,7 @@ def step(setting: Setting, turns: Turns) -> None:
             synchronise(setting.device)
             stepped = time.perf_counter()
             if setting.options.get("record"):  # as `outdo train` does: written while the next step is made
-                assert behind.refused() is None
+                assert behind.wait() is None
                 _, write = recorder.taken(made, folder)
                 behind.begin(write)
             ended = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.suite.report import CaseReport, Entry, Spread
 from outdo.observability.curves import GREY, LOOK
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,16 +22,16 @@ RING: Mapping[str, Any] = {"color": "#1d5fa8", "marker": "o", "markerfacecolor":
 
 
 def refuse_other_endings(path: Path) -> None:
-    """Raises `Mistakes` where the name is none that a picture can have."""
+    """Raises `UserError` where the name is none that a picture can have."""
     if path.suffix not in (".svg", ".png"):
-        raise Mistakes([f"{path}: the name of a picture ends in .svg or .png"])
+        raise UserError([f"{path}: the name of a picture ends in .svg or .png"])
 
 
 def draw(reports: Sequence[CaseReport], path: Path) -> None:
     """A panel for each case: seconds of every contender, its sampling hatched, beside the machine's floor."""
     timed = [report for report in reports if report.case.kind != "counts"]
     if not timed:
-        raise Mistakes([f"{path}: there is nothing to draw, for no case was timed"])
+        raise UserError([f"{path}: there is nothing to draw, for no case was timed"])
     heights = [1 + len(report.entries) for report in timed]
     with _drawn(path, (7.2, 0.8 + 0.34 * sum(heights))) as figure:
         panels = figure.subplots(len(timed), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -119,12 +119,12 @@ def _median(spread: Spread | None) -> float:
 
 @contextmanager
 def _drawn(path: Path, inches: tuple[float, float]) -> Iterator["Figure"]:
-    """A figure that is written when it is done. Raises `Mistakes` without matplotlib (the extra `plot`)."""
+    """A figure that is written when it is done. Raises `UserError` without matplotlib (the extra `plot`)."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise Mistakes([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+        raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
     with rc_context({**LOOK, "axes.labelcolor": GREY}):
         figure = Figure(figsize=inches, layout="constrained")
         yield figure

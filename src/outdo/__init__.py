@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from outdo.algorithms.advantages import sign as sign
     from outdo.algorithms.advantages import without_truncated as without_truncated
     from outdo.algorithms.early_stopping import first_of as first_of
-    from outdo.algorithms.objectives.base import Formula as Formula
+    from outdo.algorithms.objectives.base import ComposedObjective as ComposedObjective
     from outdo.algorithms.objectives.base import Objective as Objective
-    from outdo.algorithms.objectives.compat import like as like
+    from outdo.algorithms.objectives.compat import compat as compat
     from outdo.algorithms.objectives.presets import bnpo as bnpo
     from outdo.algorithms.objectives.presets import cispo as cispo
     from outdo.algorithms.objectives.presets import clip_cov as clip_cov
@@ -56,15 +56,14 @@ if TYPE_CHECKING:
     from outdo.algorithms.objectives.presets import vespo as vespo
     from outdo.algorithms.objectives.target.objective import target as target
     from outdo.algorithms.objectives.target.tpo import tpo as tpo
-    from outdo.algorithms.requirements import Needs as Needs
-    from outdo.algorithms.requirements import needing as needing
+    from outdo.algorithms.requirements import Requires as Requires
+    from outdo.algorithms.requirements import requires as requires
     from outdo.data.prompts import Prompts as Prompts
     from outdo.data.prompts import tokenise as tokenise
     from outdo.data.questions import questions_from as questions_from
-    from outdo.distributed.worker_pool import Team as Team
+    from outdo.distributed.worker_pool import WorkerPool as WorkerPool
     from outdo.loop import train as train
     from outdo.models.bundle import Models as Models
-    from outdo.models.bundle import load_reference as load_reference
     from outdo.models.critic import Critic as Critic
     from outdo.models.critic import own_head as own_head
     from outdo.models.critic import own_model as own_model
@@ -76,8 +75,9 @@ if TYPE_CHECKING:
     from outdo.models.optimiser import adafactor as adafactor
     from outdo.models.optimiser import adamw as adamw
     from outdo.models.optimiser import adamw8bit as adamw8bit
+    from outdo.models.policy import BatchSizes as BatchSizes
     from outdo.models.policy import Policy as Policy
-    from outdo.models.policy import Work as Work
+    from outdo.models.reference import load_reference as load_reference
     from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.observability.notebook import show as show
     from outdo.observability.record.external import record_step as record_step
@@ -85,13 +85,13 @@ if TYPE_CHECKING:
     from outdo.observability.record.trl import TrlRecord as TrlRecord
     from outdo.rewards import load_reward as load_reward
     from outdo.rewards.model import RewardModel as RewardModel
-    from outdo.rewards.online_model import Refreshed as Refreshed
-    from outdo.rollouts.engines.base import SamplingParams as SamplingParams
+    from outdo.rewards.online_model import OnlineRewardModel as OnlineRewardModel
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
-    from outdo.rollouts.engines.builtin.multiprocess import TeamEngine as TeamEngine
-    from outdo.rollouts.environments.base import Rollouts as Rollouts
-    from outdo.rollouts.environments.dynamic_sampling import Refill as Refill
-    from outdo.rollouts.environments.single_turn import Question as Question
+    from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine as MultiprocessEngine
+    from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
+    from outdo.rollouts.environments.base import GroupSampler as GroupSampler
+    from outdo.rollouts.environments.dynamic_sampling import DynamicSampling as DynamicSampling
+    from outdo.rollouts.environments.single_turn import SingleTurn as SingleTurn
     from outdo.trainer.evaluation import evaluate as evaluate
     from outdo.trainer.sft import sft as sft
     from outdo.types import Batch as Batch
@@ -106,8 +106,8 @@ if TYPE_CHECKING:
     from outdo.types import TokenScores as TokenScores
     from outdo.types import Totals as Totals
     from outdo.types import Update as Update
-    from outdo.utils.errors import Mistakes as Mistakes
     from outdo.utils.errors import OutdoError as OutdoError
+    from outdo.utils.errors import UserError as UserError
     from outdo.utils.rng import Stream as Stream
 
 __version__ = "0.1.0"
@@ -116,40 +116,40 @@ HOME = {  # public name: the room it lives in
     "AdaptiveBonus": "outdo.algorithms.adaptive",
     "AdaptiveCoefficient": "outdo.algorithms.adaptive",
     "Batch": "outdo.types",
+    "BatchSizes": "outdo.models.policy",
     "BuiltinEngine": "outdo.rollouts.engines.builtin.engine",
     "Completion": "outdo.types",
+    "ComposedObjective": "outdo.algorithms.objectives.base",
     "Critic": "outdo.models.critic",
+    "DynamicSampling": "outdo.rollouts.environments.dynamic_sampling",
     "FinishReason": "outdo.types",
-    "Formula": "outdo.algorithms.objectives.base",
     "Group": "outdo.types",
-    "Mistakes": "outdo.utils.errors",
+    "GroupSampler": "outdo.rollouts.environments.base",
     "Models": "outdo.models.bundle",
-    "Needs": "outdo.algorithms.requirements",
+    "MultiprocessEngine": "outdo.rollouts.engines.builtin.multiprocess",
     "Objective": "outdo.algorithms.objectives.base",
+    "OnlineRewardModel": "outdo.rewards.online_model",
     "OptimiserSettings": "outdo.models.optimiser",
     "OutdoError": "outdo.utils.errors",
     "Policy": "outdo.models.policy",
     "Prompt": "outdo.types",
     "Prompts": "outdo.data.prompts",
-    "Question": "outdo.rollouts.environments.single_turn",
     "Recorder": "outdo.observability.record.recorder",
-    "Refill": "outdo.rollouts.environments.dynamic_sampling",
-    "Refreshed": "outdo.rewards.online_model",
     "Request": "outdo.types",
+    "Requires": "outdo.algorithms.requirements",
     "RewardModel": "outdo.rewards.model",
     "Rollout": "outdo.types",
-    "Rollouts": "outdo.rollouts.environments.base",
     "SamplingParams": "outdo.rollouts.engines.base",
+    "SingleTurn": "outdo.rollouts.environments.single_turn",
     "Step": "outdo.types",
     "Stream": "outdo.utils.rng",
-    "Team": "outdo.distributed.worker_pool",
-    "TeamEngine": "outdo.rollouts.engines.builtin.multiprocess",
     "Terms": "outdo.types",
     "TokenScores": "outdo.types",
     "Totals": "outdo.types",
     "TrlRecord": "outdo.observability.record.trl",
     "Update": "outdo.types",
-    "Work": "outdo.models.policy",
+    "UserError": "outdo.utils.errors",
+    "WorkerPool": "outdo.distributed.worker_pool",
     "adafactor": "outdo.models.optimiser",
     "adamw": "outdo.models.optimiser",
     "adamw8bit": "outdo.models.optimiser",
@@ -160,6 +160,7 @@ HOME = {  # public name: the room it lives in
     "chunked_scores": "outdo.models.logprobs",
     "cispo": "outdo.algorithms.objectives.presets",
     "clip_cov": "outdo.algorithms.objectives.presets",
+    "compat": "outdo.algorithms.objectives.compat",
     "dapo": "outdo.algorithms.objectives.presets",
     "dppo_kl": "outdo.algorithms.objectives.presets",
     "dppo_tv": "outdo.algorithms.objectives.presets",
@@ -180,13 +181,11 @@ HOME = {  # public name: the room it lives in
     "kl_penalty": "outdo.algorithms.advantages",
     "leave_one_out": "outdo.algorithms.advantages",
     "length_weighted": "outdo.algorithms.advantages",
-    "like": "outdo.algorithms.objectives.compat",
     "likelihood": "outdo.algorithms.objectives.presets",
     "load_reference": "outdo.models.bundle",
     "load_reward": "outdo.rewards",
     "luspo": "outdo.algorithms.objectives.presets",
     "max_rl": "outdo.algorithms.advantages",
-    "needing": "outdo.algorithms.requirements",
     "opo": "outdo.algorithms.objectives.presets",
     "own_head": "outdo.models.critic",
     "own_model": "outdo.models.critic",
@@ -197,6 +196,7 @@ HOME = {  # public name: the room it lives in
     "reinforce": "outdo.algorithms.objectives.presets",
     "reinforce_pp_baseline": "outdo.algorithms.advantages",
     "rejection": "outdo.algorithms.advantages",
+    "requires": "outdo.algorithms.requirements",
     "rloo": "outdo.algorithms.objectives.presets",
     "rloo_clip": "outdo.algorithms.objectives.presets",
     "sapo": "outdo.algorithms.objectives.presets",

@@ -13,7 +13,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from outdo.rollouts.engines.base import SamplingParams, Weights
+from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError
 
@@ -133,7 +134,7 @@ class ScriptedEngine:
         self.version = 0
         self.requests: list[Request] = []
 
-    def load(self, policy: Weights) -> None:
+    def load(self, policy: PolicyView) -> None:
         """Take note of the policy's version, and of its tokenizer where none was given."""
         self.version = policy.version
         self.tokenizer = self.tokenizer or policy.tokenizer

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from outdo.utils.batching import cut
+from outdo.utils.batching import pack_by_tokens
 from outdo.utils.rng import Stream
 
 RIGHT = 1.0 - 1e-6
@@ -223,7 +223,7 @@ class Batch:
         unless `whole_groups` (the objective looks across the rows of a group) forbids it. A row is never cut.
         """
         lengths, groups = self.attention_mask.sum(1).tolist(), self.group.tolist()
-        for part in cut(lengths, groups, budget, whole_groups=whole_groups):
+        for part in pack_by_tokens(lengths, groups, budget, whole_groups=whole_groups):
             yield self.rows(torch.tensor(part, device=self.group.device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -3,7 +3,7 @@
 import pytest
 
 from outdo.algorithms.adaptive import AdaptiveBonus, AdaptiveCoefficient
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.surrogates import clip
 
@@ -67,7 +67,9 @@ def test_a_bonus_outside_its_bounds_is_refused():
 
 
 def test_a_formula_with_a_coefficient_needs_its_reference_even_while_it_is_small():
-    formula = Formula(surrogate=clip(low=0.2, high=0.2), divergence=k3, beta=AdaptiveCoefficient(start=0.1, target=1.0))
-    assert formula.needs.reference
-    bonus = Formula(surrogate=clip(low=0.2, high=0.2), entropy_bonus=AdaptiveBonus(start=0.0, target=1.0))
-    assert bonus.needs.entropy
+    formula = ComposedObjective(
+        surrogate=clip(low=0.2, high=0.2), divergence=k3, beta=AdaptiveCoefficient(start=0.1, target=1.0)
+    )
+    assert formula.requires.reference
+    bonus = ComposedObjective(surrogate=clip(low=0.2, high=0.2), entropy_bonus=AdaptiveBonus(start=0.0, target=1.0))
+    assert bonus.requires.entropy

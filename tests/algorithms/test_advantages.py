@@ -39,7 +39,7 @@ from outdo.algorithms.advantages import (
     without_truncated,
 )
 from outdo.algorithms.objectives.divergences import k1
-from outdo.algorithms.requirements import Needs, needs_of
+from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.types import Batch, FinishReason, Rollout
 
 BOTH = pytest.mark.parametrize("advantage", [group_standardised, group_centred])
@@ -300,7 +300,7 @@ def test_distillation_goes_to_where_the_teacher_says_more() -> None:
         ref_logprobs=torch.full((1, 3), -1.0), old_logprobs=torch.tensor([[0, -3, -0.5]])
     )
     assert filled(batch, distillation).tolist() == [[0, 2, -0.5]]
-    assert needs_of(distillation) == Needs(reference=True, old_logprobs=True)
+    assert requirements_of(distillation) == Requires(reference=True, old_logprobs=True)
 
 
 def test_rejection_trains_and_counts_the_good_answers_alone() -> None:
@@ -326,8 +326,10 @@ def test_the_kl_penalty_comes_off_every_trained_token_and_the_reward_stands_on_t
 
 
 def test_a_chain_needs_what_its_steps_need() -> None:
-    assert needs_of(chain(kl_penalty(k1, beta=1), gae)) == Needs(reference=True, old_logprobs=True, values=True)
-    assert needs_of(chain(per_token(reward), without_truncated)) == Needs()
+    assert requirements_of(chain(kl_penalty(k1, beta=1), gae)) == Requires(
+        reference=True, old_logprobs=True, values=True
+    )
+    assert requirements_of(chain(per_token(reward), without_truncated)) == Requires()
 
 
 def test_truncated_answers_count_in_the_mean_but_are_not_trained_on() -> None:

@@ -14,22 +14,22 @@ from torch import Tensor
 from toys import assert_close, batch_of, evaluate, rollout, with_noise
 
 from outdo.algorithms.objectives import corrections, presets
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import high_entropy
-from outdo.algorithms.objectives.compat import Peer, like
+from outdo.algorithms.objectives.compat import Library, compat
 from outdo.algorithms.objectives.divergences import Divergence, absolute, k1, k2
 from outdo.algorithms.objectives.ratios import sequence_product
 from outdo.algorithms.objectives.surrogates import Clip, clip
 from outdo.algorithms.objectives.weights import prompt_mean, sequence_mean, token_mean
-from outdo.algorithms.requirements import needing
+from outdo.algorithms.requirements import requires
 from outdo.types import Batch
 
 GROUPS = [
     [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(0, 0.0)],
     [rollout(2, 1.0), rollout(5, 0.0), rollout(3, 0.0)],
 ]
-PEERS: tuple[Peer, ...] = ("trl", "verl", "openrlhf", "areal")
-OTHERS: tuple[Peer, ...] = ("verl", "openrlhf", "areal")
+PEERS: tuple[Library, ...] = ("trl", "verl", "openrlhf", "areal")
+OTHERS: tuple[Library, ...] = ("verl", "openrlhf", "areal")
 
 
 def far_apart() -> tuple[Batch, Tensor]:
@@ -128,7 +128,7 @@ def by_autograd(loss: Loss, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Ten
 INF = math.inf
 K3_OF_VERL = penalty(plain_k3, beta=0.5, difference=20.0, value=10.0)
 K3_OF_OPENRLHF = penalty(plain_k3, beta=0.5, difference=INF, value=10.0)
-ROWS: list[tuple[Peer, str, Formula, Loss]] = [
+ROWS: list[tuple[Library, str, ComposedObjective, Loss]] = [
     ("verl", "grpo", presets.grpo(beta=0.0), clipped(20.0, dual=3.0)),
     ("openrlhf", "grpo", presets.grpo(beta=0.0), clipped(20.0)),
     ("areal", "grpo", presets.grpo(beta=0.0), clipped(INF)),
@@ -156,16 +156,16 @@ for estimate in (k1, k2, absolute):
 @pytest.mark.parametrize(
     ("peer", "objective", "loss"), [(peer, *row) for peer, _, *row in ROWS], ids=[f"{p}-{n}" for p, n, *_ in ROWS]
 )
-def test_loss_and_gradient_are_those_of_the_peer(peer: Peer, objective: Formula, loss: Loss) -> None:
+def test_loss_and_gradient_are_those_of_the_peer(peer: Library, objective: ComposedObjective, loss: Loss) -> None:
     batch, logprobs = far_apart()
-    assert_close(evaluate(like(peer, objective), logprobs, batch), by_autograd(loss, logprobs, batch))
+    assert_close(evaluate(compat(peer, objective), logprobs, batch), by_autograd(loss, logprobs, batch))
 
 
 @pytest.mark.parametrize("peer", OTHERS)
-def test_every_convention_of_the_clip_is_to_be_seen(peer: Peer) -> None:
+def test_every_convention_of_the_clip_is_to_be_seen(peer: Library) -> None:
     """The made-up numbers tell each peer from the others and from outdo."""
     batch, logprobs = far_apart()
-    seen = {name: evaluate(like(name, presets.grpo()), logprobs, batch)[0] for name in PEERS}
+    seen = {name: evaluate(compat(name, presets.grpo()), logprobs, batch)[0] for name in PEERS}
     seen["outdo"] = evaluate(presets.grpo(), logprobs, batch)[0]
     mine = seen.pop(peer)
     assert all(not torch.isclose(mine, other) for other in seen.values())
@@ -175,73 +175,75 @@ def test_every_convention_of_the_clip_is_to_be_seen(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_what_the_peer_has_no_rule_for_stays(peer: Peer) -> None:
+def test_what_the_peer_has_no_rule_for_stays(peer: Library) -> None:
     def own(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
         return logprobs * advantages
 
-    objective = Formula(
+    objective = ComposedObjective(
         surrogate=own,
         level=sequence_product,
         correction=corrections.truncate(),
         beta=0.5,
         entropy_bonus=0.25,
-        preparation=high_entropy(),
+        batch_transform=high_entropy(),
     )
-    done = like(peer, objective)
-    for piece in ("surrogate", "level", "correction", "beta", "entropy_bonus", "preparation"):
+    done = compat(peer, objective)
+    for piece in ("surrogate", "level", "correction", "beta", "entropy_bonus", "batch_transform"):
         assert getattr(done, piece) is getattr(objective, piece)
-    assert done.needs == objective.needs
+    assert done.requires == objective.requires
 
 
 @pytest.mark.parametrize("peer", OTHERS)
-def test_a_weight_that_is_no_mean_over_answers_of_means_stays(peer: Peer) -> None:
+def test_a_weight_that_is_no_mean_over_answers_of_means_stays(peer: Library) -> None:
     for weight in (prompt_mean, token_mean, presets.dr_grpo(length=7).weight):
-        assert like(peer, replace(presets.grpo(), weight=weight)).weight is weight
+        assert compat(peer, replace(presets.grpo(), weight=weight)).weight is weight
 
 
 @pytest.mark.parametrize("peer", ["verl", "openrlhf"])
 @pytest.mark.parametrize(
     "objective", [presets.gspo(), presets.gspo_token(), presets.sapo(), presets.gmpo(), presets.rloo_clip()]
 )
-def test_only_the_clip_by_token_becomes_a_mean_over_tokens_with_a_dual_clip(peer: Peer, objective: Formula) -> None:
-    done = like(peer, objective)
+def test_only_the_clip_by_token_becomes_a_mean_over_tokens_with_a_dual_clip(
+    peer: Library, objective: ComposedObjective
+) -> None:
+    done = compat(peer, objective)
     assert done.weight is sequence_mean
     assert done.surrogate is objective.surrogate
 
 
 @pytest.mark.parametrize("peer", OTHERS)
 @pytest.mark.parametrize("distance", [-1000.0, 1000.0])
-def test_a_divergence_that_is_limited_overflows_nowhere(peer: Peer, distance: float) -> None:
+def test_a_divergence_that_is_limited_overflows_nowhere(peer: Library, distance: float) -> None:
     batch, logprobs = far_apart()
-    _, gradient = evaluate(like(peer, presets.grpo()), logprobs, batch.with_(ref_logprobs=logprobs - distance))
+    _, gradient = evaluate(compat(peer, presets.grpo()), logprobs, batch.with_(ref_logprobs=logprobs - distance))
     assert gradient.isfinite().all()
 
 
 def test_a_dual_clip_that_was_asked_for_stays() -> None:
     asked = replace(presets.grpo(), surrogate=clip(low=0.2, high=0.2, dual=5.0))
     for peer in PEERS:
-        surrogate = like(peer, asked).surrogate
+        surrogate = compat(peer, asked).surrogate
         assert isinstance(surrogate, Clip)
         assert surrogate.dual == 5.0
 
 
 def test_areal_has_no_divergence_in_the_loss_so_it_stays_as_it_is() -> None:
     for objective in (presets.grpo(), presets.gspo(beta=0.1)):
-        done = like("areal", objective)
+        done = compat("areal", objective)
         assert (done.divergence, done.kl_ratio) == (objective.divergence, objective.kl_ratio)
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_divergence_of_ones_own_keeps_what_it_needs(peer: Peer) -> None:
-    @needing(values=True)
+def test_a_divergence_of_ones_own_keeps_what_it_needs(peer: Library) -> None:
+    @requires(values=True)
     def own(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         return logprobs - ref_logprobs
 
-    assert like(peer, replace(presets.grpo(), divergence=own)).needs.values
+    assert compat(peer, replace(presets.grpo(), divergence=own)).needs.values
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_asking_twice_is_asking_once(peer: Peer) -> None:
+def test_asking_twice_is_asking_once(peer: Library) -> None:
     batch, logprobs = far_apart()
-    once = like(peer, presets.grpo())
-    assert_close(evaluate(like(peer, once), logprobs, batch), evaluate(once, logprobs, batch))
+    once = compat(peer, presets.grpo())
+    assert_close(evaluate(compat(peer, once), logprobs, batch), evaluate(once, logprobs, batch))

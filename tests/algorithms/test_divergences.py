@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toys import batch_of, evaluate, rollout
 
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.presets import grpo
 from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood, unclipped
@@ -67,7 +67,7 @@ def placed(sampled: str, divergence: Divergence, how: str) -> Tensor:
     old = policy.detach() if sampled == "on" else old
     ratio = (policy - old).exp().detach() if how == "x detached ratio" else 1.0
     mean = (old.exp() * ratio)[:, None]  # [V, 1]: what a token weighs in the expectation
-    formula = Formula(
+    formula = ComposedObjective(
         surrogate=unclipped, divergence=divergence, beta=1.0, kl_ratio=how == "x ratio", weight=lambda batch: mean
     )
     batch, logprobs = every_token(policy, old, ref, torch.zeros_like(old))
@@ -99,7 +99,7 @@ def test_k1_taken_off_the_reward_has_the_gradient_of_the_reverse_divergence(samp
     policy = logits.log_softmax(0)
     old = policy.detach() if sampled == "on" else old
     batch, logprobs = every_token(policy, old, ref, -k1(policy, ref).detach())
-    formula = Formula(surrogate=surrogate, weight=lambda batch: old.exp()[:, None])
+    formula = ComposedObjective(surrogate=surrogate, weight=lambda batch: old.exp()[:, None])
     (gradient,) = torch.autograd.grad(formula(TokenScores(logprobs=logprobs), batch).loss, logits)
     assert distance(gradient, truths()["reverse"]) < EXACT
     assert distance(gradient, truths()["forward"]) > CLEARLY_DIFFERENT
@@ -130,7 +130,7 @@ def test_with_the_ratio_the_coefficient_is_that_of_the_reverse_divergence(
     advantage: float, old: float, new: float, ref: float
 ) -> None:
     # d/dlog πθ of ρ k3 is ρ log(πθ / π_ref); at πθ = π_old the distance itself, with no π_ref / πθ that may explode.
-    formula = Formula(surrogate=unclipped, beta=0.5, kl_ratio=True)
+    formula = ComposedObjective(surrogate=unclipped, beta=0.5, kl_ratio=True)
     (point,) = table(formula, old=old, news=[new], advantage=advantage, ref=ref)
     distance = torch.tensor(new / ref, dtype=torch.float64).log().item()
     assert point.gradient * old == pytest.approx(advantage - 0.5 * distance, rel=1e-6, abs=1e-6)

@@ -12,13 +12,13 @@ import torch
 from test_divergences import PLACEMENTS, distance, placed, truths
 from toys import batch_of, rollout
 
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import Divergence
 from outdo.algorithms.objectives.presets import dapo
 from outdo.algorithms.objectives.ratios import sequence
 from outdo.algorithms.objectives.surrogates import Clip
 from outdo.algorithms.objectives.weights import sequence_mean
-from outdo.algorithms.requirements import needs_of
+from outdo.algorithms.requirements import requirements_of
 from outdo.config import names
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
@@ -64,16 +64,16 @@ def test_the_recipes_of_the_page_are_without_a_mistake(recipes: list[Recipe]) ->
 
 def test_a_recipe_exchanges_the_pieces_that_replace_does(recipes: list[Recipe]) -> None:
     made = objective_of(recipes[0])
-    assert isinstance(made, Formula)
+    assert isinstance(made, ComposedObjective)
     assert (made.level, made.weight, made.entropy_bonus) == (sequence, sequence_mean, 0.001)
     assert made.surrogate == Clip(low=0.2, high=0.3) == dapo(clip_high=0.3).surrogate
-    assert made.needs.old_entropy
-    assert made.needs.entropy
+    assert made.requires.old_entropy
+    assert made.requires.entropy
 
 
 def test_pieces_of_ones_own_are_as_good_as_named_ones(recipes: list[Recipe]) -> None:
     made, batch = objective_of(recipes[1]), batch_of([rollout(1, 1.0), rollout(1, 0.0)])
-    assert isinstance(made, Formula)
+    assert isinstance(made, ComposedObjective)
     two = torch.full_like(batch.rollout_logprobs, 2.0)
     assert made.surrogate(two, two, torch.ones_like(two), batch).eq(2.0 - 0.5 * 8.0).all()
     advantages = advantage_of(recipes[1])(batch).advantages
@@ -101,11 +101,11 @@ def test_a_method_stands_beside_the_advantage_that_it_brings() -> None:
     table = METHODS.partition("## Objectives")[2].partition("###")[0]
     told = {re.findall(r"`([a-z_]+)`", cells[0])[-1]: cells[3] for cells in rows(table)[2:]}
     for name in names.OBJECTIVES:
-        assert told[name].startswith(f"`{names.PUBLISHED_WITH.get(name, 'group_standardised')}`"), name
+        assert told[name].startswith(f"`{names.DEFAULT_ADVANTAGE.get(name, 'group_standardised')}`"), name
 
 
 def test_the_catalogue_says_of_advantages_what_their_marks_say() -> None:
-    needs = {name: needs_of(resolve(spec)) for name, spec in names.ADVANTAGES.items()}
+    needs = {name: requirements_of(resolve(spec)) for name, spec in names.ADVANTAGES.items()}
     assert {name for name, each in needs.items() if each.values} == names.WITH_CRITIC
     assert {name for name, each in needs.items() if each.reference} == names.WITH_REFERENCE
 

@@ -1,4 +1,4 @@
-"""Every piece of the family, by hand: levels, surrogates, weights, corrections and preparations."""
+"""Every piece of the family, by hand: levels, surrogates, weights, corrections and batch_transforms."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from toys import assert_close, batch_of, evaluate, rollout, with_noise
 
 from outdo.algorithms.objectives import corrections, presets
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import covariant, high_entropy, without_covariant
 from outdo.algorithms.objectives.divergences import absolute
 from outdo.algorithms.objectives.ratios import sequence, sequence_product, sequence_token
@@ -20,17 +20,17 @@ from outdo.algorithms.objectives.surrogates import (
     Surrogate,
     cispo,
     clip,
+    dppo_kl,
+    dppo_tv,
+    dro,
     kl_cov,
     log_likelihood,
-    soft_gate,
-    squared,
-    trust_region_kl,
-    trust_region_tv,
+    sapo,
     unclipped,
     vespo,
 )
 from outdo.algorithms.objectives.weights import every_row, prompt_mean, sequence_mean, sequence_sum
-from outdo.algorithms.requirements import Needs, needing, needs_of
+from outdo.algorithms.requirements import Requires, requirements_of, requires
 from outdo.types import Batch, Rollout
 
 Groups = list[list[Rollout]]
@@ -104,30 +104,30 @@ def test_gspo_token_has_the_value_of_the_answer_and_the_gradient_of_the_token() 
         (cispo(ratio_max=4.0), 2.0, 0.1, 0.5, 8 * math.log(0.5), 8.0),
         (cispo(ratio_max=4.0), -1.0, 0.5, 0.1, -0.2 * math.log(0.1), -0.2),
         (cispo(ratio_min=0.5, ratio_max=4.0), -1.0, 0.5, 0.1, -0.5 * math.log(0.1), -0.5),
-        (soft_gate(), 3.0, 0.5, 0.5, 6.0, 3.0),
-        (soft_gate(), -3.0, 0.5, 0.5, -6.0 / 1.05, -3.0),
+        (sapo(), 3.0, 0.5, 0.5, 6.0, 3.0),
+        (sapo(), -3.0, 0.5, 0.5, -6.0 / 1.05, -3.0),
         # ρ = 2: σ(1) = .7310586, and 4 σ (1 - σ) ρ = 1.5728954
-        (soft_gate(), 1.0, 0.25, 0.5, 4 * 0.7310585786300049, 1.5728954659318548),
+        (sapo(), 1.0, 0.25, 0.5, 4 * 0.7310585786300049, 1.5728954659318548),
         (vespo(), 2.0, 0.5, 0.5, 2 * math.log(0.5), 2.0),
         # W = 2: 4 e^-3 for Â ≥ 0, 8 e^-2 for Â < 0
         (vespo(), 1.0, 0.25, 0.5, 4 * math.exp(-3) * math.log(0.5), 4 * math.exp(-3)),
         (vespo(), -1.0, 0.25, 0.5, -8 * math.exp(-2) * math.log(0.5), -8 * math.exp(-2)),
-        (trust_region_tv(threshold=0.2), 1.0, 0.01, 0.2, 20 * math.log(0.2), 20.0),
-        (trust_region_tv(threshold=0.2), 1.0, 0.01, 0.209, 20 * math.log(0.209), 20.0),  # a ratio of 20.9, capped
-        (trust_region_tv(threshold=0.2), 1.0, 0.5, 0.71, 0.0, 0.0),
-        (trust_region_tv(threshold=0.2), -1.0, 0.5, 0.29, 0.0, 0.0),
-        (trust_region_tv(threshold=0.2), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),  # the wrong way: kept
-        (trust_region_tv(threshold=0.2), 1.0, 0.5, 0.25, 0.5 * math.log(0.25), 0.5),
+        (dppo_tv(threshold=0.2), 1.0, 0.01, 0.2, 20 * math.log(0.2), 20.0),
+        (dppo_tv(threshold=0.2), 1.0, 0.01, 0.209, 20 * math.log(0.209), 20.0),  # a ratio of 20.9, capped
+        (dppo_tv(threshold=0.2), 1.0, 0.5, 0.71, 0.0, 0.0),
+        (dppo_tv(threshold=0.2), -1.0, 0.5, 0.29, 0.0, 0.0),
+        (dppo_tv(threshold=0.2), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),  # the wrong way: kept
+        (dppo_tv(threshold=0.2), 1.0, 0.5, 0.25, 0.5 * math.log(0.25), 0.5),
         # KL(.5 ‖ .75) = .1438410, KL(.5 ‖ .25) = .1438410
-        (trust_region_kl(threshold=0.1438411), 1.0, 0.5, 0.75, 1.5 * math.log(0.75), 1.5),
-        (trust_region_kl(threshold=0.1438410), 1.0, 0.5, 0.75, 0.0, 0.0),
-        (trust_region_kl(threshold=0.1438410), -1.0, 0.5, 0.25, 0.0, 0.0),
-        (trust_region_kl(threshold=0.1438410), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),
-        (trust_region_kl(threshold=5.0), 1.0, 0.5, 1.0, 0.0, 0.0),  # certainty is infinitely far
-        (trust_region_kl(threshold=0.1), -1.0, 1.0, 1.0, 0.0, -1.0),
-        (trust_region_kl(threshold=0.1), -1.0, 1.0, 0.95, -0.95 * math.log(0.95), -0.95),  # KL = -log .95
-        (squared(tau=0.5), 1.0, 0.25, 0.5, math.log(0.5) - 0.25 * math.log(2) ** 2, 1 - 0.5 * math.log(2)),
-        (squared(tau=0.5), 1.0, 0.1, 0.1 * math.exp(2), math.log(0.1) + 2 - 1, 0.0),  # the target: Â/τ nats up
+        (dppo_kl(threshold=0.1438411), 1.0, 0.5, 0.75, 1.5 * math.log(0.75), 1.5),
+        (dppo_kl(threshold=0.1438410), 1.0, 0.5, 0.75, 0.0, 0.0),
+        (dppo_kl(threshold=0.1438410), -1.0, 0.5, 0.25, 0.0, 0.0),
+        (dppo_kl(threshold=0.1438410), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),
+        (dppo_kl(threshold=5.0), 1.0, 0.5, 1.0, 0.0, 0.0),  # certainty is infinitely far
+        (dppo_kl(threshold=0.1), -1.0, 1.0, 1.0, 0.0, -1.0),
+        (dppo_kl(threshold=0.1), -1.0, 1.0, 0.95, -0.95 * math.log(0.95), -0.95),  # KL = -log .95
+        (dro(tau=0.5), 1.0, 0.25, 0.5, math.log(0.5) - 0.25 * math.log(2) ** 2, 1 - 0.5 * math.log(2)),
+        (dro(tau=0.5), 1.0, 0.1, 0.1 * math.exp(2), math.log(0.1) + 2 - 1, 0.0),  # the target: Â/τ nats up
     ],
 )
 def test_a_surrogate_has_the_value_and_the_slope_of_its_equation(
@@ -179,7 +179,7 @@ def test_the_other_weights_are_what_they_are_called() -> None:
     assert sequence_sum(batch) == 1 / 3
     assert every_row(sequence_sum)(batch) == 1 / 5
     assert_close(every_row(sequence_mean)(batch)[[0, 1, 3], 0], torch.tensor([1 / 20, 1 / 5, 1 / 10]))
-    assert needs_of(prompt_mean) == needs_of(every_row(prompt_mean)) == Needs(whole_groups=True)
+    assert requirements_of(prompt_mean) == requirements_of(every_row(prompt_mean)) == Requires(whole_groups=True)
 
 
 # ----------------------------------------------------------------------------------------------------- corrections
@@ -243,7 +243,7 @@ def test_a_bad_answer_that_the_policy_has_left_is_dropped_and_a_good_one_is_not(
 
 def test_a_correction_multiplies_the_policy_term_and_no_other() -> None:
     batch, logprobs = with_noise(batch_of(*RAGGED))
-    formula = Formula(surrogate=log_likelihood, weight=sequence_sum, beta=0.5)
+    formula = ComposedObjective(surrogate=log_likelihood, weight=sequence_sum, beta=0.5)
     half = replace(formula, correction=corrections.truncate(low=0.5, high=0.5))
     (loss, gradient), (loss_half, gradient_half) = (evaluate(each, logprobs, batch) for each in (formula, half))
     (kl, kl_gradient) = evaluate(formula, logprobs, batch.with_(advantages=torch.zeros_like(logprobs)))
@@ -265,12 +265,12 @@ def test_a_name_that_does_not_exist_is_refused_with_those_that_do(make: Callable
 
 
 def test_pieces_together_need_what_each_of_them_needs() -> None:
-    @needing(reference=True)
+    @requires(reference=True)
     def own(logprobs: Tensor, batch: Batch) -> float:
         return 1.0
 
-    assert needs_of(corrections.product(own, corrections.truncate())).reference
-    assert not needs_of(corrections.product(corrections.none)).reference
+    assert requirements_of(corrections.product(own, corrections.truncate())).reference
+    assert not requirements_of(corrections.product(corrections.none)).reference
 
 
 # ---------------------------------------------------------------------------------------------------- preparations
@@ -286,7 +286,7 @@ def test_only_the_most_uncertain_tokens_keep_their_advantage() -> None:
     trained = entropy[batch.loss_mask]
     assert_close(kept[batch.loss_mask], batch.advantages[batch.loss_mask] * (trained >= trained.quantile(0.75)))
     assert kept[batch.loss_mask].count_nonzero() == 3  # of 9: the quantile stands on the third
-    assert needs_of(high_entropy()) == Needs(old_entropy=True)
+    assert requirements_of(high_entropy()) == Requires(old_entropy=True)
     empty, logprobs = with_noise(batch_of([rollout(0)]))
     assert high_entropy()(empty.with_(old_entropy=logprobs)).advantages is not None
 

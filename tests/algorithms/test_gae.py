@@ -8,7 +8,7 @@ from torch import Tensor
 from toys import assert_close, batch_of, groups, rollout
 
 from outdo.algorithms.advantages import gae, generalised_advantages, returns_to_go, terminal_rewards, whitened
-from outdo.algorithms.requirements import Needs, needs_of
+from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.types import Batch, FinishReason, Rollout
 
 HALVES = st.floats(0, 1)
@@ -133,7 +133,7 @@ def test_nothing_outside_of_the_trained_tokens_matters(members: list[list[Rollou
 
 
 def test_it_says_that_it_needs_values() -> None:
-    assert needs_of(gae) == Needs(values=True)
+    assert requirements_of(gae) == Requires(values=True)
     with pytest.raises(ValueError, match="needs `values`"):
         gae(batch_of([rollout(2, 1.0)]))
     nothing = gae(batch_of([rollout(2, verdict="failed")]))  # a step without a token to train on is given no values

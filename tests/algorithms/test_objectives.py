@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
 
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.presets import grpo, likelihood
 from outdo.algorithms.objectives.surrogates import clip, log_likelihood
@@ -24,9 +24,9 @@ Groups = list[list[Rollout]]
 OBJECTIVES = {
     "grpo": grpo(beta=0.04),
     "grpo without a reference": grpo(clip_low=0.1, clip_high=0.3, beta=0.0),
-    "token mean": Formula(surrogate=clip(low=0.2, high=0.28), weight=token_mean, beta=0.1, divergence=k2),
-    "constant length": Formula(surrogate=clip(low=0.2, high=0.2), weight=constant(length=7)),
-    "sum": Formula(surrogate=log_likelihood, weight=total, beta=0.1, divergence=k1),
+    "token mean": ComposedObjective(surrogate=clip(low=0.2, high=0.28), weight=token_mean, beta=0.1, divergence=k2),
+    "constant length": ComposedObjective(surrogate=clip(low=0.2, high=0.2), weight=constant(length=7)),
+    "sum": ComposedObjective(surrogate=log_likelihood, weight=total, beta=0.1, divergence=k1),
 }
 LOGPROBS = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
 EVERY = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
@@ -193,8 +193,8 @@ def test_the_terms_add_up_to_the_loss() -> None:
     terms = formula(TokenScores(logprobs=logprobs, entropy=-logprobs), batch)
     assert_close(terms.loss, terms.divergence - terms.policy - terms.entropy)
     assert_close(terms.entropy, 0.1 * (sequence_mean(batch) * -logprobs.where(batch.loss_mask, 0.0)).sum())
-    assert formula.needs.entropy
-    assert formula.needs.reference
+    assert formula.requires.entropy
+    assert formula.requires.reference
 
 
 # ---------------------------------------------------------------------------------- what must not change the result
@@ -202,7 +202,9 @@ def test_the_terms_add_up_to_the_loss() -> None:
 
 @EVERY
 @given(groups(), st.integers(1, 60), st.booleans())
-def test_the_sum_over_microbatches_is_the_whole(objective: Formula, members: Groups, budget: int, whole: bool) -> None:
+def test_the_sum_over_microbatches_is_the_whole(
+    objective: ComposedObjective, members: Groups, budget: int, whole: bool
+) -> None:
     batch, logprobs = with_noise(batch_of(*members))
     losses, gradients, start = [], [], 0
     for micro in batch.microbatches(budget, whole_groups=whole):
@@ -216,7 +218,7 @@ def test_the_sum_over_microbatches_is_the_whole(objective: Formula, members: Gro
 
 @EVERY
 @given(groups(), st.integers(1, 4))
-def test_more_padding_changes_nothing(objective: Formula, members: Groups, columns: int) -> None:
+def test_more_padding_changes_nothing(objective: ComposedObjective, members: Groups, columns: int) -> None:
     batch, logprobs = with_noise(batch_of(*members))
     wider = batch.with_(
         **{
@@ -233,7 +235,7 @@ def test_more_padding_changes_nothing(objective: Formula, members: Groups, colum
 @EVERY
 @given(groups(), st.randoms(use_true_random=False))
 def test_the_order_of_groups_and_of_rows_within_them_changes_nothing(
-    objective: Formula, members: Groups, random: Random
+    objective: ComposedObjective, members: Groups, random: Random
 ) -> None:
     batch, logprobs = with_noise(batch_of(*members))
     by_group = [(batch.group == number).nonzero().squeeze(1).tolist() for number in range(len(members))]
@@ -248,7 +250,9 @@ def test_the_order_of_groups_and_of_rows_within_them_changes_nothing(
 @EVERY
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
 @given(groups())
-def test_what_stands_outside_the_mask_is_never_read(objective: Formula, rubbish: float, members: Groups) -> None:
+def test_what_stands_outside_the_mask_is_never_read(
+    objective: ComposedObjective, rubbish: float, members: Groups
+) -> None:
     clean, logprobs = with_noise(batch_of(*members))
 
     def spoilt(values: Tensor) -> Tensor:
@@ -278,7 +282,7 @@ def test_the_pieces_are_given_0_outside_the_mask() -> None:
 
     names = ("old_logprobs", "ref_logprobs", "advantages")
     spoilt = batch.with_(**{name: getattr(batch, name).where(batch.loss_mask, math.nan) for name in names})
-    formula = Formula(level=level, surrogate=surrogate, divergence=divergence, beta=0.1)
+    formula = ComposedObjective(level=level, surrogate=surrogate, divergence=divergence, beta=0.1)
     formula(TokenScores(logprobs=logprobs.where(batch.loss_mask, math.nan)), spoilt)
     assert len(seen) == 6
     assert all(tensor[~batch.loss_mask].eq(0).all() for tensor in seen)
@@ -286,7 +290,9 @@ def test_the_pieces_are_given_0_outside_the_mask() -> None:
 
 @EVERY
 @given(groups())
-def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(objective: Formula, members: Groups) -> None:
+def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(
+    objective: ComposedObjective, members: Groups
+) -> None:
     useless = [rollout(3, verdict="failed"), rollout(2, verdict="timed_out")]
     batch, logprobs = with_noise(batch_of(*(useless + group for group in members)))
     absent, _ = with_noise(batch_of(*members))
@@ -309,7 +315,9 @@ def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(objective: F
     ],
     ids=["empty answers", "no reward", "nothing chosen"],
 )
-def test_a_batch_without_a_trained_token_has_loss_0_and_no_gradient(objective: Formula, members: Groups) -> None:
+def test_a_batch_without_a_trained_token_has_loss_0_and_no_gradient(
+    objective: ComposedObjective, members: Groups
+) -> None:
     batch, logprobs = with_noise(batch_of(*members))
     loss, gradient = evaluate(objective, logprobs, batch)
     assert loss == 0
@@ -364,7 +372,7 @@ def test_a_token_far_more_likely_than_under_the_reference_is_still_pulled_back()
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_a_coefficient_that_is_negative_or_not_finite_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be 0 or more"):
-        Formula(surrogate=log_likelihood, **{name: value})
+        ComposedObjective(surrogate=log_likelihood, **{name: value})
 
 
 @pytest.mark.parametrize("missing", ["advantages", "ref_logprobs"])
@@ -375,9 +383,9 @@ def test_what_the_objective_needs_and_the_batch_lacks_is_named(missing: str) -> 
 
 
 def test_grpo_asks_for_a_reference_only_where_beta_counts() -> None:
-    assert grpo().needs.reference
-    assert not grpo(beta=0.0).needs.reference
-    assert not grpo().needs.entropy
+    assert grpo().requires.reference
+    assert not grpo(beta=0.0).requires.reference
+    assert not grpo().requires.entropy
 
 
 def test_the_weights_are_what_they_are_called() -> None:

@@ -180,8 +180,8 @@ def test_without_merging_every_token_has_a_context_of_its_own():
     batch = one_context([1.0, 1.0, 1.0, -1.0])
     batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(FOOTNOTE[0])))
     assert_close(aimed(batch, merge="none")[:, 1].exp(), doubles([0.5, 0.5, 0.5, 0.0625]))
-    assert not target(merge="none").needs.whole_groups
-    assert target().needs.whole_groups
+    assert not target(merge="none").requires.whole_groups
+    assert target().requires.whole_groups
 
 
 # ----------------------------------------------------------------------------------------------------------- the losses
@@ -243,7 +243,7 @@ def test_there_is_no_mean_over_answers_or_tokens_and_no_kl():
     terms = objective(TokenScores(logprobs=torch.full((2, 3), -1.0)), objective.prepare(batch))
     assert float(terms.loss) == pytest.approx(3 * 0.5)  # half a nat is missing at each of three tokens
     assert float(terms.divergence) == float(terms.entropy) == 0.0
-    assert not objective.needs.reference
+    assert not objective.requires.reference
 
 
 def test_float32_stays_finite_and_bounded_where_nothing_is_left():
@@ -353,7 +353,7 @@ def test_the_order_of_a_groups_answers_does_not_matter(objective, batch, random)
 def test_microbatches_add_up(objective, batch, budget):
     batch = objective.prepare(batch.with_(rollout_logprobs=tabular(batch, 1)))  # which is cut with the batch
     loss, gradient = evaluate(objective, batch.rollout_logprobs, batch)
-    parts = batch.microbatches(budget, whole_groups=objective.needs.whole_groups)
+    parts = batch.microbatches(budget, whole_groups=objective.requires.whole_groups)
     found = [(part, *evaluate(objective, part.rollout_logprobs, part)) for part in parts]
     assert_close(sum(part_loss for _, part_loss, _ in found), loss)
     pieces = torch.cat([part_gradient[part.loss_mask] for part, _, part_gradient in found])

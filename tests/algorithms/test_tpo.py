@@ -68,7 +68,7 @@ def test_masked_values_and_microbatches_do_not_matter(batch):
             old_logprobs=spoilt(batch.old_logprobs), advantages=spoilt(batch.advantages), rollout_logprobs=spoilt(now)
         )
     )
-    parts = dirty.microbatches(1, whole_groups=objective.needs.whole_groups)
+    parts = dirty.microbatches(1, whole_groups=objective.requires.whole_groups)
     found = [(part, *evaluate(objective, part.rollout_logprobs, part)) for part in parts]
     assert_close(sum(value for _, value, _ in found), loss)
     assert_close(torch.cat([each[part.loss_mask] for part, _, each in found]), gradient[batch.loss_mask])

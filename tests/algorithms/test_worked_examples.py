@@ -16,7 +16,7 @@ from torch import Tensor
 from toys import assert_close, batch_of, rollout
 
 from outdo.algorithms.advantages import generalised_advantages, group_standardised
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo, grpo_clip, gspo
 from outdo.algorithms.objectives.surrogates import clip, unclipped
@@ -126,7 +126,7 @@ def test_three_roots_and_a_square_are_more_than_a_probability() -> None:
     assert 3 * good + bad == pytest.approx(1.5625)
 
 
-def slope(logits: Tensor, rewards: Tensor, surrogate: Formula, old: Tensor) -> Tensor:
+def slope(logits: Tensor, rewards: Tensor, surrogate: ComposedObjective, old: Tensor) -> Tensor:
     """The gradient, by the logits of a policy of two tokens, of answers that took one of each."""
     batch = batch_of([rollout(1, token_ids=(0,)), rollout(1, token_ids=(1,))])
     leaf = logits.clone().requires_grad_()
@@ -144,7 +144,7 @@ def test_one_update_makes_the_clip_irrelevant_only_if_the_batch_is_one_step() ->
     # cut into two steps moves the policy between them.
     logits, advantages = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     old = logits.log_softmax(0)
-    clipped, free = Formula(surrogate=clip(low=0.2, high=0.2)), Formula(surrogate=unclipped)
+    clipped, free = ComposedObjective(surrogate=clip(low=0.2, high=0.2)), ComposedObjective(surrogate=unclipped)
     first = slope(logits, advantages, clipped, old)
     assert_close(first, slope(logits, advantages, free, old))
     moved = logits - 1.0 * first
@@ -314,7 +314,7 @@ def test_the_expectation_of_equation_29_is_over_the_old_policy() -> None:
     # It is printed with answers from πθ; line 5 of its own Algorithm 3 samples them from π_old. Only so is the mean of
     # ρ A the expected advantage of πθ. Exact, over both tokens of a policy that has two, without the clip.
     old, new, advantages = (0.7, 0.3), (0.4, 0.6), (1.0, -0.5)
-    ratio_form = Formula(surrogate=unclipped, weight=total)
+    ratio_form = ComposedObjective(surrogate=unclipped, weight=total)
     worth = [
         table(ratio_form, old=o, news=[n], advantage=a)[0].objective
         for o, n, a in zip(old, new, advantages, strict=True)

@@ -10,7 +10,7 @@ from benchmarks.suite.floor import Weights, floor
 from benchmarks.suite.picture import draw, draw_scale, fit, slope
 from benchmarks.suite.report import reported, table
 from benchmarks.suite.rounds import Result, Told
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 CASE = CASES["small-8x8"]
 WEIGHTS = {"matrices": 100, "head": 10, "all": 120, "layers": 2, "attention": 8}
@@ -112,5 +112,5 @@ def test_slopes_and_fits_are_those_of_the_textbook():
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path):
-    with pytest.raises(Mistakes, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         draw([], tmp_path / "a.svg")

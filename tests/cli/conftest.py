@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_cases import SMALL, Command, Done, outdo_process
 
-from outdo.cli import main
+from outdo.cli.main import main
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 EXCERPT = Path(__file__).parents[2] / "examples" / "gsm8k_100.jsonl"
@@ -79,7 +79,7 @@ def outdo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("COLUMNS", "300")
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            main.main()
+            main()
         printed = capsys.readouterr()
         return Done(int(left.value.code or 0), printed.out, printed.err)
 

@@ -10,7 +10,7 @@ import pytest
 SOUND_REWARD = "def score(completion, answer):\n    return completion == answer\n"
 PROGRAM = """
 import sys
-from outdo.cli import main
+from outdo.cli.main import main
 sys.argv = ["outdo", *sys.argv[1:]]
 try:
     main()
@@ -80,17 +80,17 @@ def test_unknown_keys_wrong_types_and_values_out_of_range_are_told_together(mode
     text = f'model = "{model}"\nstepz = 3\n[data]\npath = "{sums}"\n[optim]\nlr = "1e-6"\nclip_norm = -1\n'
     path.write_text(text + "[train]\ngrup = 4\nupdates = 1.5\n")
     told = refused("train", path, "sampling.top_p=2")
-    says(told, "stepz: unknown key; did you mean steps?", "train.grup: unknown key; did you mean train.group?")
+    says(told, "stepz: unknown key; did you mean steps?", "train.grup: unknown key; did you mean train.group_size?")
     says(told, 'optim.lr: expected a number, found "1e-6"', "take the quotes off")
     says(told, "optim.clip_norm: expected a number above 0")
-    says(told, "train.updates: expected a whole number, found 1.5", "sampling.top_p: expected 1.0 or less, found 2")
+    says(told, "train.passes: expected a whole number, found 1.5", "sampling.top_p: expected 1.0 or less, found 2")
     assert str(path) in told
     assert "command line: sampling.top_p" in told
 
 
 def test_options_that_exclude_each_other_are_told_together(told, sums):
     said = told(train__group=1, sampling__temperature=0, data__eval_path=sums, data__eval_rows=3, train__minibatches=99)
-    says(said, "train.group = 1", "sampling.temperature = 0", "data.eval_rows = 3", "train.minibatches = 99")
+    says(said, "train.group_size = 1", "sampling.temperature = 0", "data.eval_rows = 3", "train.minibatches = 99")
 
 
 def test_a_recipe_that_does_not_exist_and_wrong_settings_beside_it(tmp_path):

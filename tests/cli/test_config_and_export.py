@@ -45,9 +45,9 @@ def test_the_schema_is_one(outdo):
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
     from outdo.trainer.export import export
-    from outdo.trainer.find_model import find
+    from outdo.trainer.find_model import find_model
 
-    return export(find(str(run)), tmp_path_factory.mktemp("exported") / "model")
+    return export(find_model(str(run)), tmp_path_factory.mktemp("exported") / "model")
 
 
 def test_an_exported_model_is_the_newest_checkpoint_and_loads_anywhere(exported, run):

@@ -6,10 +6,11 @@ import pytest
 from command_cases import SMALL, chain_model
 from transformers import AutoTokenizer
 
-from outdo.models.loading import encode_prompt, load_tokenizer
+from outdo.models.loading import load_tokenizer
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.types import FinishReason, Request
 from outdo.utils.rng import Stream

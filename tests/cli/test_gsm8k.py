@@ -9,7 +9,7 @@ from outdo.config.file import load
 from outdo.data.prompts import tokenise
 from outdo.data.questions import questions_from
 from outdo.models.loading import load_tokenizer
-from outdo.trainer.build import open_session
+from outdo.trainer.build import build_run
 from outdo.types import Batch
 
 
@@ -23,7 +23,7 @@ def settings(model, gsm8k):
 
 @pytest.fixture(scope="module")
 def checked(chat_model, gsm8k):
-    return outdo_process("check", *settings(chat_model, gsm8k), "train.prompts=32", "train.group=8", "steps=10")
+    return outdo_process("check", *settings(chat_model, gsm8k), "train.prompts=32", "train.group_size=8", "steps=10")
 
 
 def test_check_finds_the_columns_and_nothing_wrong(checked, gsm8k):
@@ -82,7 +82,7 @@ def test_train_runs_two_steps_on_the_whole_files(kind, gsm8k, tmp_path, request)
 def test_what_is_trained_is_what_was_sampled_token_by_token(kind, gsm8k, request):
     """Prompts were tokenised once and answers never: the ids of the batch are those that the engine handed out."""
     recipe = load(None, settings(request.getfixturevalue(kind), gsm8k))
-    session = open_session(recipe)
+    session = build_run(recipe)
     asked, answered = [], []
     generate = session.engine.generate
 

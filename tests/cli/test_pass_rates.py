@@ -9,7 +9,7 @@ from command_cases import SMALL, chain_model
 from outdo.config.file import load
 from outdo.data.pass_rates import fingerprint
 from outdo.data.questions import questions_of
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def of(data: Path, rates: Path, *overrides: str, low: float = 0.2, high: float =
 
 
 def mistakes(data: Path, rates: Path, *overrides: str, low: float = 0.2, high: float = 0.5) -> tuple[str, ...]:
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         of(data, rates, *overrides, low=low, high=high)
-    return caught.value.mistakes
+    return caught.value.problems
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

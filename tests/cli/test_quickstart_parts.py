@@ -8,7 +8,8 @@ import torch
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import Problem, demonstrations, held_out, problems, rows, working
 from outdo.models.inspect_folder import inspect_folder
-from outdo.models.loading import encode_prompt, load_model, load_tokenizer
+from outdo.models.loading import load_model, load_tokenizer
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.rewards.exact import exact
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.cli.reward_model import comparisons_from, hold_out
 from outdo.rewards.model import Comparison
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 
 def answers(count, *, digits, seed=0):
@@ -80,9 +80,9 @@ def refused(reward_model):
 
 def mistakes(*arguments):
     """What the reading of a file raises."""
-    with pytest.raises(Mistakes) as told:
+    with pytest.raises(UserError) as told:
         comparisons_from(*arguments)
-    return told.value.mistakes
+    return told.value.problems
 
 
 def held_out_share(printed):

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from outdo.config.file import commented, dump, load, schema
 from outdo.config.recipe import Recipe, run_folder, settings
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
 
 
 def mistakes(path, overrides=()):
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         load(path, overrides)
-    return [line.replace(f"{path}: ", "") for line in caught.value.mistakes]
+    return [line.replace(f"{path}: ", "") for line in caught.value.problems]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
 
 def test_a_dumped_recipe_is_read_back_equal(recipe):
     options = ["train.objective={name='grpo', clip_low=0.3}", "rewards=[{name='exact', weight=0.1}, 'format']"]
-    written = load(None, [*NEEDED, *options, "threads=2", "reference.renew.every=5"])
+    written = load(None, [*NEEDED, *options, "threads=2", "reference.sync.every=5"])
     assert load(recipe(dump(written))) == written
 
 
@@ -172,9 +172,9 @@ def test_every_mistake_is_told_at_once(recipe):
         (["optim.betas=[0.9, 0.95]"], 'optim.algorithm = {name = "adamw", betas = [0.9, 0.95]}'),
         (["optim.eps=1e-6"], 'optim.algorithm = {name = "adamw", eps = 1e-06}'),
         (["optim.weight_decay=0.1"], 'optim.algorithm = {name = "adamw", weight_decay = 0.1}'),
-        (["reference.every=7"], "reference.renew = {every = 7}"),
-        (["reference.mix=0.5"], "reference.renew = {every = 20, mix = 0.5}"),
-        (["reference.every=7", "reference.mix=0.5"], "reference.renew = {every = 7, mix = 0.5}"),
+        (["reference.every=7"], "reference.sync = {every = 7}"),
+        (["reference.mix=0.5"], "reference.sync = {every = 20, mix = 0.5}"),
+        (["reference.every=7", "reference.mix=0.5"], "reference.sync = {every = 7, mix = 0.5}"),
     ],
 )
 def test_an_older_key_is_refused_with_the_way_it_is_written_now(recipe, overrides, now):
@@ -186,11 +186,11 @@ def test_an_older_key_is_refused_with_the_way_it_is_written_now(recipe, override
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("train.micro_tokens=-3", "train.micro_tokens: expected 1 or more or 'auto', found -3"),
-        ("train.micro_tokens=all", "train.micro_tokens: expected a whole number or 'auto', found \"all\""),
-        ("sampling.stop=[2.5]", "sampling.stop.0: expected text or a whole number, found 2.5"),
+        ("train.micro_batch_tokens=-3", "train.micro_batch_tokens: expected 1 or more or 'auto', found -3"),
+        ("train.micro_batch_tokens=all", "train.micro_batch_tokens: expected a whole number or 'auto', found \"all\""),
+        ("sampling.stop_token_ids=[2.5]", "sampling.stop_token_ids.0: expected a whole number, found 2.5"),
         ("optim.schedule=cosin", "optim.schedule: expected 'constant', 'linear' or 'cosine', found \"cosin\""),
-        ("reference.renew.mix=0.5", "reference.renew.every: required"),
+        ("reference.sync.mix=0.5", "reference.sync.every: required"),
     ],
 )
 def test_what_may_be_of_several_kinds_and_is_none_is_told_once(override, said):
@@ -236,7 +236,7 @@ def test_a_run_name_cannot_lead_out_of_its_folder(run):
 
 @given(st.dictionaries(st.sampled_from([*settings(), "data", "train", "x.y"]), st.text() | st.integers() | st.none()))
 def test_no_override_brings_anything_but_a_recipe_or_mistakes(values):
-    with suppress(Mistakes):
+    with suppress(UserError):
         assert isinstance(load(None, [f"{key}={value}" for key, value in values.items()]), Recipe)
 
 

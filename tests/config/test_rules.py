@@ -7,7 +7,7 @@ from outdo.config.names import OBJECTIVES
 from outdo.config.options import effective_options
 from outdo.config.recipe import Piece
 from outdo.config.rules import conflicts
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
 
@@ -15,8 +15,8 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["train.group=1"], "train.group = 1: group_standardised compares"),
-        (["train.group=1", "train.advantage=group_centred"], "train.group = 1: group_centred compares"),
+        (["train.group_size=1"], "train.group_size = 1: group_standardised compares"),
+        (["train.group_size=1", "train.advantage=group_centred"], "train.group_size = 1: group_centred compares"),
         (["sampling.temperature=0"], "would all be the same"),
         (["train.minibatches=33"], "only train.prompts = 32"),
         (["eval.every=5"], "nothing to evaluate on"),
@@ -39,13 +39,13 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["train.objective={name='cispo', ratio_max=0.5}"], "a cap below 1 cuts every token"),
         (["train.objective={name='grpo', correction={name='mask', high=0.9}}"], "a cap below 1 cuts every token"),
         (["train.objective={name='target', weight='total'}"], "target is not made of pieces"),
-        (["train.objective=target", "train.like=trl"], "target is not a method that it has"),
+        (["train.objective=target", "train.compat=trl"], "target is not a method that it has"),
         (["train.objective.weight=tokn_mean"], 'nothing is called "tokn_mean"; did you mean token_mean?'),
         (["train.objective.beta={start=0.1}"], "train.objective.beta.target: required"),
         (["train.objective.beta={start=0.1, target=1.0, horizon=3}"], "train.objective.beta.horizon: unknown option"),
         (["train.critic={name='head', seed=1.5}"], "train.critic.seed: expected a whole number such as 0, found 1.5"),
-        (["train.penalty=k1"], "train.penalty.beta: required"),
-        (["train.penalty={name='k4', beta=0.1}"], 'nothing is called "k4"'),
+        (["train.kl_in_reward=k1"], "train.kl_in_reward.beta: required"),
+        (["train.kl_in_reward={name='k4', beta=0.1}"], 'nothing is called "k4"'),
         (["train.critic=heads"], 'nothing is called "heads"; did you mean head?'),
         (["train.stop.when=1"], "train.stop.when: unknown option"),
         (["optim.algorithm=adam"], 'nothing is called "adam"; did you mean adamw?'),
@@ -56,27 +56,33 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["rewards=overlong"], "rewards.overlong.cache: required"),
         (["rewards={name='overlong', cache=3, wait=1}"], "rewards.overlong.wait: unknown option"),
         (["train.advantage=pass_at_k", "train.advantage.k=9"], "k = 9: a group has only 8 answers"),
-        (["train.advantage=pass_at_k", "train.penalty={name='k1', beta=0.1}"], "pass_at_k asks whether a reward is 1"),
+        (
+            ["train.advantage=pass_at_k", "train.kl_in_reward={name='k1', beta=0.1}"],
+            "pass_at_k asks whether a reward is 1",
+        ),
         (
             ["train.objective=ppo", "train.advantage.lam=1.5"],
             "train.advantage.lam = 1.5: expected a number from 0 to 1",
         ),
         (["train.objective=distillation"], "without one it is the policy itself"),
-        (["train.objective=distillation", "reference.model=t", "reference.renew.every=2"], "is its teacher"),
-        (["train.objective=ppo", "train.refill=1"], "gae also learns from answers that are all rewarded alike"),
+        (["train.objective=distillation", "reference.model=t", "reference.sync.every=2"], "is its teacher"),
+        (
+            ["train.objective=ppo", "train.dynamic_sampling=1"],
+            "gae also learns from answers that are all rewarded alike",
+        ),
         (["train.objective={name='grpo', surrogate={name='cispo', ratio_max=0.5}}"], "a cap below 1 cuts every token"),
-        (["train.objective={name='kl_cov', preparation='high_entropy'}"], "kl_cov is its own preparation"),
-        (["train.advantage=gdpo", "train.penalty={name='k1', beta=0.1}"], "gdpo looks at the parts of the reward"),
+        (["train.objective={name='kl_cov', batch_transform='high_entropy'}"], "kl_cov is its own batch transform"),
+        (["train.advantage=gdpo", "train.kl_in_reward={name='k1', beta=0.1}"], "gdpo looks at the parts of the reward"),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
         (["rewards=[]"], "rewards: expected at least one"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),
     ],
 )
 def test_what_cannot_work_is_refused(overrides, said):
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         load(None, [*NEEDED, *overrides])
-    assert len(caught.value.mistakes) == 1
-    assert said in caught.value.mistakes[0]
+    assert len(caught.value.problems) == 1
+    assert said in caught.value.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +100,8 @@ def test_what_cannot_work_is_refused(overrides, said):
         ),
         (["train.stop.kl=0.1"], "train.stop has no effect"),
         (["train.objective=target"], "a single step brings few tokens to their targets"),
-        (["train.objective=rloo", "train.updates=2"], "rloo has no ratio"),
-        (["train.penalty.beta=0.1"], "KL counts twice: beta = 0.04 in the loss"),
+        (["train.objective=rloo", "train.passes=2"], "rloo has no ratio"),
+        (["train.kl_in_reward.beta=0.1"], "KL counts twice: beta = 0.04 in the loss"),
         (
             ["train.objective=dapo", "train.objective.kl_ratio=true"],
             "train.objective.kl_ratio has no effect: beta is 0",
@@ -105,11 +111,11 @@ def test_what_cannot_work_is_refused(overrides, said):
             ["train.objective=dr_grpo", "train.advantage=group_standardised"],
             "published with the advantage group_centred",
         ),
-        (["train.objective=dapo"], "train.refill (dynamic sampling)"),
+        (["train.objective=dapo"], "train.dynamic_sampling (dynamic sampling)"),
         (["train.objective.correction=truncate"], "the built-in engine samples from the trainer's own weights"),
         (["train.critic=head"], "group_standardised asks for no values"),
-        (["train.objective.beta=0", "reference.renew.every=5"], "reference.renew.every = 5 has no effect"),
-        (["optim.schedule=linear", "train.updates=4", "train.stop.kl=0.1"], "train.stop may leave steps out"),
+        (["train.objective.beta=0", "reference.sync.every=5"], "reference.sync.every = 5 has no effect"),
+        (["optim.schedule=linear", "train.passes=4", "train.stop.kl=0.1"], "train.stop may leave steps out"),
         (["optim.schedule.warmup=100"], "optim.lr is never reached"),
         (["checkpoint.every=101"], "saved only at the end"),
         (["eval.every=101", "data.eval_rows=5"], "evaluated only before and after the run"),
@@ -125,9 +131,9 @@ def test_what_has_no_effect_is_said(overrides, said):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["train.updates=2"],
+        ["train.passes=2"],
         ["train.minibatches=2"],
-        ["train.updates=2", "train.objective.correction={name='off_policy_rows', limit=0.1}"],
+        ["train.passes=2", "train.objective.correction={name='off_policy_rows', limit=0.1}"],
     ],
 )
 def test_nothing_is_said_of_options_that_work(overrides):
@@ -135,9 +141,9 @@ def test_nothing_is_said_of_options_that_work(overrides):
 
 
 def test_a_rule_does_not_judge_a_setting_that_is_wrong_in_itself():
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         load(None, [*NEEDED, "train.minibatches=33", "train.prompts=many"])
-    assert len(caught.value.mistakes) == 1
+    assert len(caught.value.problems) == 1
 
 
 def test_the_recipe_overrides_what_the_source_has_as_default():
@@ -147,9 +153,9 @@ def test_the_recipe_overrides_what_the_source_has_as_default():
 
 def test_the_options_of_a_users_own_piece_are_checked_without_running_it(tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit\ndef mine(*, sharpness, kind='a'): ...\n")
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         load(None, [*NEEDED, f"train.objective={tmp_path}/mine.py:mine", "train.objective.kind=3"])
-    assert [line.split(": ", 2)[1:] for line in caught.value.mistakes] == [
+    assert [line.split(": ", 2)[1:] for line in caught.value.problems] == [
         ["train.objective.kind", "expected text such as 'a', found 3"],
         ["train.objective.sharpness", f"required by {tmp_path}/mine.py:mine"],
     ]

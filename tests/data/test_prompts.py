@@ -6,9 +6,9 @@ from itertools import chain, islice
 import pytest
 
 from outdo.data.prompts import Prompts
-from outdo.rewards.types import Answered, Scored, judged
-from outdo.rollouts.engines.base import SamplingParams
-from outdo.rollouts.environments.single_turn import Question
+from outdo.rewards.types import RewardInput, RewardOutput, judged
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.types import Completion, FinishReason, Prompt, Request
 from outdo.utils.rng import Stream
 
@@ -89,7 +89,7 @@ class Half:
 
     name = "half"
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         return [judged(0.5, self.name) for _ in answered]
 
     def close(self) -> None: ...
@@ -97,7 +97,7 @@ class Half:
 
 def test_a_question_twice_in_one_step_never_gets_the_same_random_numbers():
     engine, questions = Recorder(), [TEN[0], TEN[1], TEN[0]]
-    environment = Question(Half())
+    environment = SingleTurn(Half())
     groups = environment.rollouts(engine, questions, 4, SamplingParams(), step=3, purpose="train")
     assert [group.prompt.id for group in groups] == ["0", "1", "0"]
     assert [len(group.rollouts) for group in groups] == [4, 4, 4]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from outdo.config.file import load
 from outdo.data.files import fingerprint, read
 from outdo.data.questions import LONGEST_PROMPT, SHOWN, hold_out, overlap, questions_from, questions_of
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
 EXCERPT = Path(__file__).parents[2] / "examples" / "gsm8k_100.jsonl"
@@ -36,9 +36,9 @@ def jsonl(tmp_path):
 
 
 def mistakes(path, **columns):
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         questions_from(path, **columns)
-    return [line.removeprefix(path).lstrip(":, ") for line in caught.value.mistakes]
+    return [line.removeprefix(path).lstrip(":, ") for line in caught.value.problems]
 
 
 def of(path, *overrides):
@@ -162,7 +162,7 @@ def test_a_column_that_is_not_there_is_a_mistake_with_the_nearest_name(jsonl):
 def test_a_reward_that_needs_the_answer_needs_its_column(jsonl):
     path = jsonl([{"question": "a"}])
     assert of(path, "rewards=format").train[0].answer is None
-    with pytest.raises(Mistakes, match=r"which the reward exact needs; name it: data.answer=NAME"):
+    with pytest.raises(UserError, match=r"which the reward exact needs; name it: data.answer=NAME"):
         of(path)
 
 
@@ -209,14 +209,14 @@ def test_a_faulty_row_is_told_with_its_number_and_the_reason(jsonl, row, reason)
 
 def test_all_faults_of_both_files_are_told_at_once(jsonl):
     path = jsonl([ROWS[0], b"{", ROWS[1], {"question": None, "answer": "b"}])
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         of(path, "data.eval_path=nowhere.jsonl")
     starts = [
         f"data.path: {path}, row 2: ",
         f"data.path: {path}, row 4: ",
         "data.eval_path: nowhere.jsonl: no such file",
     ]
-    assert all(line.startswith(start) for line, start in zip(caught.value.mistakes, starts, strict=True))
+    assert all(line.startswith(start) for line, start in zip(caught.value.problems, starts, strict=True))
 
 
 def test_the_first_faults_are_shown_and_the_rest_is_counted(jsonl):
@@ -261,7 +261,7 @@ def test_no_content_brings_anything_but_questions_or_mistakes(tmp_path_factory, 
     for suffix in (".jsonl", ".json", ".csv", ".parquet"):
         path = tmp_path_factory.getbasetemp() / f"fuzzed{suffix}"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        with suppress(Mistakes):
+        with suppress(UserError):
             assert questions_from(str(path))
 
 
@@ -280,7 +280,7 @@ def test_rows_are_held_out_by_seed_and_id_alone(jsonl):
 def test_one_row_can_be_trained_on_but_not_split(jsonl):
     path = jsonl(ROWS[:1])
     assert len(of(path).train) == 1
-    with pytest.raises(Mistakes, match=r"data.eval_rows = 1: no row of 1 is left to train on"):
+    with pytest.raises(UserError, match=r"data.eval_rows = 1: no row of 1 is left to train on"):
         of(path, "data.eval_rows=1")
 
 

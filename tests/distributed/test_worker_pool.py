@@ -10,42 +10,44 @@ from engine_cases import apart, fresh, ragged, ragged_groups, requests, threads
 from policy_cases import ADVANTAGE, ALL_TERMS, double, prepared, updated, weights
 
 from outdo.algorithms.objectives.presets import grpo
-from outdo.distributed.worker_pool import Team
+from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.models.policy import BatchSizes, Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.multiprocess import TeamEngine
+from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch
 from outdo.utils.errors import OutdoError, WorkerError
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
+def pool() -> Iterator[WorkerPool]:
     with threads(1):  # as the others have: the last bits are a thread count's
-        team = Team(2)
-        yield team
-        team.close()
+        pool = WorkerPool(2)
+        yield pool
+        pool.close()
 
 
-def together(policy: Policy, team: Team) -> Policy:
-    """The same model, trained by a team."""
-    return Policy(policy.model, policy.tokenizer, work=policy.work, optimiser=policy.optimiser.settings, team=team)
+def together(policy: Policy, pool: WorkerPool) -> Policy:
+    """The same model, trained by a pool."""
+    return Policy(
+        policy.model, policy.tokenizer, batch_sizes=policy.batch_sizes, optimiser=policy.optimiser.settings, pool=pool
+    )
 
 
-def test_a_team_samples_what_one_process_does(team):
+def test_a_team_samples_what_one_process_does(pool):
     policy = fresh()
     alone = BuiltinEngine(policy, seed=3).generate(requests(), SamplingParams())
-    engine = TeamEngine(policy, team, seed=3)
+    engine = MultiprocessEngine(policy, pool, seed=3)
     assert engine.generate(requests(), SamplingParams()) == alone
     assert engine.generate(requests()[:1], SamplingParams()) == alone[:1]
     assert engine.generate([], SamplingParams()) == []
 
 
-def test_a_team_samples_from_the_weights_as_they_are_now(team):
-    policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2)), team)
-    engine = TeamEngine(policy, team)
+def test_a_team_samples_from_the_weights_as_they_are_now(pool):
+    policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2)), pool)
+    engine = MultiprocessEngine(policy, pool)
     before = engine.generate(requests(), SamplingParams())
     policy.update(prepared(), grpo(beta=0))
     after = engine.generate(requests(), SamplingParams())
@@ -54,11 +56,11 @@ def test_a_team_samples_from_the_weights_as_they_are_now(team):
     assert {completion.policy_version for completion in after} == {1}
 
 
-def test_a_team_is_sent_a_policy_once(team, monkeypatch):
+def test_a_team_is_sent_a_policy_once(pool, monkeypatch):
     policy, other = fresh(), fresh("gpt_neox")
-    place, placed = Team.place, []
-    monkeypatch.setattr(Team, "place", lambda self, parts: placed.append(parts) or place(self, parts))
-    engine = TeamEngine(policy, team)
+    place, placed = WorkerPool.place, []
+    monkeypatch.setattr(WorkerPool, "place", lambda self, parts: placed.append(parts) or place(self, parts))
+    engine = MultiprocessEngine(policy, pool)
     for asked in (policy, policy, other, other):
         engine.load(asked)
         found = engine.generate(requests(), SamplingParams())
@@ -68,10 +70,10 @@ def test_a_team_is_sent_a_policy_once(team, monkeypatch):
 
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
 @pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
-def test_a_team_finds_the_gradient_of_one_process(team, budget, wide):
-    work = Work(micro_tokens=budget)
-    make = (lambda: double(fresh("gpt_neox", work=work))) if wide else (lambda: fresh(work=work))
-    alone, shared = make(), together(make(), team)
+def test_a_team_finds_the_gradient_of_one_process(pool, budget, wide):
+    work = BatchSizes(micro_batch_tokens=budget)
+    make = (lambda: double(fresh("gpt_neox", batch_sizes=work))) if wide else (lambda: fresh(batch_sizes=work))
+    alone, shared = make(), together(make(), pool)
     batch = prepared(policy=alone)
     expected, gradient = updated(alone, batch, ALL_TERMS)
     found, theirs = updated(shared, batch, ALL_TERMS)
@@ -82,17 +84,19 @@ def test_a_team_finds_the_gradient_of_one_process(team, budget, wide):
         torch.testing.assert_close(found.tokens[name], values, rtol=tolerance, atol=tolerance)
 
 
-def test_a_team_measures_policy_and_reference_as_one_process_does(team):
-    policy = together(fresh(), team)
+def test_a_team_measures_policy_and_reference_as_one_process_does(pool):
+    policy = together(fresh(), pool)
     models = Models.of(policy, grpo(beta=0.1))
     expected = fresh().logprobs(ragged())
     torch.testing.assert_close(policy.logprobs(ragged()), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(models.reference.logprobs(ragged()), expected, rtol=0, atol=1e-5)
 
 
-def test_a_team_does_the_same_again_to_the_bit(team):
+def test_a_team_does_the_same_again_to_the_bit(pool):
     def trained() -> torch.Tensor:
-        policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2), work=Work(micro_tokens=40)), team)
+        policy = together(
+            fresh(optimiser=OptimiserSettings(lr=1e-2), batch_sizes=BatchSizes(micro_batch_tokens=40)), pool
+        )
         for _ in range(3):
             policy.update(prepared(), grpo(beta=0.1))
         return weights(policy)
@@ -100,17 +104,17 @@ def test_a_team_does_the_same_again_to_the_bit(team):
     assert torch.equal(trained(), trained())
 
 
-def test_one_row_keeps_a_team_from_nothing(team):
+def test_one_row_keeps_a_team_from_nothing(pool):
     """Fewer rows than processes: some have nothing to do."""
     group = ragged_groups()[3]
     batch = ADVANTAGE(Batch.from_groups([group]))
-    policy = together(fresh(), team)
+    policy = together(fresh(), pool)
     policy.update(batch.with_(advantages=batch.loss_mask.float()), grpo(beta=0))
     assert policy.version == 1
 
 
-def test_a_mistake_in_another_process_is_raised_in_this_one(team):
-    policy = together(fresh(), team)
+def test_a_mistake_in_another_process_is_raised_in_this_one(pool):
+    policy = together(fresh(), pool)
     batch = ragged()
     broken = batch.with_(token_ids=batch.token_ids.where(batch.group[:, None] < 3, 10**6))  # the last process's rows
     with pytest.raises(IndexError) as caught:
@@ -119,30 +123,30 @@ def test_a_mistake_in_another_process_is_raised_in_this_one(team):
     torch.testing.assert_close(policy.logprobs(batch), fresh().logprobs(batch), rtol=0, atol=1e-5)  # it goes on
 
 
-def test_a_model_that_cannot_be_sent_is_refused_with_the_way_out(team):
+def test_a_model_that_cannot_be_sent_is_refused_with_the_way_out(pool):
     policy = fresh()
     policy.model.local = lambda: None
     with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*`workers = 1` has none"):
-        together(policy, team)
-    together(fresh(), team).logprobs(ragged())  # the team goes on
+        together(policy, pool)
+    together(fresh(), pool).logprobs(ragged())  # the pool goes on
 
 
 def test_a_process_that_is_gone_is_said_and_not_waited_for():
-    team = Team(1)
-    policy = together(fresh(), team)
+    pool = WorkerPool(1)
+    policy = together(fresh(), pool)
     policy.logprobs(ragged())
-    os.kill(team.others[0]._process.pid, signal.SIGKILL)
+    os.kill(pool.others[0]._process.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(WorkerError, match="a worker process ended in the middle of its work"):
             policy.logprobs(ragged())
-    team.close()
+    pool.close()
 
 
-def test_a_process_does_not_take_signals_that_are_meant_for_the_run(team):
-    for other in team.others:
+def test_a_process_does_not_take_signals_that_are_meant_for_the_run(pool):
+    for other in pool.others:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(other._process.pid, number)
-    test_a_team_samples_what_one_process_does(team)
+    test_a_team_samples_what_one_process_does(pool)
 
 
 # ------------------------------------------------------------------------------------------------------ what is spared
@@ -191,12 +195,12 @@ def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> list[i
 
 
 def test_where_memory_does_not_suffice_micro_batches_are_halved_until_it_does(monkeypatch):
-    policy, batch = fresh(work=Work(micro_tokens=400)), prepared()
+    policy, batch = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400)), prepared()
     tried = scarce(policy, 60, monkeypatch)
     found, gradient = updated(policy, batch, ALL_TERMS)
     _, expected = updated(fresh(), batch, ALL_TERMS)
     assert apart(gradient, expected) < 1e-5  # nothing of the attempts that failed is in it
-    assert policy.work.micro_tokens == 50
+    assert policy.batch_sizes.micro_batch_tokens == 50
     assert max(tried) > 60
     tried.clear()
     policy.update(batch, ALL_TERMS)
@@ -205,20 +209,20 @@ def test_where_memory_does_not_suffice_micro_batches_are_halved_until_it_does(mo
 
 
 def test_the_split_that_memory_forced_is_saved_with_the_run(monkeypatch):
-    policy = fresh(work=Work(micro_tokens=400))
+    policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400))
     scarce(policy, 60, monkeypatch)
     policy.logprobs(ragged())
-    again = fresh(work=Work(micro_tokens=400))
+    again = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400))
     again.load_state(policy.state())
-    assert again.work.micro_tokens == policy.work.micro_tokens == 50
-    assert again.state()["micro_tokens"] == policy.state()["micro_tokens"]
-    other = fresh(work=Work(micro_tokens=200))  # as `outdo resume RUN train.micro_tokens=200`
+    assert again.batch_sizes.micro_batch_tokens == policy.batch_sizes.micro_batch_tokens == 50
+    assert again.state()["micro_batch_tokens"] == policy.state()["micro_batch_tokens"]
+    other = fresh(batch_sizes=BatchSizes(micro_batch_tokens=200))  # as `outdo resume RUN train.micro_batch_tokens=200`
     other.load_state(policy.state())
-    assert other.work.micro_tokens == 200
+    assert other.batch_sizes.micro_batch_tokens == 200
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error(monkeypatch):
-    policy = fresh(work=Work(micro_tokens=64))
+    policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=64))
     scarce(policy, 0, monkeypatch)
     with pytest.raises(OutdoError, match="not even one row fits into memory"):
         policy.logprobs(ragged())

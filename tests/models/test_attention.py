@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.attention.packed import pack
-from outdo.models.policy import Scorer, Work
+from outdo.models.policy import BatchSizes, Scorer
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError
@@ -167,7 +167,7 @@ def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
     model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
     forward = Forward.probe(model)
     assert (forward.way, forward.why) == ("shared", "")
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
@@ -196,7 +196,7 @@ def test_a_model_whose_attention_is_more_than_ours_is_found_out(arch, changes):
     forward = Forward.probe(model)
     assert forward.way == "padded"
     assert forward.why
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
@@ -214,7 +214,7 @@ def test_a_model_that_limits_its_sight_by_a_mask_alone_is_found_out(arch, change
     """The replaced attention sees no mask, and a probe of some 20 tokens would not notice a window of 64."""
     model, group = other_model(arch, **changes), ragged_groups()[3]
     long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
-    found = Scorer(Forward.probe(model), Work()).logprobs(long)
+    found = Scorer(Forward.probe(model), BatchSizes()).logprobs(long)
     torch.testing.assert_close(found, by_the_model_itself(model, long), rtol=0, atol=2e-5)
 
 
@@ -230,7 +230,7 @@ def test_logits_that_are_more_than_the_output_embedding_are_the_models_own(arch,
     model, batch = other_model(arch, **changes), ragged()
     forward = Forward.probe(model)
     assert (forward.way, forward.plain_head) == ("shared", False)
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
 
 
@@ -239,7 +239,7 @@ def test_a_soft_cap_too_wide_for_the_probe_to_see_is_respected():
     model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
     forward = Forward.probe(model)
     model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding
-    found = Scorer(forward, Work()).logprobs(batch)
+    found = Scorer(forward, BatchSizes()).logprobs(batch)
     expected = by_the_model_itself(model, batch)
     assert expected.min() < -30
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -306,16 +306,16 @@ def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        scores = Scorer(forward, Work()).scores(batch)
+        scores = Scorer(forward, BatchSizes()).scores(batch)
     scores.logprobs.square().sum().backward()
-    return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, Work()))
+    return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, BatchSizes()))
 
 
 @pytest.mark.parametrize("way", ["shared", "padded"])
 @pytest.mark.parametrize("arch", SHARED)
 def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
     model = shared(arch).model
-    plain, again = (Forward.probe(model, way, recompute=recompute) for recompute in (False, True))
+    plain, again = (Forward.probe(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
     batch = ragged()
     most, logprobs, slope = kept_bytes(plain, batch)
     least, found, found_slope = kept_bytes(again, batch)
@@ -328,8 +328,8 @@ def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
 def test_a_model_that_marks_no_layers_cannot_compute_them_again(monkeypatch):
     model = shared().model
     monkeypatch.setattr("outdo.models.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
-    with pytest.raises(ModelError, match="recompute = true: Qwen3ForCausalLM does not mark"):
-        Forward.probe(model, recompute=True)
+    with pytest.raises(ModelError, match="gradient_checkpointing = true: Qwen3ForCausalLM does not mark"):
+        Forward.probe(model, gradient_checkpointing=True)
 
 
 def test_bfloat16_narrows_the_products_and_leaves_weights_and_log_probabilities_float32():
@@ -348,10 +348,10 @@ def test_a_processor_computes_in_float32_unless_asked():
 
 def test_another_model_is_run_in_the_same_way():
     policy = shared()
-    first = Forward.probe(policy.model, precision="bfloat16", recompute=True)
+    first = Forward.probe(policy.model, precision="bfloat16", gradient_checkpointing=True)
     second = first.on(copy.deepcopy(policy.model))
     assert second.model is not first.model
-    assert (second.way, second.autocast, second.recompute) == (first.way, True, True)
+    assert (second.way, second.autocast, second.gradient_checkpointing) == (first.way, True, True)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
@@ -359,7 +359,7 @@ def test_compiled_layers_give_the_same_numbers():
     model, batch = shared().model, ragged()
     expected, slope = kept_bytes(Forward.probe(model), batch)[1:]
     for recompute in (False, True):
-        found, found_slope = kept_bytes(Forward.probe(model, compile=True, recompute=recompute), batch)[1:]
+        found, found_slope = kept_bytes(Forward.probe(model, compile=True, gradient_checkpointing=recompute), batch)[1:]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         assert apart(found_slope, slope) < 1e-5
 

@@ -10,19 +10,20 @@ from engine_cases import apart, fresh, ragged, rollout, shared, tokens
 from torch import Tensor, nn
 
 from outdo.algorithms.advantages import gae, group_standardised, per_token
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.loop import train
-from outdo.models.bundle import Models, frozen
+from outdo.models.bundle import Models
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import BatchSizes, Policy
+from outdo.models.reference import frozen
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt, Rollout
 from outdo.utils.errors import ModelError
 
-PPO = Formula(surrogate=clip(low=0.2, high=0.2))
+PPO = ComposedObjective(surrogate=clip(low=0.2, high=0.2))
 BOTH = pytest.mark.parametrize("make", [own_model, own_head])
 ARCHITECTURES = pytest.mark.parametrize("arch", ["qwen3", "gemma2", "gpt2", "mamba"])  # the last is padded
 
@@ -89,7 +90,7 @@ def test_neither_values_nor_updates_depend_on_how_the_work_is_cut_up(make: Calla
     batch = ragged()
     found = []
     for budget in (1, 40, 10_000):
-        critic = shaken(make(fresh(work=Work(micro_tokens=budget))))
+        critic = shaken(make(fresh(batch_sizes=BatchSizes(micro_batch_tokens=budget))))
         values = critic.values(batch)
         metrics = critic.update(taught(batch, values + 0.3 * noise(batch), noise(batch, 1)))
         found.append((values, metrics, weights(critic.trained)))
@@ -158,7 +159,7 @@ def test_a_model_of_its_own_is_trained_down_to_its_embedding() -> None:
 
 
 def test_one_optimiser_step_is_taken_per_minibatch() -> None:
-    critic = own_head(fresh(work=Work(minibatches=3)))
+    critic = own_head(fresh(batch_sizes=BatchSizes(minibatches=3)))
     critic.update(taught(ragged(), 0.0, noise(ragged())))
     assert critic.optimiser.steps == 3
 
@@ -197,7 +198,7 @@ def answers(policy: Policy, questions: object, *, step: int) -> list[Group]:
 
 
 def quick(**work: int) -> Policy:
-    return fresh(optimiser=OptimiserSettings(lr=1e-3), work=Work(**work))
+    return fresh(optimiser=OptimiserSettings(lr=1e-3), batch_sizes=BatchSizes(**work))
 
 
 @BOTH
@@ -206,7 +207,7 @@ def test_ppo_trains_policy_and_critic_and_reports_both(make: Callable[..., Criti
     models = Models.of(policy, PPO, advantage=gae, critic=make(policy))
     assert models.critic is not None
     start = weights(models.critic.trained)
-    (step,) = islice(train(models, [[]], answers, gae, PPO, updates=2), 1)
+    (step,) = islice(train(models, [[]], answers, gae, PPO, passes=2), 1)
     assert step.batch.returns is not None
     assert step.batch.values is not None
     assert [update.tokens["logprobs"].shape for update in step.updates] == [step.batch.token_ids.shape] * 2
@@ -223,7 +224,7 @@ def test_while_the_critic_warms_up_the_policy_stays() -> None:
     models = Models.of(policy, PPO, advantage=gae, critic=own_head(policy, warmup=2))
     before = weights(policy.model)
     moved = []
-    for step in islice(train(models, [[]] * 3, answers, gae, PPO, updates=2), 3):
+    for step in islice(train(models, [[]] * 3, answers, gae, PPO, passes=2), 3):
         moved.append(not weights(policy.model).equal(before))
         assert all(bool(update.tokens) == moved[-1] and update.metrics["value/loss"] > 0 for update in step.updates)
     assert moved == [False, False, True]
@@ -241,7 +242,7 @@ def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., 
         return torch.cat([weights(models.policy.model), weights(models.critic.trained)])
 
     def run(models: Models, first: int, last: int) -> Models:
-        list(train(models, [[]] * (last - first + 1), answers, gae, PPO, updates=2, start=first))
+        list(train(models, [[]] * (last - first + 1), answers, gae, PPO, passes=2, start=first))
         return models
 
     whole = ending(run(begin(), 1, 4))

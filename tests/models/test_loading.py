@@ -10,9 +10,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig
 
-from outdo.models.loading import choose_device, encode_prompt, load_model, load_tokenizer, max_context
+from outdo.models.device import choose_device
+from outdo.models.loading import load_model, load_tokenizer, max_context
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.testing import ARCHITECTURES, byte_bpe_tokenizer, tiny_model
-from outdo.utils.errors import Mistakes, ModelError
+from outdo.utils.errors import ModelError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_a_device_is_chosen_with_a_reason_or_taken_at_its_word():
     assert device.type in {"cpu", "cuda", "mps"}
     assert "found" in why
     assert choose_device("cpu") == (torch.device("cpu"), "as asked")
-    with pytest.raises(Mistakes, match="'gpu7' is not usable here"):
+    with pytest.raises(UserError, match="'gpu7' is not usable here"):
         choose_device("gpu7")
 
 
@@ -215,7 +217,7 @@ def test_messages_need_a_chat_template():
     ],
 )
 def test_what_would_have_no_effect_is_refused(prompt, system, template, said):
-    with pytest.raises(Mistakes, match=said):
+    with pytest.raises(UserError, match=said):
         encode_prompt(byte_bpe_tokenizer([]), prompt, system=system, template=template)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as torchs_linear
 
 from outdo.models import onednn as products
-from outdo.models.onednn import linear, product, replaced
+from outdo.models.onednn import linear, patched_linears, product
 from outdo.trainer import cost
 
 onednn = pytest.mark.skipif(
@@ -62,7 +62,7 @@ def test_a_row_has_the_same_bits_in_any_company_packed_or_not(k, n):
     with torch.no_grad():
         alone = linear(rows, layer.weight)
         for packed in (False, True):
-            with replaced(layer, packed=packed):
+            with patched_linears(layer, packed=packed):
                 for m in (2, 3, 4, 5, 8, 12, 31, 64, 100, 256):
                     assert torch.equal(layer(rows[:m]), alone[:m])
                     assert torch.equal(layer(rows[7 : 7 + m]), alone[7 : 7 + m])
@@ -95,13 +95,13 @@ def test_a_models_linear_layers_ask_it_in_the_block_and_not_outside(asked):
     x = torch.randn(2, 8)
     outside = model(x)
     assert not asked
-    with replaced(model):
-        with replaced(model):
+    with patched_linears(model):
+        with patched_linears(model):
             torch.testing.assert_close(model(x), outside)
         assert len(asked) == 2
         model(x)
     assert len(asked) == 4
-    with pytest.raises(KeyError), replaced(model):
+    with pytest.raises(KeyError), patched_linears(model):
         raise KeyError
     assert torch.equal(model(x), outside)
     assert not any("forward" in vars(layer) for layer in model)
@@ -112,10 +112,10 @@ def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
     layer, x = nn.Linear(8, 4), torch.randn(3, 8)
     with torch.no_grad():
         before = layer(x)
-        with replaced(layer, packed=True):
+        with patched_linears(layer, packed=True):
             torch.testing.assert_close(layer(x), before)
         layer.weight.mul_(2.0)
-        with replaced(layer, packed=True):
+        with patched_linears(layer, packed=True):
             torch.testing.assert_close(layer(x), 2 * before - layer.bias)
             assert layer(x[:0]).shape == (0, 4)
     packed = torch.ops.mkldnn._reorder_linear_weight
@@ -126,17 +126,17 @@ def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
     for room, expected in ((layer.weight.nbytes, 1), (layer.weight.nbytes - 1, 0)):
         monkeypatch.setattr(products, "PACKED", room)
         asked.clear()
-        with replaced(layer, packed=True):
+        with patched_linears(layer, packed=True):
             layer(x)
         assert len(asked) == expected
 
 
 @given(rows=st.integers(1, 100_000))
 def test_few_numbers_of_rows_come_again_and_again(rows):
-    filled = products.recurring(rows)
+    filled = products.pad_to_bucket(rows)
     assert rows <= filled < rows + max(32, rows / 16 + 1)
-    assert products.recurring(filled) == filled
-    assert len({products.recurring(each) for each in range(1024, 2048)}) == 17
+    assert products.pad_to_bucket(filled) == filled
+    assert len({products.pad_to_bucket(each) for each in range(1024, 2048)}) == 17
 
 
 def test_the_estimate_of_memory_knows_how_much_is_packed():

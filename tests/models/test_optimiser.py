@@ -15,11 +15,11 @@ from toys import assert_close, batch_of, rollout
 from outdo.algorithms.advantages import group_centred, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.models.optimiser import Algorithm, Optimiser, OptimiserSettings, adafactor, adamw, adamw8bit, learning_rate
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import BatchSizes, Policy
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Rollout
-from outdo.utils.errors import Mistakes, NonFiniteError
+from outdo.utils.errors import NonFiniteError, UserError
 
 # ---------------------------------------------------------------------------------------------------- learning rate
 
@@ -298,7 +298,7 @@ def test_betas_are_two_numbers_below_1(algorithm: Callable[..., Any], betas: tup
 
 def test_without_bitsandbytes_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(Mistakes, match=r'pip install "outdo\[8bit\]"'):
+    with pytest.raises(UserError, match=r'pip install "outdo\[8bit\]"'):
         adamw8bit(list(module().parameters()))
 
 
@@ -309,7 +309,9 @@ def test_without_bitsandbytes_it_is_said_what_to_install(monkeypatch: pytest.Mon
 def policy() -> Policy:
     """A tiny policy one update into its training; a micro-batch holds about two rows."""
     model, tokenizer = tiny_model(hidden=16, layers=1)
-    policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=1e-3), work=Work(micro_tokens=12))
+    policy = Policy(
+        model, tokenizer, optimiser=OptimiserSettings(lr=1e-3), batch_sizes=BatchSizes(micro_batch_tokens=12)
+    )
     policy.update(two_groups(), grpo(beta=0.0))
     assert policy.version == 1
     return policy
@@ -356,7 +358,9 @@ def test_a_policy_whose_updates_are_never_finite_stops_the_run(policy: Policy) -
 
 def test_after_a_refused_update_the_next_one_is_as_if_it_had_not_been(policy: Policy) -> None:
     model, tokenizer = tiny_model(hidden=16, layers=1)
-    undisturbed = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=1e-3), work=Work(micro_tokens=12))
+    undisturbed = Policy(
+        model, tokenizer, optimiser=OptimiserSettings(lr=1e-3), batch_sizes=BatchSizes(micro_batch_tokens=12)
+    )
     undisturbed.update(two_groups(), grpo(beta=0.0))
     spoilt = two_groups()
     assert spoilt.advantages is not None
@@ -389,7 +393,7 @@ def test_where_there_is_nothing_to_learn_nothing_moves(
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_an_empty_answer_is_a_row_of_zeros(policy: Policy, minibatches: int) -> None:
-    policy.work = Work(micro_tokens=6, minibatches=minibatches)
+    policy.batch_sizes = BatchSizes(micro_batch_tokens=6, minibatches=minibatches)
     batch = per_token(group_standardised)(
         batch_of([rollout(3, 1.0), rollout(0, 0.0)], [rollout(0, 0.0), rollout(0, 1.0)])
     )

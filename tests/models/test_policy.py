@@ -10,15 +10,15 @@ from policy_cases import ADVANTAGE, ALL_TERMS, double, prepared, updated, weight
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.presets import grpo
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import sequence_mean, token_mean
 from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.models.policy import BatchSizes, Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Group, TokenScores, Update
 
 BUDGETS = (1, 40, 100, 10_000)  # one row at a time; groups cut; groups whole; everything at once
@@ -30,19 +30,19 @@ BUDGETS = (1, 40, 100, 10_000)  # one row at a time; groups cut; groups whole; e
 @pytest.mark.parametrize(
     ("make", "tolerance"),
     [
-        (lambda work: fresh(work=work), 1e-5),
-        (lambda work: double(fresh("gpt_neox", work=work)), 1e-10),
-        (lambda work: fresh("mamba", work=work), 1e-5),
+        (lambda work: fresh(batch_sizes=work), 1e-5),
+        (lambda work: double(fresh("gpt_neox", batch_sizes=work)), 1e-10),
+        (lambda work: fresh("mamba", batch_sizes=work), 1e-5),
     ],
     ids=["float32", "float64", "padded"],
 )
 @pytest.mark.parametrize("weight", [sequence_mean, token_mean])
-def test_loss_and_gradient_do_not_depend_on_the_token_budget(make: Callable[[Work], Policy], tolerance, weight):
-    objective = Formula(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=weight)
-    batch = prepared(policy=make(Work()))
-    whole, expected = updated(make(Work()), batch, objective)
+def test_loss_and_gradient_do_not_depend_on_the_token_budget(make: Callable[[BatchSizes], Policy], tolerance, weight):
+    objective = ComposedObjective(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=weight)
+    batch = prepared(policy=make(BatchSizes()))
+    whole, expected = updated(make(BatchSizes()), batch, objective)
     for budget in BUDGETS[:-1]:
-        update, found = updated(make(Work(micro_tokens=budget, chunk=13)), batch, objective)
+        update, found = updated(make(BatchSizes(micro_batch_tokens=budget, chunk=13)), batch, objective)
         assert apart(found, expected) < tolerance
         for name in ("loss", "loss/policy", "loss/divergence", "loss/entropy"):
             assert update.metrics[name] == pytest.approx(whole.metrics[name], rel=tolerance, abs=tolerance)
@@ -71,7 +71,7 @@ def test_whose_products_they_are_changes_no_more_than_the_last_digits(arch, reco
 
     def done() -> tuple[Update, Tensor]:
         made = fresh(arch)
-        return updated(Policy(made.model, made.tokenizer, recompute=recompute), batch, ALL_TERMS)
+        return updated(Policy(made.model, made.tokenizer, gradient_checkpointing=recompute), batch, ALL_TERMS)
 
     batch = prepared(policy=fresh(arch))
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
@@ -108,7 +108,7 @@ def test_padding_changes_nothing():
 
 def test_minibatches_are_optimiser_steps_of_their_own():
     batch = prepared()
-    policy, by_hand = fresh(work=Work(minibatches=2)), fresh()
+    policy, by_hand = fresh(batch_sizes=BatchSizes(minibatches=2)), fresh()
     update, _ = updated(policy, batch)
     steps = [by_hand.update(part, ALL_TERMS) for part in batch.minibatches(2)]
     assert (policy.version, by_hand.version) == (2, 2)
@@ -125,7 +125,7 @@ def test_a_minibatch_with_nothing_to_train_on_is_passed_over_and_its_rows_stay_w
         lost = [rollout(each.token_ids, verdict="failed") for each in groups[number].rollouts]
         groups[number] = Group(prompt=groups[number].prompt, rollouts=tuple(lost))
     batch = prepared(groups)
-    policy = fresh(work=Work(minibatches=2))
+    policy = fresh(batch_sizes=BatchSizes(minibatches=2))
     update = policy.update(batch, ALL_TERMS)
     assert policy.version == 1
     for name, values in update.tokens.items():
@@ -141,7 +141,7 @@ def test_a_microbatch_with_nothing_to_train_on_adds_nothing():
     groups[0] = Group(prompt=groups[0].prompt, rollouts=tuple(lost))
     batch = prepared(groups)
     whole, expected = updated(fresh(), batch)
-    update, found = updated(fresh(work=Work(micro_tokens=1)), batch)
+    update, found = updated(fresh(batch_sizes=BatchSizes(micro_batch_tokens=1)), batch)
     assert apart(found, expected) < 1e-5
     assert update.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
 
@@ -151,7 +151,7 @@ def test_a_microbatch_with_nothing_to_train_on_adds_nothing():
 
 def test_push_is_minus_the_derivative_of_the_loss_by_the_log_probability():
     batch = prepared()
-    update, _ = updated(fresh(work=Work(micro_tokens=40)), batch)
+    update, _ = updated(fresh(batch_sizes=BatchSizes(micro_batch_tokens=40)), batch)
     logprobs = update.tokens["logprobs"].clone().requires_grad_()
     ALL_TERMS(TokenScores(logprobs=logprobs, entropy=update.tokens["entropy"]), batch).loss.backward()
     torch.testing.assert_close(update.tokens["push"], -logprobs.grad)
@@ -201,7 +201,7 @@ def test_a_single_pass_needs_no_forward_of_its_own_for_the_past(arch, budget):
     batch, results = ADVANTAGE(ragged()), []
     batch = batch.with_(advantages=batch.advantages + 0.5 * batch.loss_mask)
     for separate in (False, True):
-        policy = fresh(arch, work=Work(micro_tokens=budget), optimiser=OptimiserSettings(lr=1e-2))
+        policy = fresh(arch, batch_sizes=BatchSizes(micro_batch_tokens=budget), optimiser=OptimiserSettings(lr=1e-2))
         given = batch.with_(old_logprobs=policy.logprobs(batch)) if separate else batch
         policy.update(given, grpo(beta=0))
         results.append(weights(policy))
@@ -225,7 +225,7 @@ def test_what_was_better_than_its_fellows_becomes_likelier(arch):
 
 def test_the_log_probabilities_of_a_big_group_are_computed_within_the_token_budget(monkeypatch):
     """A forward of its own is no reason to need more memory than the update that follows."""
-    policy, sizes = fresh(work=Work(micro_tokens=40)), []
+    policy, sizes = fresh(batch_sizes=BatchSizes(micro_batch_tokens=40)), []
     whole = policy.forward.hidden
     monkeypatch.setattr(policy.forward, "hidden", lambda micro: sizes.append(micro.token_ids.numel()) or whole(micro))
     policy.logprobs(ragged())

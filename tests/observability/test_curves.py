@@ -13,7 +13,7 @@ from outdo.cli.report import run_plot
 from outdo.observability import glossary
 from outdo.observability.curves import USUAL, plot, written
 from outdo.storage.run_folder import read_metrics
-from outdo.utils.errors import Mistakes, RunFolderError
+from outdo.utils.errors import RunFolderError, UserError
 
 LINES = read_metrics(Path(__file__).with_name("quickstart_metrics.jsonl"))
 
@@ -62,7 +62,7 @@ def test_a_png_is_a_png(tmp_path: Path) -> None:
 
 
 def test_all_mistakes_are_told_at_once_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         plot({"a": LINES, "b": LINES, "c": LINES}, tmp_path / "a.jpg", names=["rewrd", "entropy", "greedy"])
     said = str(caught.value)
     assert "ends in .svg or .png" in said
@@ -79,7 +79,7 @@ def test_a_run_of_another_library_is_drawn_with_what_it_has(tmp_path: Path) -> N
 
 
 def test_a_run_without_a_step_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match=r"metrics\.jsonl has no step yet"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl has no step yet"):
         plot({"young": [{"step": 1, "reward": None}]}, tmp_path / "a.svg")
 
 
@@ -92,7 +92,7 @@ def test_without_matplotlib_it_is_said_what_to_install(tmp_path: Path, monkeypat
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(Mistakes, match=r"pip install \"outdo\[plot\]\""):
+    with pytest.raises(UserError, match=r"pip install \"outdo\[plot\]\""):
         plot({"a": LINES}, tmp_path / "a.svg")
 
 
@@ -110,9 +110,9 @@ def full_disk(folder: Path) -> Path:
 
 
 def test_the_command_names_all_that_is_wrong_with_runs_and_file(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match=r"(?s)nothing: no such folder.*nowhere: no such folder.*no folder .*missing"):
+    with pytest.raises(UserError, match=r"(?s)nothing: no such folder.*nowhere: no such folder.*no folder .*missing"):
         run_plot([tmp_path / "nothing", tmp_path / "nowhere"], tmp_path / "missing" / "a.svg", None, Console())
-    with pytest.raises(Mistakes, match="the same run is given twice"):
+    with pytest.raises(UserError, match="the same run is given twice"):
         run_plot([run, run], tmp_path / "a.svg", None, Console())
 
 

@@ -14,7 +14,7 @@ from outdo.cli.report import run_doctor
 from outdo.observability.doctor import RULES, Finding, diagnose, from_the_start
 from outdo.observability.doctor.series import Run
 from outdo.storage.run_folder import read_metrics
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 HEALTHY = read_metrics(Path(__file__).with_name("quickstart_metrics.jsonl"))
 """A real run: 30 steps of GRPO from the quickstart's warm model, the evaluation before it as step 0."""
@@ -336,12 +336,12 @@ def test_json_is_an_object_on_a_line(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match="no run is there"):
+    with pytest.raises(UserError, match="no run is there"):
         said_of(tmp_path)
     write_run(tmp_path / "sums", steps((1, {})))
-    with pytest.raises(Mistakes, match="no such folder; did you mean sums"):
+    with pytest.raises(UserError, match="no such folder; did you mean sums"):
         said_of(tmp_path / "sum")
-    with pytest.raises(Mistakes, match="this is a file"):
+    with pytest.raises(UserError, match="this is a file"):
         said_of(tmp_path / "sums" / "metrics.jsonl")
 
 

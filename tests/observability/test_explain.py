@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from outdo.algorithms.objectives.base import Formula, Objective
+from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, likelihood, luspo, ppo, reinforce
 from outdo.algorithms.objectives.surrogates import log_likelihood, unclipped
 from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.tpo import tpo
-from outdo.algorithms.requirements import Needs
-from outdo.cli.explain import Asked, run_example, run_explain
+from outdo.algorithms.requirements import Requires
+from outdo.cli.explain import Arguments, run_example, run_explain
 from outdo.config.names import OBJECTIVES
 from outdo.observability.explain import explain, table
 from outdo.observability.explain_plot import plot
 from outdo.types import Batch, Terms, TokenScores
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
 # ------------------------------------------------------------------------------------------------------ what it finds
@@ -100,7 +100,7 @@ def test_a_target_is_its_own_bound_and_it_is_reachable(advantage: float, destina
 
 
 def test_an_entropy_bonus_is_that_of_the_token_and_the_rest() -> None:
-    formula = Formula(surrogate=log_likelihood, entropy_bonus=2.0)
+    formula = ComposedObjective(surrogate=log_likelihood, entropy_bonus=2.0)
     told = explain(formula, old=0.3, new=0.3, advantage=0.0)
     assert told.entropy == pytest.approx(2.0 * -(0.3 * math.log(0.3) + 0.7 * math.log(0.7)))
     assert told.entropy_gradient == pytest.approx(2.0 * math.log(0.7 / 0.3))
@@ -151,9 +151,9 @@ def test_every_objective_can_be_explained(name: str) -> None:
 
 
 class Parabola:
-    """An objective that is no Formula: -(πθ - 0.7)²."""
+    """An objective that is no ComposedObjective: -(πθ - 0.7)²."""
 
-    needs = Needs()
+    needs = Requires()
 
     def prepare(self, batch: Batch) -> Batch:
         return batch
@@ -173,14 +173,14 @@ def test_an_objective_of_ones_own_can_be_explained() -> None:
 # ------------------------------------------------------------------------------------------------------ the command
 
 
-def said(objective: Objective, asked: Asked, **options: Any) -> str:
+def said(objective: Objective, asked: Arguments, **options: Any) -> str:
     page = io.StringIO()
     run_explain("mine", lambda: objective, asked, Console(file=page, width=80), **options)
     return page.getvalue()
 
 
 def test_the_command_says_how_fast_how_much_and_where_it_ends() -> None:
-    page = said(grpo(beta=0.02), Asked(old=0.5, news=[0.6], ref=0.1, advantage=0.01, group=8, length=20))
+    page = said(grpo(beta=0.02), Arguments(old=0.5, news=[0.6], ref=0.1, advantage=0.01, group=8, length=20))
     for line in (
         "mine: one token, π_old = 0.5, π_ref = 0.1, Â = 0.01",
         "× 1/8       for a group of 8",
@@ -210,16 +210,16 @@ def test_the_command_says_how_fast_how_much_and_where_it_ends() -> None:
 def test_the_command_has_a_sentence_for_what_is_not_so_simple(
     objective: Objective, advantage: float, line: str
 ) -> None:
-    assert line in said(objective, Asked(old=0.9, ref=0.9, advantage=advantage))
+    assert line in said(objective, Arguments(old=0.9, ref=0.9, advantage=advantage))
 
 
 def test_the_equation_of_deepseekmath_is_not_told_of_another_divergence() -> None:
-    formula = Formula(surrogate=unclipped, beta=0.1, kl_ratio=True)
-    assert "DeepSeekMath" not in said(formula, Asked(old=0.9, ref=0.1))
+    formula = ComposedObjective(surrogate=unclipped, beta=0.1, kl_ratio=True)
+    assert "DeepSeekMath" not in said(formula, Arguments(old=0.9, ref=0.1))
 
 
 def test_the_command_gives_json() -> None:
-    page = json.loads(said(grpo(), Asked(old=0.5, news=[0.5, 0.6], advantage=1.0), as_json=True))
+    page = json.loads(said(grpo(), Arguments(old=0.5, news=[0.5, 0.6], advantage=1.0), as_json=True))
     assert [point["new"] for point in page["points"]] == [0.5, 0.6]
     assert page["bound"] == pytest.approx(0.6)
     assert page["factors"]["the size of Â"] == pytest.approx(1.0)
@@ -227,26 +227,26 @@ def test_the_command_gives_json() -> None:
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     def make() -> Objective:
-        raise Mistakes(["there is no objective grop"])
+        raise UserError(["there is no objective grop"])
 
-    asked = Asked(old=None, news=[1.5, 0.0], ref=-1.0, advantage=math.nan, group=0, length=0)
-    with pytest.raises(Mistakes) as error:
+    asked = Arguments(old=None, news=[1.5, 0.0], ref=-1.0, advantage=math.nan, group=0, length=0)
+    with pytest.raises(UserError) as error:
         run_explain("mine", make, asked, Console(), picture=tmp_path / "picture.gif")
     for part in ("--old", "not 1.5", "not 0", "--ref", "--advantage", "--group", "--length", "grop", ".svg or .png"):
         assert part in str(error.value)
-    assert len(error.value.mistakes) == 9
+    assert len(error.value.problems) == 9
 
 
 @pytest.mark.parametrize("old", [0.0, 1.0001, -0.5, math.nan])
 def test_what_is_no_probability_is_refused_from_python_too(old: float) -> None:
-    with pytest.raises(Mistakes, match="old: a probability is above 0 and at most 1"):
+    with pytest.raises(UserError, match="old: a probability is above 0 and at most 1"):
         explain(grpo(), old=old, new=0.5, advantage=1.0)
-    with pytest.raises(Mistakes, match="old: a probability is above 0 and at most 1"):
+    with pytest.raises(UserError, match="old: a probability is above 0 and at most 1"):
         table(grpo(), old=old, news=[], advantage=1.0)
 
 
 def test_there_is_no_fifth_example() -> None:
-    with pytest.raises(Mistakes, match="takes 1, 2, 3, 4, not 5"):
+    with pytest.raises(UserError, match="takes 1, 2, 3, 4, not 5"):
         run_example(5, Console())
 
 
@@ -277,8 +277,8 @@ def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, mon
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(Mistakes, match=re.escape('pip install "outdo[plot]"')):
-        said(grpo(), Asked(old=0.5), picture=tmp_path / "picture.svg")
+    with pytest.raises(UserError, match=re.escape('pip install "outdo[plot]"')):
+        said(grpo(), Arguments(old=0.5), picture=tmp_path / "picture.svg")
 
 
 # --------------------------------------------------------------------------------------------------------- the page
@@ -288,10 +288,10 @@ PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text(encoding="utf-8
 
 
 def test_the_page_shows_what_the_command_prints() -> None:
-    asked = Asked(old=0.5, news=[0.55, 0.6, 0.7], ref=0.1, advantage=0.01, group=8, length=20)
+    asked = Arguments(old=0.5, news=[0.55, 0.6, 0.7], ref=0.1, advantage=0.01, group=8, length=20)
     out = Console(file=io.StringIO(), width=100)
     run_explain("grpo", lambda: grpo(beta=0.02), asked, out)
-    run_explain("grpo_clip", grpo_clip, Asked(old=0.9, news=[0.95, 1.0]), out)
+    run_explain("grpo_clip", grpo_clip, Arguments(old=0.9, news=[0.95, 1.0]), out)
     run_example(4, out)
     assert isinstance(out.file, io.StringIO)
     printed = out.file.getvalue().splitlines()

@@ -14,7 +14,7 @@ from outdo.storage.run_folder import read_metrics
 from outdo.testing import tiny_model
 from outdo.trainer.display import Display
 from outdo.trainer.run import start
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 SCORE = '''
 def score(completion):
@@ -31,14 +31,14 @@ def short(completion):
 RUNS = {
     "grpo, two updates, adaptive coefficients, rewards that fail": (
         'train.objective={name="grpo", beta={start=0.1, target=0.1}}',
-        "train.updates=2",
+        "train.passes=2",
         'train.stop={name="first_of", reached=0.9, kl=1e-9}',
         'rewards=["score.py:score", "score.py:short"]',
         "record.after=all",
     ),
     "ppo with a critic": ('train.objective="ppo"', 'train.advantage="gae"', 'train.critic="head"'),
-    "targets": ('train.objective="target"', "record.after=all", "train.updates=2"),
-    "refill": ('train.objective="dapo"', "train.refill=2"),
+    "targets": ('train.objective="target"', "record.after=all", "train.passes=2"),
+    "refill": ('train.objective="dapo"', "train.dynamic_sampling=2"),
     "remax": ('train.objective="remax"',),
 }
 
@@ -66,8 +66,15 @@ def test_every_metric_of_a_run_has_an_entry(
         "rewards=score.py:score",
         "steps=6",
     )
-    small = ("device=cpu", "threads=1", "train.prompts=3", "train.group=3", "sampling.max_tokens=8", "optim.lr=1e-3")
-    recipe = load(None, [*usual, *small, "eval.rows=2", "reward.max_failed=1.0", *settings])
+    small = (
+        "device=cpu",
+        "threads=1",
+        "train.prompts=3",
+        "train.group_size=3",
+        "sampling.max_tokens=8",
+        "optim.lr=1e-3",
+    )
+    recipe = load(None, [*usual, *small, "eval.rows=2", "reward_limits.max_failed=1.0", *settings])
     assert start(recipe, tmp_path / "run", Display(Console(file=io.StringIO()))) == 0
     names = {name for line in read_metrics(tmp_path / "run" / "metrics.jsonl") for name in line} - {"step"}
     assert {"reward", "frac_mixed", "certain"} <= names
@@ -109,12 +116,12 @@ def test_a_metric_that_is_not_outdos_has_no_entry() -> None:
     ("wrong", "right"), [("entrpy", "entropy"), ("greedy", "eval/greedy"), ("moved_rightway", "moved_right_way")]
 )
 def test_a_wrong_name_is_answered_with_the_nearest(wrong: str, right: str) -> None:
-    with pytest.raises(Mistakes, match=rf"{wrong}.*did you mean {right}\?"):
+    with pytest.raises(UserError, match=rf"{wrong}.*did you mean {right}\?"):
         run_glossary(wrong, Console(file=io.StringIO()))
 
 
 def test_a_name_that_is_like_none_is_answered_with_where_they_are() -> None:
-    with pytest.raises(Mistakes, match="names all of them"):
+    with pytest.raises(UserError, match="names all of them"):
         run_glossary("qqqqqqqq", Console(file=io.StringIO()))
 
 

@@ -9,8 +9,8 @@ import torch
 from outdo.observability.notebook import LONGEST, Html, show
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, Update
-from outdo.utils.errors import Mistakes
-from outdo.utils.text import visible
+from outdo.utils.errors import UserError
+from outdo.utils.text import mark_invisible
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(1)></pre></div><style>*{}</style>"
@@ -112,7 +112,7 @@ def test_the_group_asked_for_is_the_one_shown_with_its_own_pushes() -> None:
     )
     assert "second" in Parsed(shown).text
     assert "first" not in Parsed(shown).text
-    with pytest.raises(Mistakes, match="there is no group 2"):
+    with pytest.raises(UserError, match="there is no group 2"):
         show(step(group(rollout("one")), group(rollout("two"))), group=2)
 
 
@@ -163,9 +163,9 @@ def test_a_long_text_is_cut_and_says_how_long_it_is() -> None:
 
 
 def test_spaces_line_breaks_and_what_hides_are_marks() -> None:
-    assert visible("a b\n\tc\x1b\u202e\ud800\x7f") == "a·b⏎\n→c␛⟨202E⟩⟨D800⟩␡"
-    assert visible("a b\n\tc\x1b", spaces=False) == "a b\n\tc␛"
-    assert visible("\u0301e") == "◌\u0301e"
+    assert mark_invisible("a b\n\tc\x1b\u202e\ud800\x7f") == "a·b⏎\n→c␛⟨202E⟩⟨D800⟩␡"
+    assert mark_invisible("a b\n\tc\x1b", spaces=False) == "a b\n\tc␛"
+    assert mark_invisible("\u0301e") == "◌\u0301e"
 
 
 def test_a_notebook_shows_what_show_returns_as_html() -> None:

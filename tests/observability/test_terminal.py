@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from outdo.observability.terminal import QUANTITIES, show_group
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 HOSTILE = "[red]x[/red][link=http://x]y\x1b[2J\x1b]8;;http://x\x07z\x9b1m\u202e\u2066\r\x00"
 
@@ -106,7 +106,7 @@ def test_where_nothing_is_to_be_coloured_it_is_said() -> None:
 
 
 def test_a_wrong_quantity_and_a_wrong_group_are_said_together() -> None:
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         said(row(), by="entropie", group=7)
     assert "did you mean entropy?" in str(caught.value)
     assert "--group 7: the record has the groups 3 to 3" in str(caught.value)

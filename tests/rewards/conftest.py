@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Answered, Reward, load_reward
+from outdo.rewards import Reward, RewardInput, load_reward
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def reward_of(tmp_path: Path) -> Iterator[Callable[..., Reward]]:
 
 
 @pytest.fixture
-def sample() -> Callable[..., Answered]:
+def sample() -> Callable[..., RewardInput]:
     """A completion with its reference and columns."""
 
-    def make(completion: str, answer: Any = "1", **columns: Any) -> Answered:
-        return Answered(prompt="1?", completion=completion, answer=answer, columns=columns, completion_ids=(1, 2))
+    def make(completion: str, answer: Any = "1", **columns: Any) -> RewardInput:
+        return RewardInput(prompt="1?", completion=completion, answer=answer, columns=columns, completion_ids=(1, 2))
 
     return make

@@ -2,9 +2,9 @@
 
 import pytest
 
-from outdo.rewards import Answered, Verdict, load_reward
+from outdo.rewards import RewardInput, Status, load_reward
 from outdo.rewards.overlong import overlong
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 
 def punished(length: int, max_tokens: int, cache: int) -> float:
@@ -29,7 +29,7 @@ def test_with_a_cache_as_long_as_the_limit_every_token_costs():
 
 def test_it_is_added_to_the_reward_of_the_answer():
     reward = load_reward(["exact", {"name": "overlong", "weight": 0.5, "max_tokens": 4, "cache": 2}])
-    scored = reward([Answered(prompt="", completion="1", answer="1", completion_ids=(1,) * n) for n in (2, 3, 4)])
+    scored = reward([RewardInput(prompt="", completion="1", answer="1", completion_ids=(1,) * n) for n in (2, 3, 4)])
     assert [one.value for one in scored] == [1.0, 0.75, 0.5]
     assert scored[1].parts == {"exact": 1.0, "overlong": -0.5}
 
@@ -37,12 +37,12 @@ def test_it_is_added_to_the_reward_of_the_answer():
 @pytest.mark.parametrize("cache", [-1, 5])
 def test_a_cache_that_does_not_fit_is_said(cache: int):
     scored = load_reward({"name": "overlong", "max_tokens": 4, "cache": cache})(
-        [Answered(prompt="", completion="", answer=None)]
+        [RewardInput(prompt="", completion="", answer=None)]
     )[0]
-    assert scored.verdict is Verdict.failed
+    assert scored.verdict is Status.failed
     assert f"cache = {cache} must lie between 0 and max_tokens = 4" in scored.reason
 
 
 def test_its_options_have_no_defaults_that_could_be_wrong():
-    with pytest.raises(Mistakes, match="needs max_tokens and cache"):
+    with pytest.raises(UserError, match="needs max_tokens and cache"):
         load_reward("overlong")

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import BUILTIN, Answered, Combined, Local, Reward, Scored, Verdict, check_failures, load_reward
-from outdo.rewards.failures import inert
+from outdo.rewards import (
+    BUILTIN,
+    Combined,
+    Local,
+    Reward,
+    RewardInput,
+    RewardOutput,
+    Status,
+    check_failures,
+    load_reward,
+)
 from outdo.rewards.types import unscored
-from outdo.utils.errors import Mistakes, RewardError
+from outdo.utils.errors import RewardError, UserError
+from outdo.utils.text import one_line
 
-Sample = Callable[..., Answered]
+Sample = Callable[..., RewardInput]
 DOCUMENTATION = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
 EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTATION, re.S)
 
@@ -75,14 +85,14 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(
 ):
     (tmp_path / "my_reward.py").write_text("def score(completion, length=1): return 1.0")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Mistakes, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(said)):
         load_reward(spec)
 
 
 def test_every_mistake_of_a_list_is_told():
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         load_reward(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
-    assert len(caught.value.mistakes) == 2
+    assert len(caught.value.problems) == 2
 
 
 # ---- options
@@ -130,11 +140,11 @@ def test_an_option_that_only_a_default_or_a_column_could_fill_may_be_left_out(sa
 # ---- several rewards
 
 
-def combined(*weighted: tuple[object, float]) -> Scored:
+def combined(*weighted: tuple[object, float]) -> RewardOutput:
     parts = [
         (Local(lambda completion, value=value: value, f"r{i}"), weight) for i, (value, weight) in enumerate(weighted)
     ]
-    return Combined(parts)([Answered(prompt="", completion="", answer=None)])[0]
+    return Combined(parts)([RewardInput(prompt="", completion="", answer=None)])[0]
 
 
 def test_rewards_add_up_by_their_weights():
@@ -149,7 +159,7 @@ def test_a_part_that_does_not_apply_adds_nothing():
 
 
 def test_nothing_that_applies_is_not_applicable():
-    assert combined((None, 1.0), (None, 1.0)).verdict is Verdict.not_applicable
+    assert combined((None, 1.0), (None, 1.0)).verdict is Status.not_applicable
 
 
 @pytest.mark.parametrize(("bad", "verdict"), [("text", "failed"), (float("nan"), "non_finite")])
@@ -160,7 +170,7 @@ def test_one_part_without_a_value_leaves_the_sum_without_one(bad: object, verdic
 
 
 def test_a_sum_out_of_range_is_non_finite():
-    assert combined((1.0, 1e6), (1.0, 1.0)).verdict is Verdict.non_finite
+    assert combined((1.0, 1e6), (1.0, 1.0)).verdict is Status.non_finite
 
 
 def test_two_rewards_of_one_name_keep_both_parts(sample: Sample):
@@ -174,7 +184,7 @@ def test_closing_a_combination_closes_its_parts():
     class Closing:
         name = "closing"
 
-        def __call__(self, answered: list[Answered]) -> list[Scored]:
+        def __call__(self, answered: list[RewardInput]) -> list[RewardOutput]:
             return []
 
         def close(self) -> None:
@@ -191,8 +201,8 @@ def test_closing_a_combination_closes_its_parts():
 def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
     scored = [
         *load_reward(lambda completion: 1.0)([sample("fine")] * 2),
-        unscored(Verdict.timed_out, "score had no answer after 10 s", "score"),
-        unscored(Verdict.failed, "ValueError", "score"),
+        unscored(Status.timed_out, "score had no answer after 10 s", "score"),
+        unscored(Status.failed, "ValueError", "score"),
     ]
     answered = [sample("fine"), sample("fine"), sample("9**9\x1b[2J\u202e\n\ud800日本"), sample("other")]
     check_failures(scored, answered, 0.5)
@@ -206,11 +216,11 @@ def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
 
 
 def test_what_does_not_apply_is_no_failure(sample: Sample):
-    check_failures([unscored(Verdict.not_applicable, "", "f")], [sample("a")], 0.0)
+    check_failures([unscored(Status.not_applicable, "", "f")], [sample("a")], 0.0)
 
 
 def test_a_long_completion_is_shown_by_its_ends():
-    shown = inert("begin" + "x" * 10_000 + "end")
+    shown = one_line("begin" + "x" * 10_000 + "end")
     assert shown.startswith("begin")
     assert shown.endswith("end")
     assert len(shown) < 500

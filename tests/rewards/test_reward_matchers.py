@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.rewards import Answered, load_reward
+from outdo.rewards import RewardInput, load_reward
 from outdo.rewards.exact import exact, final_number, last_number
 from outdo.rewards.format import format, matches
 from outdo.rewards.math import math
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MATCHERS = {"exact": exact, "last_number": last_number, "math": math}
@@ -130,7 +130,7 @@ def test_a_reference_may_be_latex_without_dollars(reference: str):
 def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monster: str):
     reward = load_reward("math", timeout=3.0)
     texts = ["1/2", monster, "0.5"]
-    first, endless, last = reward([Answered(prompt="", completion=text, answer="1/2") for text in texts])
+    first, endless, last = reward([RewardInput(prompt="", completion=text, answer="1/2") for text in texts])
     reward.close()
     assert (first.value, last.value) == (1.0, 1.0)
     assert (endless.verdict, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
@@ -138,7 +138,7 @@ def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monste
 
 def test_nine_to_the_nine_to_the_nine_is_late_and_not_wrong():
     reward = load_reward("math", timeout=3.0)
-    scored = reward([Answered(prompt="", completion="9**9**9", answer="1/2")])[0]
+    scored = reward([RewardInput(prompt="", completion="9**9**9", answer="1/2")])[0]
     reward.close()
     assert (scored.verdict, scored.parts) == ("timed_out", {"math": None})
 
@@ -146,7 +146,7 @@ def test_nine_to_the_nine_to_the_nine_is_late_and_not_wrong():
 def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('as if not installed')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Mistakes, match=r'pip install "outdo\[math\]"'):
+    with pytest.raises(UserError, match=r'pip install "outdo\[math\]"'):
         load_reward("math")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.models.optimiser import OptimiserSettings
-from outdo.rewards import Answered, Local, Verdict
+from outdo.rewards import Local, RewardInput, Status
 from outdo.rewards.model import (
     Comparison,
     Ranking,
@@ -23,11 +23,11 @@ from outdo.rewards.model import (
     pairs_of,
     ranking_of,
 )
-from outdo.rewards.online_model import Refreshed, reward_model
+from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import Mistakes, ModelError, RewardError
+from outdo.utils.errors import ModelError, RewardError, UserError
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"mamba"})  # transformers has no classifier of it
 LEARNING = OptimiserSettings(lr=3e-3)
@@ -48,11 +48,11 @@ def saved(policy, tmp_path_factory):
 
 
 def answered(*completions, prompt="7+8="):
-    return [Answered(prompt=prompt, completion=each, answer=None) for each in completions]
+    return [RewardInput(prompt=prompt, completion=each, answer=None) for each in completions]
 
 
 def values(scored):
-    assert all(each.verdict is Verdict.ok for each in scored)
+    assert all(each.verdict is Status.ok for each in scored)
     return [each.value for each in scored]
 
 
@@ -98,7 +98,7 @@ def test_a_score_is_that_of_transformers_for_the_row_alone(arch, tmp_path):
 def test_a_score_does_not_depend_on_the_batch(saved):
     completions = [text * (1 + place % 5) for place, text in enumerate(digits(12, seed=3))]
     together = values(RewardModel.load(saved, device="cpu")(answered(*completions)))
-    few = RewardModel.load(saved, device="cpu", micro_tokens=24)
+    few = RewardModel.load(saved, device="cpu", micro_batch_tokens=24)
     assert values(few(answered(*completions))) == pytest.approx(together, abs=1e-5)
     assert [values(few(answered(each)))[0] for each in completions] == pytest.approx(together, abs=1e-5)
 
@@ -131,7 +131,7 @@ def test_the_end_is_read_where_the_model_has_no_padding_of_its_own(pad, policy, 
 def test_what_is_too_long_has_failed_and_the_others_are_scored(saved):
     model = RewardModel.load(saved, device="cpu")
     first, long, last = model(answered("15", "9" * 600, "16"))
-    assert long.verdict is Verdict.failed
+    assert long.verdict is Status.failed
     assert "512" in long.reason
     assert [first.value, last.value] == pytest.approx(values(model(answered("15", "16"))), abs=1e-5)
     assert not model.fits(Comparison(prompt="1", completions=("1", "9" * 600), values=(1, 0)))
@@ -139,9 +139,9 @@ def test_what_is_too_long_has_failed_and_the_others_are_scored(saved):
 
 def test_a_prompt_that_the_chat_template_refuses_has_failed(saved):
     model = RewardModel.load(saved, device="cpu")
-    refused = Answered(prompt=[{"role": "user", "content": "1+1="}], completion="2", answer=None)
+    refused = RewardInput(prompt=[{"role": "user", "content": "1+1="}], completion="2", answer=None)
     (scored,) = model([refused])
-    assert scored.verdict is Verdict.failed
+    assert scored.verdict is Status.failed
     assert "chat template" in scored.reason
 
 
@@ -240,8 +240,8 @@ def test_a_prompt_with_many_pairs_weighs_no_more_than_one_with_one(policy):
         Comparison(prompt="2", completions=("0", "a longer answer"), values=(1, 0)),
     ]
     steps = []
-    for micro_tokens in (16, 16384):
-        model = RewardModel.from_policy(policy, device="cpu", micro_tokens=micro_tokens)
+    for micro_batch_tokens in (16, 16384):
+        model = RewardModel.from_policy(policy, device="cpu", micro_batch_tokens=micro_batch_tokens)
         alone = [
             float(
                 comparison_loss(
@@ -315,7 +315,7 @@ def step_of(number):
 
 def refreshed(saved, **how):
     model = RewardModel.load(saved, device="cpu", optimiser=LEARNING)
-    return Refreshed(model, Local(even), **{"every": 2, "steps": 2, "batch": 4} | how)
+    return OnlineRewardModel(model, Local(even), **{"every": 2, "steps": 2, "batch": 4} | how)
 
 
 def test_a_killed_and_resumed_run_has_the_same_bits(saved):
@@ -401,7 +401,7 @@ def test_labels_that_fail_stop_the_run(saved):
     def broken(completion):
         raise RuntimeError("out of order")
 
-    reward = Refreshed(RewardModel.load(saved, device="cpu"), Local(broken), every=1)
+    reward = OnlineRewardModel(RewardModel.load(saved, device="cpu"), Local(broken), every=1)
     with pytest.raises(RewardError, match="out of order"):
         reward.observe(step_of(1))
 
@@ -413,16 +413,16 @@ def test_a_recipes_reward_model_is_refreshed_if_labels_are_named(saved):
     plain = reward_model(path=str(saved), device="cpu")
     assert isinstance(plain, RewardModel)
     live = reward_model(path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
-    assert isinstance(live, Refreshed)
+    assert isinstance(live, OnlineRewardModel)
     assert live.model.optimiser.settings.lr == 1e-4
     assert (live.name, live.labels.name) == ("reward_model", "exact")
     live.close()
 
 
 def test_all_wrong_options_are_told_at_once(tmp_path):
-    with pytest.raises(Mistakes) as told:
+    with pytest.raises(UserError) as told:
         reward_model(path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
-    assert [each.split(" must")[0] for each in told.value.mistakes] == [
+    assert [each.split(" must")[0] for each in told.value.problems] == [
         "reward_model: labels and every",
         "reward_model: replay",
         "reward_model: steps",

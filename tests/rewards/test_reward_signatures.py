@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Answered, Verdict, load_reward
-from outdo.utils.errors import Mistakes
+from outdo.rewards import RewardInput, Status, load_reward
+from outdo.utils.errors import UserError
 
-Sample = Callable[..., Answered]
+Sample = Callable[..., RewardInput]
 CHAT = [{"role": "user", "content": "1?"}]
 
 
-def values(function: Callable[..., Any], answered: list[Answered]) -> list[float]:
+def values(function: Callable[..., Any], answered: list[RewardInput]) -> list[float]:
     reward = load_reward(function)
     scored = reward(answered)
     reward.close()
-    assert [one.reason for one in scored if one.verdict is Verdict.failed] == []
+    assert [one.reason for one in scored if one.verdict is Status.failed] == []
     return [one.value for one in scored]
 
 
@@ -48,14 +48,14 @@ def test_a_trl_function_gets_messages_where_the_prompt_is_messages():
     def score(completions, log_extra=None, **kwargs):
         return [completion == [{"role": "assistant", "content": "a"}] for completion in completions]
 
-    assert values(score, [Answered(prompt=CHAT, completion="a", answer=None)]) == [1.0]
+    assert values(score, [RewardInput(prompt=CHAT, completion="a", answer=None)]) == [1.0]
 
 
 def test_a_trl_reward_of_trl_itself_runs_unchanged():
     def think_format_reward(completions: list[list[dict[str, str]]], **kwargs) -> list[float]:
         return [float(completion[0]["content"].startswith("<think>")) for completion in completions]
 
-    answered = [Answered(prompt=CHAT, completion=text, answer=None) for text in ("<think>", "no")]
+    answered = [RewardInput(prompt=CHAT, completion=text, answer=None) for text in ("<think>", "no")]
     assert values(think_format_reward, answered) == [1.0, 0.0]
 
 
@@ -175,7 +175,7 @@ def test_a_column_that_the_data_lacks_is_named(sample: Sample):
     ],
 )
 def test_an_unknown_signature_is_refused_with_the_known_ones(function: Any, said: str):
-    with pytest.raises(Mistakes, match=f"(?s){said}"):
+    with pytest.raises(UserError, match=f"(?s){said}"):
         load_reward(function)
 
 

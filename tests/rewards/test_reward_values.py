@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.rewards.types import LARGEST_VALUE, Scored, Verdict, judged, judged_all
+from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, judged, judged_all
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from outdo.rewards.types import LARGEST_VALUE, Scored, Verdict, judged, judged_a
 )
 def test_numbers_and_truths_are_their_value(returned: object, value: float):
     scored = judged(returned, "f")
-    assert (scored.value, scored.verdict, scored.parts) == (value, Verdict.ok, {"f": value})
+    assert (scored.value, scored.verdict, scored.parts) == (value, Status.ok, {"f": value})
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_a_batch_may_be_an_array():
     assert [one.value for one in judged_all(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(float("nan"), Verdict.ok), (1.0, Verdict.failed)])
-def test_a_value_without_meaning_cannot_be_written_down(value: float, verdict: Verdict):
+@pytest.mark.parametrize(("value", "verdict"), [(float("nan"), Status.ok), (1.0, Status.failed)])
+def test_a_value_without_meaning_cannot_be_written_down(value: float, verdict: Status):
     with pytest.raises(ValueError, match="cannot have the value"):
-        Scored(value=value, verdict=verdict, parts={})
+        RewardOutput(value=value, verdict=verdict, parts={})
 
 
 def test_the_room_knows_neither_torch_nor_transformers():

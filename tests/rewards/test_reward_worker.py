@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Answered, Reward, Verdict
+from outdo.rewards import Reward, RewardInput, Status
 from outdo.rewards import worker as worker_module
-from outdo.utils.errors import Mistakes, RewardError
+from outdo.utils.errors import RewardError, UserError
 
 Make = Callable[..., Reward]
-Sample = Callable[..., Answered]
+Sample = Callable[..., RewardInput]
 
 HANGS = {
     "sleep": "time.sleep(1000)",
@@ -80,7 +80,7 @@ def score(completion, answer):
 """
 
 
-def verdicts(reward: Reward, answered: list[Answered]) -> list[str]:
+def verdicts(reward: Reward, answered: list[RewardInput]) -> list[str]:
     return [str(one.verdict) for one in reward(answered)]
 
 
@@ -303,7 +303,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure(reward_of: Make, sample: Sam
             return 1.0
     """
     scored = reward_of(source)([sample("a")])[0]
-    assert scored.verdict in (Verdict.failed, Verdict.non_finite)
+    assert scored.verdict in (Status.failed, Status.non_finite)
 
 
 def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
@@ -333,13 +333,13 @@ def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
     ],
 )
 def test_a_file_that_cannot_be_used_is_a_mistake_with_its_line(reward_of: Make, source: str, said: str):
-    with pytest.raises(Mistakes, match=said):
+    with pytest.raises(UserError, match=said):
         reward_of(source)
 
 
 def test_a_file_whose_import_never_ends_is_a_mistake(reward_of: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker_module, "IMPORT_DEADLINE", 1.0)
-    with pytest.raises(Mistakes, match="importing it took longer than 1 s"):
+    with pytest.raises(UserError, match="importing it took longer than 1 s"):
         reward_of("while True: pass")
 
 
@@ -361,11 +361,11 @@ def test_the_file_finds_its_neighbours_and_may_be_called_like_a_module_of_python
 
 PARENT = """
 import os, sys
-from outdo.rewards import Answered, load_reward
+from outdo.rewards import RewardInput, load_reward
 reward = load_reward(sys.argv[1])
 print(reward._process._popen.pid, flush=True)
 if sys.argv[2] == "calling":
-    reward([Answered(prompt="", completion="", answer="")])
+    reward([RewardInput(prompt="", completion="", answer="")])
 elif sys.argv[2] == "idle":
     sys.stdin.read()
 """

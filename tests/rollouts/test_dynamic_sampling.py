@@ -14,10 +14,10 @@ from outdo.data.prompts import Prompts
 from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.base import SamplingParams
-from outdo.rollouts.environments.base import Rollouts
-from outdo.rollouts.environments.dynamic_sampling import Refill, informative
-from outdo.rollouts.environments.single_turn import Question
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.dynamic_sampling import DynamicSampling, informative
+from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
 from outdo.types import Batch, Completion, Group, Prompt, Request
 from outdo.utils.errors import RewardError
@@ -48,14 +48,14 @@ def right(completion: str, answer: str) -> float | None:
     return {"none": None}.get(completion, float(completion == answer))
 
 
-def rollouts(script: Callable[[Request], str], reward: Callable[..., object] = right, **how: object) -> Rollouts:
-    return Rollouts(Recording(script), Question(load_reward(reward)), group_size=2, sampling=SAMPLING, **how)
+def rollouts(script: Callable[[Request], str], reward: Callable[..., object] = right, **how: object) -> GroupSampler:
+    return GroupSampler(Recording(script), SingleTurn(load_reward(reward)), group_size=2, sampling=SAMPLING, **how)
 
 
-def refill(script: Callable[[Request], str], *, rounds: int = 2, **how: object) -> tuple[Refill, Prompts]:
+def refill(script: Callable[[Request], str], *, rounds: int = 2, **how: object) -> tuple[DynamicSampling, Prompts]:
     """Three questions a step, in the file's order."""
     prompts = Prompts(QUESTIONS, per_step=3, shuffle=False)
-    return Refill(rollouts(script, **how), prompts, rounds=rounds), prompts
+    return DynamicSampling(rollouts(script, **how), prompts, rounds=rounds), prompts
 
 
 def ids(groups: Sequence[Group]) -> list[str]:
@@ -106,7 +106,7 @@ def test_a_step_in_which_nothing_teaches_is_a_step_that_updates_nothing():
 
 def test_no_random_numbers_are_used_twice_even_where_few_questions_come_again_and_again():
     prompts = Prompts(QUESTIONS[:2], per_step=3, shuffle=False)
-    ask = Refill(rollouts(mixed_for(), greedy_baseline=True), prompts, rounds=3)
+    ask = DynamicSampling(rollouts(mixed_for(), greedy_baseline=True), prompts, rounds=3)
     for step, questions in enumerate(islice(prompts, 2), 1):
         ask(POLICY, questions, step=step)
     streams = [request.stream for request in ask.rollouts.engine.requests]
@@ -119,13 +119,13 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted():
     def by_chance(request: Request) -> str:
         return "yes" if crc32(repr(request.stream).encode()) % 3 == 0 else "no"
 
-    def steps(prompts: Prompts, ask: Refill, start: int, count: int) -> list[tuple[list[str], object]]:
+    def steps(prompts: Prompts, ask: DynamicSampling, start: int, count: int) -> list[tuple[list[str], object]]:
         batches = enumerate(islice(prompts, count), start)
         return [(ids(ask(POLICY, questions, step=step)), ask.metrics) for step, questions in batches]
 
-    def made() -> tuple[Prompts, Refill]:
+    def made() -> tuple[Prompts, DynamicSampling]:
         prompts = Prompts(QUESTIONS, per_step=3, seed=5)
-        return prompts, Refill(rollouts(by_chance), prompts, rounds=2)
+        return prompts, DynamicSampling(rollouts(by_chance), prompts, rounds=2)
 
     straight = steps(*made(), 1, 8)
     assert len({told["refill/rounds"] for _, told in straight}) > 1

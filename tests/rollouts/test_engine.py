@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from outdo.models import onednn
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.sequences import Row, StopRule
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.rng import Stream
 
@@ -250,7 +250,7 @@ def test_a_stop_text_ends_an_answer_where_it_is_complete_and_belongs_to_it(atten
 def growing(tokenizer: PreTrainedTokenizerFast, text: str, stop: str) -> list[FinishReason | None]:
     """What the rule says after each token of `text`."""
     policy = shared("qwen3")
-    row = Row(Request(token_ids=(5,), stream=Stream("test", 1, "", 0), max_tokens=999), key=0, limit=999)
+    row = SequenceState(Request(token_ids=(5,), stream=Stream("test", 1, "", 0), max_tokens=999), key=0, limit=999)
     rule = StopRule(policy, SamplingParams(stop=(stop,)))
     said = []
     for token in tokenizer.encode(text):

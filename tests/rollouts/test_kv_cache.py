@@ -6,10 +6,10 @@ from engine_cases import requests, shared
 from torch import Tensor
 
 from outdo.models.attention.kernel import Rule, attention, within
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import Sampler
 from outdo.rollouts.engines.builtin.kv_cache import RowCache
-from outdo.rollouts.engines.builtin.sequences import Row, StopRule
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.sampling import SamplingParams
 
 HEADS, KV_HEADS, D, BLOCK = 4, 2, 8, 4
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_where_one_long_answer_is_left_its_blocks_hold_it_alone():
     asked = requests((3,), siblings=16, limit=lambda index: 200 if index == 5 else 4)
     rule = StopRule(policy, sampling)
     sampler = Sampler(policy, sampling, rule, 16)
-    rows = [Row(request, key, rule.limit(request)) for key, request in enumerate(asked)]
+    rows = [SequenceState(request, key, rule.limit(request)) for key, request in enumerate(asked)]
     rule.stop_ids = frozenset()
     sampler.run(rows)
     assert [len(row.token_ids) for row in rows] == [200 if index == 5 else 4 for index in range(16)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outdo.rollouts.engines.base import SamplingParams, _filtered, choose
+from outdo.rollouts.engines.sampling import SamplingParams, _filtered, choose
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 # Distinct to three digits, so that no two tokens tie for a place.

@@ -189,7 +189,7 @@ def test_a_checkpoint_is_a_model_folder(tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(path)
     assert checkpoint.weights_hash(loaded.state_dict()) == checkpoint.weights_hash(model.state_dict())
     found = checkpoint.latest(tmp_path)
-    assert found == checkpoint.Found(path=path, step=40, broken=())
+    assert found == checkpoint.CheckpointInfo(path=path, step=40, broken=())
 
 
 def test_others_may_read_a_checkpoint_where_they_may_read_other_files(tmp_path):

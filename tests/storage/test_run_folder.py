@@ -12,17 +12,10 @@ from pathlib import Path
 import pytest
 from checkpoint_faults import FaultyOs
 
+from outdo.config.resume import differences, refused_differences
 from outdo.storage import atomic
-from outdo.storage.run_folder import (
-    RunFolder,
-    describe_environment,
-    differences,
-    read_metrics,
-    refused_differences,
-    without_secrets,
-    write_json_atomically,
-    write_text_atomically,
-)
+from outdo.storage.provenance import describe_environment, without_secrets
+from outdo.storage.run_folder import RunFolder, read_metrics, write_json_atomically, write_text_atomically
 from outdo.utils.errors import RunFolderError
 
 

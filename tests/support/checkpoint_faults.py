@@ -77,7 +77,7 @@ def same(left: Any, right: Any) -> bool:
     return left.hex() == right.hex() if isinstance(left, float) else left == right
 
 
-def holds(found: checkpoint.Found | None, step: int) -> bool:
+def holds(found: checkpoint.CheckpointInfo | None, step: int) -> bool:
     """Whether this is the checkpoint of `step`, weights and state."""
     assert found is not None
     is_state = same(checkpoint.load_state(found.path), state(step))

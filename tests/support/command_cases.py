@@ -15,7 +15,7 @@ from outdo.testing import byte_bpe_tokenizer, tiny_model
 VOCABULARY = 264
 
 SMALL = (
-    *("steps=2", "rewards=last_number", "train.prompts=2", "train.group=2", "sampling.max_tokens=8"),
+    *("steps=2", "rewards=last_number", "train.prompts=2", "train.group_size=2", "sampling.max_tokens=8"),
     *("eval.rows=3", "optim.lr=1e-3", "device=cpu", "threads=1"),
 )
 

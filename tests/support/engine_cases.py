@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outdo.models.attention.forward import Forward, Way
-from outdo.models.policy import Policy, Scorer, Work
+from outdo.models.policy import BatchSizes, Policy, Scorer
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
@@ -36,7 +36,7 @@ def shared(
 def scorer(policy: Policy, way: Way) -> Scorer:
     """The same weights, run in the way that is asked for."""
     found = policy.forward
-    return Scorer(Forward(policy.model, way=way, plain_head=found.plain_head, autocast=False), Work())
+    return Scorer(Forward(policy.model, way=way, plain_head=found.plain_head, autocast=False), BatchSizes())
 
 
 def tokens(length: int, seed: int) -> tuple[int, ...]:

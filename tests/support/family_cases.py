@@ -50,7 +50,7 @@ class Seen:
 
     def __init__(self, *, file):
         self.file, self.formula = file, grpo(beta=0.0)
-        self.needs = self.formula.needs
+        self.requires = self.formula.requires
 
     def prepare(self, batch):
         names = ("rewards", "group", "advantages", "loss_mask", "truncated")
@@ -63,7 +63,7 @@ class Seen:
     def __call__(self, scores, batch):
         return self.formula(scores, batch)
 '''
-ENDING = f"sampling.stop={list(range(20, 60))}"
+ENDING = f"sampling.stop_token_ids={list(range(20, 60))}"
 """Some answers of the untrained model end by themselves, at different lengths; others are cut off."""
 
 

@@ -5,14 +5,14 @@ from engine_cases import fresh, ragged_groups
 from torch import Tensor
 
 from outdo.algorithms.advantages import group_standardised, per_token
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.models.policy import Policy
 from outdo.types import Batch, Group, Update
 
 ADVANTAGE = per_token(group_standardised)
-ALL_TERMS = Formula(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=token_mean)
+ALL_TERMS = ComposedObjective(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=token_mean)
 
 
 def prepared(groups: list[Group] | None = None, *, drift: float = 0.3, policy: Policy | None = None) -> Batch:
@@ -24,7 +24,7 @@ def prepared(groups: list[Group] | None = None, *, drift: float = 0.3, policy: P
     return ADVANTAGE(batch).with_(old_logprobs=past, ref_logprobs=reference)
 
 
-def updated(policy: Policy, batch: Batch, objective: Formula = ALL_TERMS) -> tuple[Update, Tensor]:
+def updated(policy: Policy, batch: Batch, objective: ComposedObjective = ALL_TERMS) -> tuple[Update, Tensor]:
     """The update, and the gradient of all weights that the optimiser was handed."""
     gradients = []
     step = policy.optimiser.step
@@ -40,7 +40,7 @@ def updated(policy: Policy, batch: Batch, objective: Formula = ALL_TERMS) -> tup
 
 
 def double(policy: Policy) -> Policy:
-    return Policy(policy.model.double(), policy.tokenizer, work=policy.work)
+    return Policy(policy.model.double(), policy.tokenizer, batch_sizes=policy.batch_sizes)
 
 
 def weights(policy: Policy) -> Tensor:

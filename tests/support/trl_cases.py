@@ -24,8 +24,8 @@ from trl import RLOOTrainer
 
 from outdo.algorithms.advantages import Advantage, group_standardised, per_token
 from outdo.algorithms.objectives import presets, surrogates
-from outdo.algorithms.objectives.base import Formula
-from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.base import ComposedObjective
+from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import Correction, mask, none, truncate
 from outdo.algorithms.objectives.ratios import sequence, token
 from outdo.config.names import PEERS_EPS
@@ -201,7 +201,7 @@ def trl(trainer: Any, case: Case, *, engine: bool = True, **options: Any) -> Out
 # -------------------------------------------------------------------------------------------------------------- outdo
 
 
-def outdo(objective: Formula, case: Case, advantage: Advantage = STANDARDISED) -> Outcome:
+def outdo(objective: ComposedObjective, case: Case, advantage: Advantage = STANDARDISED) -> Outcome:
     """From rewards to loss and gradients, by outdo."""
     batch = objective.prepare(advantage(case.batch.with_(old_entropy=case.entropy)))
     leaf, entropy = case.logprobs.clone().requires_grad_(), case.entropy.clone().requires_grad_()
@@ -224,7 +224,7 @@ class Kind:
     """A `loss_type` of TRL: outdo's preset for it, and TRL's own bounds."""
 
     loss_type: str
-    objective: Formula
+    objective: ComposedObjective
     low: float = 0.2
     high: float = 0.2
 
@@ -234,12 +234,12 @@ class Kind:
 
     def like_trl(
         self, *, level: str = "token", kl_ratio: bool = True, engine: Correction = none, **more: Any
-    ) -> Formula:
+    ) -> ComposedObjective:
         """How outdo is asked for it, some pieces exchanged; `engine` is the weight for the engine."""
         changes: dict[str, Any] = {"level": LEVELS[level], "correction": engine, **more}
         if self.loss_type == "vespo":  # where TRL's weight is a part of W, not a factor
             changes |= {"surrogate": surrogates.vespo(engine=engine), "correction": more.get("correction", none)}
-        objective = like("trl", replace(self.objective, **changes))
+        objective = compat("trl", replace(self.objective, **changes))
         return objective if kl_ratio else replace(objective, kl_ratio=False)
 
 

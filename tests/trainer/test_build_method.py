@@ -8,19 +8,19 @@ import torch
 
 from outdo.algorithms.adaptive import AdaptiveCoefficient
 from outdo.algorithms.advantages import group_standardised
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.presets import dr_grpo, grpo
 from outdo.algorithms.objectives.ratios import sequence
 from outdo.algorithms.objectives.surrogates import Clip
 from outdo.algorithms.objectives.weights import token_mean
-from outdo.algorithms.requirements import needs_of
+from outdo.algorithms.requirements import requirements_of
 from outdo.config.file import dump, load
-from outdo.config.names import ADVANTAGES, CRITICS, FORMULA, GROUP_RELATIVE, OBJECTIVES, PUBLISHED_WITH, STOPS
+from outdo.config.names import ADVANTAGES, CRITICS, DEFAULT_ADVANTAGE, FORMULA, GROUP_RELATIVE, OBJECTIVES, STOPS
 from outdo.config.options import every_piece, method_in_words
 from outdo.config.recipe import Recipe
 from outdo.trainer.build_method import advantage_of, objective_of, penalty_of, piece_mistakes
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
@@ -50,8 +50,8 @@ def batch(*rewards: float) -> Batch:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_named_objective_is_made_from_a_recipe(name):
     asked = recipe(f"train.objective={name}", "reference.model=teacher")
-    assert objective_of(asked).needs is not None
-    assert needs_of(advantage_of(asked)) is not None
+    assert objective_of(asked).requires is not None
+    assert requirements_of(advantage_of(asked)) is not None
 
 
 @pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()])
@@ -63,8 +63,8 @@ def test_every_name_stands_for_something_with_a_docstring(table):
 
 
 def test_methods_bring_the_advantage_they_were_published_with():
-    assert set(PUBLISHED_WITH) <= set(OBJECTIVES)
-    assert set(PUBLISHED_WITH.values()) <= set(ADVANTAGES)
+    assert set(DEFAULT_ADVANTAGE) <= set(OBJECTIVES)
+    assert set(DEFAULT_ADVANTAGE.values()) <= set(ADVANTAGES)
     assert recipe().advantage.name == "group_standardised"
     assert recipe("train.objective=dr_grpo").advantage.name == "group_centred"
     assert recipe("train.objective=dr_grpo", "train.advantage=sign").advantage.name == "sign"
@@ -88,7 +88,7 @@ def test_pieces_of_a_preset_can_be_exchanged():
         )
     )
     expected = replace(grpo(clip_low=0.1, beta=0.5), level=sequence, weight=token_mean, kl_ratio=True)
-    assert isinstance(made, Formula)
+    assert isinstance(made, ComposedObjective)
     assert (made.surrogate, made.level, made.weight, made.beta) == (
         expected.surrogate,
         expected.level,
@@ -108,9 +108,9 @@ def test_a_kl_put_into_a_preset_without_one_is_multiplied_with_the_ratio_where_t
 
 
 def test_what_a_recipe_writes_wins_over_a_convention():
-    written = objective_of(recipe("train.like=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
+    written = objective_of(recipe("train.compat=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
     assert (written.kl_ratio, written.limit) == (False, 5.0)
-    left = objective_of(recipe("train.like=trl"))
+    left = objective_of(recipe("train.compat=trl"))
     assert (left.kl_ratio, left.limit) == (True, float("inf"))
 
 
@@ -127,7 +127,7 @@ def test_what_a_recipe_writes_wins_over_a_convention():
         (["train.objective={name='grpo', surrogate={name='clip', low='x', high=0.2}}"], "low must be a number from 0"),
         (["train.stop={name='first_of'}"], "give at least one of"),
         (["train.advantage={name='pass_at_k', k=1}"], "k must be at least 2"),
-        (["train.penalty={name='k1', beta={start=0.0, target=0.1}}"], "start must be a number above 0"),
+        (["train.kl_in_reward={name='k1', beta={start=0.0, target=0.1}}"], "start must be a number above 0"),
     ],
 )
 def test_what_pieces_say_against_their_options_is_told_before_anything_is_loaded(overrides, said):
@@ -138,22 +138,24 @@ def test_what_pieces_say_against_their_options_is_told_before_anything_is_loaded
 def test_a_piece_of_ones_own_that_takes_something_else_is_refused(tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text("def three(log_ratio, logprobs, advantages):\n    return advantages\n")
-    with pytest.raises(Mistakes, match="it will be called with log_ratio, logprobs, advantages, batch"):
+    with pytest.raises(UserError, match="it will be called with log_ratio, logprobs, advantages, batch"):
         recipe(f"train.objective={{name='grpo', surrogate='{path}:three'}}")
 
 
 def test_a_table_makes_a_coefficient_that_follows_a_target():
     made = objective_of(recipe("train.objective={name='grpo', beta={start=0.1, target=0.2}}"))
     assert isinstance(made.beta, AdaptiveCoefficient)
-    taken_off = penalty_of(recipe("train.penalty={name='k1', beta={start=0.1, target=0.2}}"))
+    taken_off = penalty_of(recipe("train.kl_in_reward={name='k1', beta={start=0.1, target=0.2}}"))
     assert isinstance(taken_off, AdaptiveCoefficient)
-    assert penalty_of(recipe("train.penalty={name='k1', beta=0.3}")) == 0.3
+    assert penalty_of(recipe("train.kl_in_reward={name='k1', beta=0.3}")) == 0.3
 
 
 def test_kl_in_the_reward_comes_before_the_estimator_and_truncated_answers_leave_after_it():
-    asked = recipe("train.penalty={name='k1', beta=1.0}", "train.truncated=mask", "train.advantage=group_centred")
+    asked = recipe(
+        "train.kl_in_reward={name='k1', beta=1.0}", "train.mask_truncated=true", "train.advantage=group_centred"
+    )
     advantage = advantage_of(asked, penalty_of(asked))
-    assert needs_of(advantage).reference
+    assert requirements_of(advantage).reference
     given = batch(1.0, 0.0, 0.0)
     apart = torch.zeros(3, 3)
     apart[0, 1] = 0.5  # of one token of the first answer
@@ -164,12 +166,12 @@ def test_kl_in_the_reward_comes_before_the_estimator_and_truncated_answers_leave
 
 
 def test_the_conventions_of_a_peer_reach_objective_and_advantage():
-    objective = objective_of(recipe("train.like=verl", "train.objective.beta=0"))
+    objective = objective_of(recipe("train.compat=verl", "train.objective.beta=0"))
     assert isinstance(objective.surrogate, Clip)
     assert (objective.surrogate.dual, objective.weight) == (3.0, token_mean)
     rewards, group = torch.tensor([1.0, 0.0]), torch.zeros(2)
     for peer, eps in {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}.items():
-        filled = advantage_of(recipe(f"train.like={peer}"))(batch(1.0, 0.0)).advantages
+        filled = advantage_of(recipe(f"train.compat={peer}"))(batch(1.0, 0.0)).advantages
         torch.testing.assert_close(filled[:, 1], group_standardised(rewards, group, eps=eps), rtol=0, atol=0)
 
 
@@ -223,7 +225,7 @@ def test_an_advantage_of_ones_own_may_take_rewards_or_the_batch(own):
 
 def test_a_plain_function_of_scores_and_batch_is_an_objective(own):
     objective = objective_of(recipe(f"train.objective={own}:plain"))
-    assert not objective.needs.reference
+    assert not objective.requires.reference
     whole = batch(1.0, 0.0)
     assert objective.prepare(whole) is whole
 
@@ -231,7 +233,7 @@ def test_a_plain_function_of_scores_and_batch_is_an_objective(own):
 def test_a_recipe_with_pieces_of_all_kinds_is_written_and_read_again():
     asked = recipe(
         "train.objective={name='gspo', correction={name='mask', high=3.0}, beta={start=0.1, target=0.2}}",
-        "train.penalty={name='k1', beta=0.1}",
+        "train.kl_in_reward={name='k1', beta=0.1}",
         "train.critic={name='head', lr=1e-3}",
         "train.stop={name='first_of', attained=0.9}",
         "rewards=['exact', {name='overlong', weight=0.5, cache=16}]",
@@ -249,7 +251,7 @@ def load_text(text: str, path: Path) -> Recipe:
 
 
 def test_what_a_preset_says_against_its_options_is_a_mistake():
-    with pytest.raises(Mistakes, match="must be above 1"):
+    with pytest.raises(UserError, match="must be above 1"):
         objective_of(recipe("train.objective={name='ppo', dual=1.0}"))
 
 

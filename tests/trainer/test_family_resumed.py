@@ -10,23 +10,23 @@ FAMILY = {
     "ppo": (
         "train.objective=ppo",
         'train.critic={name = "model", lr = 1e-3, warmup = 2}',
-        'train.penalty={name = "k1", beta = {start = 0.05, target = 0.01}}',
-        "train.updates=2",
+        'train.kl_in_reward={name = "k1", beta = {start = 0.05, target = 0.01}}',
+        "train.passes=2",
     ),
     "judged": (
         f"rewards={JUDGE}",
         'train.objective={name = "grpo", beta = {start = 0.04, target = 0.01}, entropy_bonus = '
         "{start = 0.01, target = 4.9}}",
-        *("reference.renew={every = 5, mix = 0.6}", "train.advantage=gae", "train.critic=head"),
+        *("reference.sync={every = 5, mix = 0.6}", "train.advantage=gae", "train.critic=head"),
     ),
     "dapo": (
         "train.objective=dapo",
         "rewards=rewards.py:rare",
-        *("train.refill=2", "train.group=2", "train.updates=2"),
+        *("train.dynamic_sampling=2", "train.group_size=2", "train.passes=2"),
     ),
     "target": (
         "train.objective=target",
-        *("train.updates=4", "optim.lr=3e-3"),
+        *("train.passes=4", "optim.lr=3e-3"),
         'train.stop={name = "first_of", attained = 0.35}',
     ),
 }

@@ -29,7 +29,7 @@ def values(run, name):
 
 @pytest.mark.parametrize("critic", ['{name = "model", lr = 1e-2, warmup = 2}', '{name = "head", warmup = 2}'])
 def test_ppo_warms_its_critic_up_before_the_policy_moves(family, trained, critic):
-    run = trained("train.objective=ppo", f"train.critic={critic}", "train.updates=2", steps=4)
+    run = trained("train.objective=ppo", f"train.critic={critic}", "train.passes=2", steps=4)
     untrained = checkpoint.weights_hash(family / "model")
     assert weights(run, 1) == weights(run, 2) == untrained
     assert len({weights(run, step) for step in (2, 3, 4)}) == 3
@@ -43,15 +43,15 @@ def test_ppo_warms_its_critic_up_before_the_policy_moves(family, trained, critic
 
 
 def test_an_adaptive_penalty_follows_the_kl_that_a_step_measured(trained):
-    penalty = 'train.penalty={name = "k1", beta = {start = 0.05, target = 1e-4}}'
-    run = trained("train.objective=ppo", penalty, "train.updates=2", steps=3)
+    penalty = 'train.kl_in_reward={name = "k1", beta = {start = 0.05, target = 1e-4}}'
+    run = trained("train.objective=ppo", penalty, "train.passes=2", steps=3)
     assert min(values(run, "kl")) > 1.2e-4  # so that each step raises it as far as one step may
     assert values(run, "coefficient/penalty") == pytest.approx([0.05, 0.05 * 1.02, 0.05 * 1.02**2], rel=1e-12)
 
 
 def test_a_penalty_is_taken_off_the_reward_once_the_policy_has_moved(trained):
     plain = trained("train.objective=rloo", steps=2)
-    penalised = trained("train.objective=rloo", 'train.penalty={name = "k1", beta = 0.5}', steps=2)
+    penalised = trained("train.objective=rloo", 'train.kl_in_reward={name = "k1", beta = 0.5}', steps=2)
     assert weights(penalised, 1) == weights(plain, 1)  # the reference is the policy itself, and k1 is 0
     assert weights(penalised, 2) != weights(plain, 2)
     assert values(penalised, "reward") == values(plain, "reward")  # it is told without
@@ -60,7 +60,7 @@ def test_a_penalty_is_taken_off_the_reward_once_the_policy_has_moved(trained):
 
 def test_the_reference_moves_as_far_as_mix_says_and_when_every_says(family, trained):
     objective = 'train.objective={name = "grpo", beta = 0.04}'
-    run = trained(objective, "reference.renew={every = 2, mix = 0.6}", "train.updates=2", steps=4)
+    run = trained(objective, "reference.sync={every = 2, mix = 0.6}", "train.passes=2", steps=4)
     references = [state(run, step)["models"]["reference"] for step in (1, 2, 3, 4)]
     policies = [policy_weights(run / f"checkpoints/step_{step:06d}") for step in (2, 4)]
     expected = policy_weights(family / "model")
@@ -75,7 +75,7 @@ def test_the_reference_moves_as_far_as_mix_says_and_when_every_says(family, trai
 
 def test_a_student_comes_closer_to_its_teacher_whatever_the_reward(family, trained):
     settings = ("train.objective=distillation", TEACHER)
-    run = trained(*settings, "optim.lr=2e-2", "train.prompts=8", "train.group=8", steps=16)
+    run = trained(*settings, "optim.lr=2e-2", "train.prompts=8", "train.group_size=8", steps=16)
     teacher, kept = policy_weights(family / "teacher"), state(run, 16)["models"]["reference"]
     assert all(torch.equal(kept[name], teacher[name]) for name in teacher)
     away = values(run, "kl")
@@ -93,7 +93,13 @@ def test_a_student_comes_closer_to_its_teacher_whatever_the_reward(family, train
 def test_dapo_refills_punishes_long_answers_and_trains_on_none_that_were_cut_off(family, trained):
     run = trained(
         'train.objective={name = "own.py:Seen", file = "dapo.jsonl"}',
-        *("train.refill=2", "train.truncated=mask", "train.group=2", "sampling.max_tokens=6", ENDING),
+        *(
+            "train.dynamic_sampling=2",
+            "train.mask_truncated=true",
+            "train.group_size=2",
+            "sampling.max_tokens=6",
+            ENDING,
+        ),
         'rewards=["rewards.py:rare", {name = "overlong", cache = 2, weight = 0.5}]',
         steps=4,
     )
@@ -112,13 +118,13 @@ def test_dapo_refills_punishes_long_answers_and_trains_on_none_that_were_cut_off
 
 
 def test_dapo_itself_updates_nothing_where_every_answer_was_cut_off(trained):
-    run = trained("train.objective=dapo", "train.refill=1", "train.truncated=mask", steps=4)
+    run = trained("train.objective=dapo", "train.dynamic_sampling=1", "train.mask_truncated=true", steps=4)
     assert all((line["updates/done"] == 0) == (line["completions/clipped_ratio"] == 1) for line in metrics(run))
     assert weights(run, 1) == weights(run, 2)
 
 
 def test_gspo_clips_whole_answers_within_its_narrow_bounds(trained):
-    run = trained("train.objective=gspo", "train.updates=3")
+    run = trained("train.objective=gspo", "train.passes=3")
     for line in metrics(run):
         assert line["clip_ratio/region_mean"] == 1.0
         assert 0 < -line["loss"] < 4e-4
@@ -133,8 +139,8 @@ def test_remax_takes_off_what_the_likeliest_answer_earned(trained):
 
 
 def test_reinforce_pp_learns_from_one_answer_to_each_question(trained):
-    penalty = 'train.penalty={name = "k1", beta = 0.05}'
-    run = trained("train.objective=reinforce_pp", penalty, "train.group=1", "train.prompts=8", "train.updates=2")
+    penalty = 'train.kl_in_reward={name = "k1", beta = 0.05}'
+    run = trained("train.objective=reinforce_pp", penalty, "train.group_size=1", "train.prompts=8", "train.passes=2")
     assert all(line["grad_norm"] > 0.1 and abs(line["advantage"]) < 1e-6 for line in metrics(run))
     assert len({weights(run, step) for step in (1, 2)}) == 2
 
@@ -170,7 +176,7 @@ def test_rejection_trains_on_good_answers_alone(trained):
 
 
 def test_target_ends_its_passes_when_the_way_to_the_targets_is_gone(trained):
-    settings = ("train.objective=target", "train.updates=4", "optim.lr=3e-3")
+    settings = ("train.objective=target", "train.passes=4", "optim.lr=3e-3")
     stopped = trained(*settings, 'train.stop={name = "first_of", attained = 0.2}', steps=3)
     for line in metrics(stopped):
         attained = line["target/attained"] >= 0.2
@@ -182,7 +188,7 @@ def test_target_ends_its_passes_when_the_way_to_the_targets_is_gone(trained):
 
 def test_tpo_moves_the_answers_of_a_group_to_their_target(trained):
     once = trained("train.objective=tpo", "optim.lr=1e-4", steps=1)
-    often = trained("train.objective=tpo", "optim.lr=1e-4", "train.updates=6", steps=1)
+    often = trained("train.objective=tpo", "optim.lr=1e-4", "train.passes=6", steps=1)
     assert 0 < metrics(often)[0]["loss"] < metrics(once)[0]["loss"]
 
 
@@ -212,8 +218,8 @@ def test_high_entropy_tokens_alone_are_pushed_and_the_bonus_follows_its_target(t
 def test_the_conventions_of_a_peer_are_those_settings(trained, peer, spelt_out):
     eps = {"trl": "1e-4", "verl": "1e-6"}[peer]
     beta = {"trl": "0.04", "verl": "0"}[peer]
-    usual = ("train.updates=2", ENDING)
-    theirs = trained(*usual, f"train.like={peer}", f"train.objective.beta={beta}", steps=2)
+    usual = ("train.passes=2", ENDING)
+    theirs = trained(*usual, f"train.compat={peer}", f"train.objective.beta={beta}", steps=2)
     ours = trained(*usual, spelt_out, f'train.advantage={{name = "group_standardised", eps = {eps}}}', steps=2)
     own = trained(*usual, f"train.objective.beta={beta}", steps=2)
     assert weights(theirs, 1) != weights(own, 1)
@@ -273,12 +279,12 @@ def test_the_examples_run(family, name):
         (["train.objective={name = 'target', rule = 'powr'}"], "did you mean power?"),
         (["train.objective={name = 'tpo', eta = 0}"], "train.objective: tpo: eta must be above 0"),
         (
-            ["train.penalty={name = 'k1', beta = {start = 0.1, target = -1}}"],
-            "train.penalty.beta: target must be a number above",
+            ["train.kl_in_reward={name = 'k1', beta = {start = 0.1, target = -1}}"],
+            "train.kl_in_reward.beta: target must be a number above",
         ),
         (["train.stop={name = 'first_of', attained = 1.5}"], "train.stop: first_of: attained must be a number above 0"),
         (["train.stop=first_of"], "train.stop: first_of: give at least one of reached, attained, plateau, kl"),
-        (["train.objective=own.py:nothing", "train.like=trl"], 'train.like = "trl": '),
+        (["train.objective=own.py:nothing", "train.compat=trl"], 'train.compat = "trl": '),
         (["rewards={name = 'reward_model', path = 'judge', labels = 'exact'}"], "given together, or neither"),
         (["rewards={name = 'reward_model', path = 'judge', labels = 'exact', every = 'two'}"], "every must be a whole"),
         (["rewards={name = 'reward_model', path = 'judge', labels = 'exact', every = 2.5}"], "every must be a whole"),

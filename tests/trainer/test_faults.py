@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 
 NAN = '''
 from dataclasses import replace
-from outdo.objectives.presets import grpo
+from outdo.algorithms.objectives.presets import grpo
 
 class Nan:
     """GRPO whose loss is no number in the batches `first` to `last`; if `once`, in the first pass over each only."""
 
     def __init__(self, first: int = 1, last: int = 1000, once: bool = False):
         self.formula, self.first, self.last, self.once = grpo(beta=0.0), first, last, once
-        self.needs = self.formula.needs
+        self.requires = self.formula.requires
         self.batches = self.passes = 0
 
     def prepare(self, batch):
@@ -59,7 +59,7 @@ def test_an_update_that_is_not_finite_is_refused_and_its_batch_kept(nan_home):
 
 def test_a_refusal_in_an_earlier_pass_is_not_overlooked(nan_home):
     objective = 'train.objective={name = "nan.py:Nan", first = 2, last = 2, once = true}'
-    train(nan_home, "steps=2", "train.updates=2", objective)
+    train(nan_home, "steps=2", "train.passes=2", objective)
     assert (nan_home / "run/refused/step_000002.safetensors").exists()
 
 
@@ -100,7 +100,7 @@ def test_rewards_that_hang_cost_their_own_answers_only(own_home):
         "        time.sleep(600)\n"
         "    return len(completion) % 3\n"
     )
-    train(own_home, "steps=3", "reward.timeout=0.5", "reward.max_failed=1.0", reward=hanging)
+    train(own_home, "steps=3", "reward_limits.timeout=0.5", "reward_limits.max_failed=1.0", reward=hanging)
     timed_out = [line.get("verdicts/timed_out", 0) for line in metrics(own_home / "run")]
     assert len(timed_out) == 3
     assert 0 < sum(timed_out) < 24

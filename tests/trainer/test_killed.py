@@ -7,10 +7,10 @@ from run_cases import outdo_, timeless
 PLAIN = ("checkpoint.every=1",)
 FULL = (
     "checkpoint.every=2",
-    "train.updates=3",
+    "train.passes=3",
     "train.minibatches=2",
     'train.objective={name = "grpo", beta = 0.1}',
-    "reference.renew.every=7",
+    "reference.sync.every=7",
     "optim.schedule={name = 'cosine', warmup = 10}",
 )
 

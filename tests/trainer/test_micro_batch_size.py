@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from outdo.config.file import dump, load
-from outdo.config.paths import SMALL, workers_of
 from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
 from outdo.testing import tiny_model
 from outdo.trainer import build, cost, micro_batch_size
+from outdo.trainer.hardware import SMALL, choose_workers
 
 GIB = 2**30
 
@@ -42,7 +42,7 @@ def each(policy):
 
 
 def test_half_the_memory_and_twice_the_workers_give_half_the_tokens(policy):
-    found = functools.partial(micro_batch_size.micro_tokens, policy, longest=16)
+    found = functools.partial(micro_batch_size.find_micro_batch_tokens, policy, longest=16)
     tokens, why = found(free=4 * GIB)
     assert tokens & (tokens - 1) == 0
     assert found(free=2 * GIB)[0] == found(free=4 * GIB, workers=2)[0] == tokens // 2
@@ -52,13 +52,13 @@ def test_half_the_memory_and_twice_the_workers_give_half_the_tokens(policy):
 
 def test_what_is_found_fits_in_its_share_and_twice_as_much_would_not(policy):
     logits = 2 * cost.LOGIT_BYTES["cpu"]
-    tokens, _ = micro_batch_size.micro_tokens(policy, longest=16, free=GIB)
+    tokens, _ = micro_batch_size.find_micro_batch_tokens(policy, longest=16, free=GIB)
     assert tokens * each(policy) + logits <= GIB // 2 < 2 * tokens * each(policy) + logits
 
 
 @pytest.mark.parametrize("free", [0, 1000, -5])
 def test_a_whole_sequence_is_computed_however_little_memory_there_is(policy, free):
-    assert micro_batch_size.micro_tokens(policy, longest=77, free=free)[0] == 77
+    assert micro_batch_size.find_micro_batch_tokens(policy, longest=77, free=free)[0] == 77
 
 
 def test_free_memory_is_what_a_container_leaves_without_its_file_caches(tmp_path):
@@ -80,25 +80,25 @@ def recipe(tmp_path):
     tiny_model(tmp_path / "model", hidden=16, layers=1)
     (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     asked = [f"model={tmp_path / 'model'}", f"data.path={tmp_path / 'data.jsonl'}", "device=cpu", "threads=1"]
-    return load(None, [*asked, "train.micro_tokens=auto", "sampling.max_tokens=8"])
+    return load(None, [*asked, "train.micro_batch_tokens=auto", "sampling.max_tokens=8"])
 
 
 def test_what_was_found_is_said_used_and_written_down(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB)
-    opened = build.open_session(recipe)
+    opened = build.build_run(recipe)
     opened.reward.close()
-    tokens = opened.recipe.train.micro_tokens
+    tokens = opened.recipe.train.micro_batch_tokens
     assert isinstance(tokens, int)
-    assert opened.models.policy.work.micro_tokens == tokens
-    assert opened.models.reference.work.micro_tokens == tokens
-    assert any(note.startswith(f"train.micro_tokens: {tokens:,} (") for note in opened.notes)
+    assert opened.models.policy.batch_sizes.micro_batch_tokens == tokens
+    assert opened.models.reference.batch_sizes.micro_batch_tokens == tokens
+    assert any(note.startswith(f"train.micro_batch_tokens: {tokens:,} (") for note in opened.notes)
 
     saved = tmp_path / "saved.toml"
     saved.write_text(dump(opened.recipe))
     monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB // 8)
-    again = build.open_session(load(saved))
+    again = build.build_run(load(saved))
     again.reward.close()
-    assert again.models.policy.work.micro_tokens == tokens
+    assert again.models.policy.batch_sizes.micro_batch_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,6 @@ def test_what_was_found_is_said_used_and_written_down(recipe, tmp_path, monkeypa
 )
 def test_so_many_processes_share_the_work(workers, device, threads, parameters, chosen):
     recipe = Recipe.model_validate({"model": "m", "data": {"path": "x"}, "workers": workers})
-    count, why = workers_of(recipe, device=device, threads=threads, parameters=parameters)
+    count, why = choose_workers(recipe, device=device, threads=threads, parameters=parameters)
     assert count == chosen
     assert why

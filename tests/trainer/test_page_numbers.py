@@ -26,7 +26,7 @@ METHODS = {
 }
 HOW = [
     *("steps=4", "record.after=all", "eval.every=0", "checkpoint.keep=9", f"sampling.temperature={TEMPERATURE}"),
-    *("sampling.max_tokens=12", "train.prompts=3", "train.group=8", "optim.lr=3e-3"),
+    *("sampling.max_tokens=12", "train.prompts=3", "train.group_size=8", "optim.lr=3e-3"),
 ]
 
 

@@ -99,7 +99,7 @@ def test_mistakes_in_data_model_and_reward_are_told_together(model, tmp_path):
 )
 def test_a_reward_that_fails_is_a_mistake(model, data, tmp_path, body, said):
     (tmp_path / "mine.py").write_text(f"def score(completion, answer):\n    {body}\n")
-    report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score", "reward.timeout=0.5"))
+    report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score", "reward_limits.timeout=0.5"))
     assert any(said in line for line in report.mistakes), report.mistakes
 
 
@@ -144,7 +144,7 @@ def test_a_hub_model_that_is_not_here_has_no_memory_estimate_and_it_is_said(data
 
 
 def test_the_arithmetic_of_a_run():
-    train = ["train.prompts=4", "train.group=3", "train.updates=2", "train.minibatches=2"]
+    train = ["train.prompts=4", "train.group_size=3", "train.passes=2", "train.minibatches=2"]
     lengths = ["data.max_prompt_tokens=5", "sampling.max_tokens=7"]
     numbers = cost.arithmetic(load(None, ["model=m", "data.path=x", "steps=10", *train, *lengths]), questions=20)
     assert (numbers.sequences, numbers.tokens) == (12, 12 * 12)
@@ -191,14 +191,14 @@ def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(mo
 def test_recomputing_keeps_a_hidden_state_for_each_layer_and_one_layer_whole(model, data):
     facts, name = inspect_folder(model), "activations while training"
     plain, again = (
-        cost.memory(facts, recipe(model, data, f"train.recompute={value}"), reference=False)[name]
+        cost.memory(facts, recipe(model, data, f"train.gradient_checkpointing={value}"), reference=False)[name]
         for value in ("false", "true")
     )
     assert again / plain == (2 + cost.ACTIVATIONS_PER_LAYER) / (2 * cost.ACTIVATIONS_PER_LAYER)
 
 
 def test_activations_that_a_run_is_going_to_fit_are_not_estimated(model, data):
-    parts = cost.memory(inspect_folder(model), recipe(model, data, "train.micro_tokens=auto"), reference=False)
+    parts = cost.memory(inspect_folder(model), recipe(model, data, "train.micro_batch_tokens=auto"), reference=False)
     assert "activations while training" not in parts
     assert parts["a chunk of logits"] > 0
 
@@ -232,10 +232,10 @@ def test_a_critic_is_counted_where_the_method_has_one(model, data):
 
 
 def test_the_method_is_told_with_every_option_it_runs_with(model, data):
-    notes = check(recipe(model, data, "train.objective=ppo", "train.advantage.lam=0.9", "train.like=verl")).notes
+    notes = check(recipe(model, data, "train.objective=ppo", "train.advantage.lam=0.9", "train.compat=verl")).notes
     peer = "in the conventions of verl (docs/methods: means, clamps, clips)"
     assert f"objective: ppo (clip_low = 0.2, clip_high = 0.2), {peer}" in notes
-    standardised = check(recipe(model, data, "train.like=trl")).notes
+    standardised = check(recipe(model, data, "train.compat=trl")).notes
     assert "advantage: group_standardised (eps = 0.0001)" in standardised
     assert "advantage: gae (gamma = 1.0, lam = 0.9, whiten = True, bootstrap = False)" in notes
     assert "critic: model (lr = 1e-05, clip = 0.2, warmup = 0)" in notes

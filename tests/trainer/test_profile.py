@@ -8,7 +8,7 @@ import threading
 import pytest
 from run_cases import metrics, outdo_
 
-from outdo.observability.record.background_writer import Behind
+from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.trainer.profiling import where_it_went
 from outdo.utils.errors import RunFolderError
 
@@ -91,15 +91,15 @@ def test_what_is_written_behind_is_waited_for_and_its_refusal_told_once():
         go.wait()
         raise RunFolderError("full")
 
-    with Behind() as behind:
+    with BackgroundWriter() as behind:
         behind.begin(refused)
         go.set()
-        assert str(behind.refused()) == "full"
-        assert behind.refused() is None
+        assert str(behind.wait()) == "full"
+        assert behind.wait() is None
 
 
 def test_an_error_that_is_no_refusal_is_raised():
-    with Behind() as behind:
+    with BackgroundWriter() as behind:
         behind.begin(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            behind.refused()
+            behind.wait()

@@ -23,7 +23,7 @@ PER_TOKEN = [
     *("policy_push", "kl_pull", "net_push", "share"),
 ]
 METHODS = {
-    "grpo with a pull": ['train.objective={name = "grpo", beta = 0.3}', "train.updates=2", "train.minibatches=2"],
+    "grpo with a pull": ['train.objective={name = "grpo", beta = 0.3}', "train.passes=2", "train.minibatches=2"],
     "ppo's clip, a share measured": ["train.objective=grpo_clip", "record.after=0.3", "train.prompts=3"],
     "targets, a share measured": ["train.objective=target", "train.advantage=sign", "record.after=0.3"],
 }
@@ -36,8 +36,8 @@ import os
 from pathlib import Path
 
 import outdo.storage.atomic
-from outdo.folder import RunFolder
-from outdo.objectives.presets import grpo
+from outdo.storage.run_folder import RunFolder
+from outdo.algorithms.objectives.presets import grpo
 
 append = RunFolder.append_metrics
 
@@ -162,7 +162,7 @@ def to_bounds(measured: pd.DataFrame) -> dict[str, float]:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
     """Seven steps, in which some questions are asked twice, and answers to a question may begin alike."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    how = ("steps=7", "train.prompts=2", "train.group=8", "sampling.temperature=0.3", "optim.lr=3e-3")
+    how = ("steps=7", "train.prompts=2", "train.group_size=8", "sampling.temperature=0.3", "optim.lr=3e-3")
     trained(home, folder, *how, *METHODS[request.param])
     return folder
 
@@ -215,7 +215,7 @@ def measured(run: Path) -> dict[int, list[int]]:
 def test_a_share_of_the_groups_rounded_up_is_measured(home: Path, tmp_path: Path, share: str, count: int) -> None:
     """0.28 of 25 is 7, and 7.000000000000001 in floating point."""
     write_rows(tmp_path / "many.jsonl", [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(25)])
-    how = ("steps=2", "train.prompts=25", "train.group=2", f"record.after={share}")
+    how = ("steps=2", "train.prompts=25", "train.group_size=2", f"record.after={share}")
     trained(home, tmp_path / "run", f"data.path={tmp_path}/many.jsonl", *how)
     groups = measured(tmp_path / "run")
     assert [len(each) for each in groups.values()] == [count, count]

@@ -44,7 +44,7 @@ def story(tmp_path_factory):
 def by_judge(home, run, refresh):
     """Forty steps in which the policy is rewarded by the model alone; their metrics."""
     reward = f'rewards={{name = "reward_model", path = "judge", labels = "hidden.py:rule", replay = 0.1, {refresh}}}'
-    size = ("steps=40", "train.prompts=8", "train.group=8", "sampling.max_tokens=6", "optim.lr=3e-3")
+    size = ("steps=40", "train.prompts=8", "train.group_size=8", "sampling.max_tokens=6", "optim.lr=3e-3")
     outdo_(home, "train", "recipe.toml", f"run=./{run}", reward, *size, "eval.every=0", "checkpoint.every=40")
     return metrics(home / run)
 

@@ -44,7 +44,7 @@ def weights_after(home, step):
 
 def test_a_second_signal_ends_at_once(own_home):
     (own_home / "score.py").write_text(HANGS)
-    command = Command(own_home, "train", "recipe.toml", "run=./run", "reward.timeout=500")
+    command = Command(own_home, "train", "recipe.toml", "run=./run", "reward_limits.timeout=500")
     wait_until(lambda: (own_home / "hanging").exists(), command)
     os.kill(command.pid, signal.SIGINT)
     os.kill(command.pid, signal.SIGTERM)  # any of the two is a second one; two equal ones may reach a process as one

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
 
 SOURCE = """
@@ -73,7 +73,7 @@ def test_what_is_missing_is_named_and_the_nearest_offered(file, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def score(:")
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         signature_of(spec.format(file=file, folder=tmp_path))
     assert said.format(cwd=tmp_path) in str(caught.value)
 
@@ -106,5 +106,5 @@ def test_two_files_of_one_name_are_two_modules(tmp_path, file):
 @pytest.mark.parametrize("line", ["1 / 0", "raise SystemExit(3)", "import no_such_module"])
 def test_a_file_that_fails_when_imported_is_a_mistake_not_a_traceback(tmp_path, file, line):
     (tmp_path / "fails.py").write_text(f"{line}\ndef score(): ...")
-    with pytest.raises(Mistakes, match=r"importing .*fails\.py raised"):
+    with pytest.raises(UserError, match=r"importing .*fails\.py raised"):
         resolve(f"{tmp_path}/fails.py:score")

@@ -7,10 +7,10 @@ import pytest
 
 ROUNDS = """
 import resource, sys, torch
-from outdo.memory import keep_freed
+from outdo.utils.malloc import disable_trim
 
 if sys.argv[1] == "kept":
-    keep_freed()
+    disable_trim()
 
 def round():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""What a piece must be given. A piece that needs nothing says nothing; one that does is marked with `@needing`."""
+"""What a piece must be given. A piece that needs nothing says nothing; one that does is marked with `@requires`."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Piece = TypeVar("Piece", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Requires:
     """What must be in the batch, in the scores or in a micro-batch. `|` gives the needs of two together."""
 
     reference: bool = False  # `batch.ref_logprobs`
@@ -20,25 +20,25 @@ class Needs:
     entropy: bool = False  # `scores.entropy`, with a gradient
     whole_groups: bool = False  # no micro-batch may cut a group
 
-    def __or__(self, other: "Needs") -> "Needs":
-        return Needs(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
+    def __or__(self, other: "Requires") -> "Requires":
+        return Requires(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
 
 
-def needing(**needs: bool) -> Callable[[Piece], Piece]:
-    """Mark a function with its needs: `@needing(old_logprobs=True)`."""
+def requires(**needed: bool) -> Callable[[Piece], Piece]:
+    """Mark a function with its needs: `@requires(old_logprobs=True)`."""
 
     def mark(piece: Piece) -> Piece:
-        piece.needs = Needs(**needs)  # type: ignore[attr-defined]
+        piece.requires = Requires(**needed)  # type: ignore[attr-defined]
         return piece
 
     return mark
 
 
-def needs_of(*pieces: object) -> Needs:
+def requirements_of(*pieces: object) -> Requires:
     """What all of the pieces need together; a piece without a mark needs nothing."""
-    found = Needs()
+    found = Requires()
     for piece in pieces:
         while isinstance(piece, functools.partial):  # options filled in
             piece = piece.func
-        found = found | getattr(piece, "needs", Needs())
+        found = found | getattr(piece, "requires", Requires())
     return found

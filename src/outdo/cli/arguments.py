@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import did_you_mean
 
 
 def no_run(run: Path) -> str | None:

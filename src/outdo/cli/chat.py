@@ -5,14 +5,14 @@ from itertools import count
 
 from rich.console import Console
 
-from outdo.models.loading import encode_prompt
 from outdo.models.policy import Policy
-from outdo.rewards.failures import printable
-from outdo.rollouts.engines.base import SamplingParams
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.trainer.find_model import find
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.trainer.find_model import find_model
 from outdo.types import Request
 from outdo.utils.rng import Stream
+from outdo.utils.text import escape_control
 
 MAX_TOKENS = 256
 
@@ -21,7 +21,7 @@ def run_chat(
     model: str, console: Console, *, temperature: float, max_tokens: int | None, seed: int, device: str
 ) -> None:
     """Answer lines until an empty one. A model with a chat template remembers what was said, others do not."""
-    source = find(model)
+    source = find_model(model)
     policy = Policy.load(source.model, device=device)
     data = source.recipe.data if source.recipe else None
     template, system = (data.template, data.system) if data else (None, None)
@@ -43,7 +43,7 @@ def run_chat(
         answer = engine.decode(engine.generate([request], sampling)[0].token_ids)
         messages.append({"role": "assistant", "content": answer})
         for each in answer.splitlines() or [""]:
-            _say(console, printable(each))
+            _say(console, escape_control(each))
 
 
 def _lines(console: Console) -> Iterator[str]:

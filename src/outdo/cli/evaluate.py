@@ -16,13 +16,13 @@ from outdo.data.prompts import tokenise
 from outdo.data.questions import Question, questions_from
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.environments.single_turn import Question as QuestionEnvironment
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.single_turn import SingleTurn as QuestionEnvironment
 from outdo.trainer.build import held_out_questions
 from outdo.trainer.evaluation import Evaluation, evaluate
-from outdo.trainer.find_model import Source, find
-from outdo.utils.errors import Mistakes
+from outdo.trainer.find_model import ModelRef, find_model
+from outdo.utils.errors import UserError
 
 DEFAULTS: Mapping[str, Any] = {
     "rewards": "last_number",
@@ -37,7 +37,7 @@ SHARES = ("pass@", "maj@", "truncated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Arguments:
     """The arguments of `outdo eval`; what is None comes from the run, if there is one, or is a default."""
 
     data: str | None
@@ -64,15 +64,15 @@ class Exam:
     system: str | None
 
 
-def run_eval(models: Sequence[str], asked: Asked, console: Console, *, as_json: bool) -> None:
+def run_eval(models: Sequence[str], asked: Arguments, console: Console, *, as_json: bool) -> None:
     """Evaluate the models and print a table, or one JSON object."""
     if len(set(models)) < len(models):
-        raise Mistakes([f"eval: {models[0]} is given twice; --against takes another model"])
+        raise UserError([f"eval: {models[0]} is given twice; --against takes another model"])
     if asked.rates is not None:
         if len(models) > 1:
-            raise Mistakes(["eval: --rates are those of one model; leave out --against"])
+            raise UserError(["eval: --rates are those of one model; leave out --against"])
         pass_rates.check_target(asked.rates)
-    sources = [find(model) for model in models]
+    sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     exam = _exam(asked, recipe)
     examined = {source.name: _examined(source, exam, asked) for source in sources}
@@ -87,21 +87,21 @@ def run_eval(models: Sequence[str], asked: Asked, console: Console, *, as_json: 
             console.print(f"pass rates of {len(exam.questions):,} questions: {asked.rates}", markup=False)
 
 
-def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
+def _exam(asked: Arguments, recipe: Recipe | None) -> Exam:
     """The arguments, with the run's recipe behind them and the defaults behind that."""
     if recipe is None and asked.data is None:
-        raise Mistakes(["eval: --data FILE is needed, for a model folder has no held-out questions of its own"])
+        raise UserError(["eval: --data FILE is needed, for a model folder has no held-out questions of its own"])
     if recipe is None or asked.data is not None:
         questions = questions_from(asked.data or "", limit=asked.limit)
     else:
         questions = held_out_questions(recipe)[: asked.limit]
     if not questions:
-        raise Mistakes(["eval: the run held out no questions; --data FILE names some"])
+        raise UserError(["eval: the run held out no questions; --data FILE names some"])
     own = {} if recipe is None else _of_run(recipe)
     given = {"rewards": asked.rewards, "max_tokens": asked.max_tokens, "template": asked.template}
     chosen = {**DEFAULTS, **own, **{name: value for name, value in given.items() if value is not None}}
     if chosen["rewards"] == []:
-        raise Mistakes(["eval: the run's rewards are all learnt; --rewards NAME says which answers are right"])
+        raise UserError(["eval: the run's rewards are all learnt; --rewards NAME says which answers are right"])
     how = {name: chosen.pop(name) for name in ("max_tokens", "stop", "stop_token_ids")}
     sampling = SamplingParams(temperature=_temperature(asked), **how)
     return Exam(questions=questions, sampling=sampling, **chosen)
@@ -110,25 +110,25 @@ def _exam(asked: Asked, recipe: Recipe | None) -> Exam:
 def _of_run(recipe: Recipe) -> dict[str, Any]:
     return {
         "rewards": [{**spec, "weight": weight} for spec, weight in recipe.rules],
-        "timeout": recipe.reward.timeout,
+        "timeout": recipe.reward_limits.timeout,
         "max_tokens": recipe.sampling.max_tokens,
-        "stop": recipe.sampling.stop_texts,
+        "stop": recipe.sampling.stop,
         "stop_token_ids": recipe.sampling.stop_token_ids,
         "template": recipe.data.template,
         "system": recipe.data.system,
     }
 
 
-def _temperature(asked: Asked) -> float:
+def _temperature(asked: Arguments) -> float:
     """As asked, else 0 for one answer and 1 for several."""
     if asked.temperature is None:
         return 0.0 if asked.k == 1 else 1.0
     if asked.temperature == 0 and asked.k > 1:
-        raise Mistakes([f"eval: at temperature 0 the {asked.k} answers to a question are one; use --k 1"])
+        raise UserError([f"eval: at temperature 0 the {asked.k} answers to a question are one; use --k 1"])
     return asked.temperature
 
 
-def _examined(source: Source, exam: Exam, asked: Asked) -> Evaluation:
+def _examined(source: ModelRef, exam: Exam, asked: Arguments) -> Evaluation:
     reward = load_reward(exam.rewards, timeout=exam.timeout)
     try:
         policy = Policy.load(source.model, device=asked.device, stop_token_ids=exam.sampling.stop_token_ids)

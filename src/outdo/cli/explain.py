@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from outdo.algorithms.objectives.base import Formula, Objective
+from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo
 from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.observability.explain import Explanation, Point, explain, mistakes_in, table
 from outdo.observability.explain_plot import plot, refuse_other_endings
-from outdo.trainer.build_method import composed
-from outdo.utils.errors import Mistakes
+from outdo.trainer.build_method import build_objective
+from outdo.utils.errors import UserError
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Arguments:
     """The arguments of `outdo explain`."""
 
     old: float | None
@@ -71,7 +71,7 @@ EXAMPLES: Mapping[int, Example] = {
 def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objective:
     """The objective of a name and of settings such as `"beta=0.02"`; `length` is the longest answer, where it asks.
 
-    Raises `Mistakes` with all that is wrong with them.
+    Raises `UserError` with all that is wrong with them.
     """
     options: dict[str, Any] = {}
     mistakes: list[str] = []
@@ -87,26 +87,26 @@ def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objec
     piece = Piece(name=name, options=options)
     mistakes += objective_mistakes(piece, key="explain")
     if mistakes:
-        raise Mistakes(mistakes)
-    return composed(piece, filled={"length": length})
+        raise UserError(mistakes)
+    return build_objective(piece, filled={"length": length})
 
 
 def run_explain(
     title: str,
     make: Callable[[], Objective],
-    asked: Asked,
+    asked: Arguments,
     console: Console,
     *,
     picture: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Explain the objective that `make` gives. Raises `Mistakes` with all that is wrong, those of `make` included."""
+    """Explain the objective that `make` gives. Raises `UserError` with all that is wrong, those of `make` included."""
     mistakes = [f"explain: --{each}" for each in _mistakes(asked)]
     objective = _tried(make, mistakes)
     if picture is not None:
         _tried(lambda: refuse_other_endings(picture), mistakes)
     if mistakes or objective is None or asked.old is None:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     where = {"old": asked.old, "advantage": asked.advantage, "ref": asked.ref}
     news = asked.news or [asked.old]
     told = explain(objective, new=news[0], group=asked.group, length=asked.length, **where)
@@ -135,9 +135,9 @@ def run_explain(
 
 
 def run_example(number: int, console: Console, *, picture: Path | None = None, as_json: bool = False) -> None:
-    """Print a worked example of the essay as it stands there. Raises `Mistakes` where there is no such example."""
+    """Print a worked example of the essay as it stands there. Raises `UserError` where there is no such example."""
     if number not in EXAMPLES:
-        raise Mistakes([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
+        raise UserError([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
     example = EXAMPLES[number]
     if picture is not None:
         refuse_other_endings(picture)
@@ -153,7 +153,7 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
         _say(console, f"the picture is {picture}")
 
 
-def _mistakes(asked: Asked) -> list[str]:
+def _mistakes(asked: Arguments) -> list[str]:
     old = 1.0 if asked.old is None else asked.old
     missing = ["old is needed: the probability of the token when it was sampled"] if asked.old is None else []
     size = {"group": asked.group, "length": asked.length}
@@ -164,8 +164,8 @@ def _tried(call: Callable[[], Made], mistakes: list[str]) -> Made | None:
     """What `call` gives, or None and its mistakes among the others."""
     try:
         return call()
-    except Mistakes as error:
-        mistakes += error.mistakes
+    except UserError as error:
+        mistakes += error.problems
         return None
 
 
@@ -250,7 +250,7 @@ def _sentences(objective: Objective, told: Explanation) -> Iterator[str]:
     yield f"  = {_short(told.coefficient * math.prod(factors.values()))}"
     yield "how much"
     yield from (f"  {line}" for line in _how_much(told))
-    if objective.needs.whole_groups:
+    if objective.requires.whole_groups:
         yield "  It looks across the answers to a question; here the answer is the only one."
     yield from (f"  {line}" for line in _equation_21(objective, told))
 
@@ -275,7 +275,7 @@ def _how_much(told: Explanation) -> Iterator[str]:
 
 def _equation_21(objective: Objective, told: Explanation) -> Iterator[str]:
     """The statement of DeepSeekMath's equation 21, where the objective's coefficient is that one."""
-    if not isinstance(objective, Formula) or objective.divergence is not k3 or told.ref is None:
+    if not isinstance(objective, ComposedObjective) or objective.divergence is not k3 or told.ref is None:
         return
     beta, advantage = float(objective.beta), told.advantage
     if not math.isclose(told.coefficient, advantage + beta * (told.ref / told.old - 1), abs_tol=1e-9):

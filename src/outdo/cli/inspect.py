@@ -6,22 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outdo.cli.arguments import no_place, no_run
-from outdo.observability.page.collect import Shown, alive, gather
+from outdo.observability.page.collect import View, alive, collect_run
 from outdo.observability.page.html import page
 from outdo.observability.page.select import TOKENS, Comparison, select
 from outdo.observability.record import parquet
 from outdo.observability.terminal import QUANTITIES, show_group
 from outdo.storage.run_folder import write_text_atomically
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import UserError, did_you_mean
 
 NAMED = 12
 """Steps that a message names at each end of the list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Arguments:
     """What is to be seen of a run."""
 
     steps: Sequence[int]
@@ -53,24 +52,24 @@ def run_inspect(
     run under which one step's completions are shown. With `terminal` group `group` of a step is printed, its tokens
     coloured by the quantity `by`.
 
-    Raises: Mistakes with everything that is wrong, before anything is read in full.
+    Raises: UserError with everything that is wrong, before anything is read in full.
     """
-    asked = Asked(steps=steps, groups=groups, compare=compare, terminal=terminal, group=group, by=by)
+    asked = Arguments(steps=steps, groups=groups, compare=compare, terminal=terminal, group=group, by=by)
     if mistakes := [*_mistakes(runs, asked, out=out, serve=serve, port=port)]:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     for run, step in itertools.product(runs, steps):
         parquet.read(run, step, ["group"])  # one that is asked for and damaged is an error, and not a gap on a page
     if terminal:
         _print(runs[0], asked, display)
         return
     comparison = None if compare is None else _comparison(runs[0], compare, steps)
-    shown = Shown(steps=steps, groups=groups, tokens=TOKENS // len(runs), comparison=comparison)
+    shown = View(steps=steps, groups=groups, tokens=TOKENS // len(runs), comparison=comparison)
     following = out is None and compare is None and any(map(alive, runs))
     if following if serve is None else serve:
         _serve(runs, shown, port, display)
         return
     target = out or runs[0] / "report.html"
-    write_text_atomically(target, page([gather(run, shown) for run in runs]))
+    write_text_atomically(target, page([collect_run(run, shown) for run in runs]))
     size = target.stat().st_size / 1e6
     display.say(f"the page is {target} ({size:.1f} MB); it opens in any browser, and holds it all")
 
@@ -78,7 +77,9 @@ def run_inspect(
 # ---------------------------------------------------------------------------------------------------------- mistakes
 
 
-def _mistakes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: bool | None, port: int) -> Iterator[str]:
+def _mistakes(
+    runs: Sequence[Path], asked: Arguments, *, out: Path | None, serve: bool | None, port: int
+) -> Iterator[str]:
     """What is wrong with the options, with the file, and with each run."""
     clashes = _clashes(runs, asked, out=out, serve=serve, port=port)
     clashes |= _terminal_clashes(runs, asked, elsewhere=any([out is not None, serve, asked.compare is not None]))
@@ -92,7 +93,9 @@ def _mistakes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: bo
             yield from _not_in(run, asked)
 
 
-def _clashes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: bool | None, port: int) -> dict[str, bool]:
+def _clashes(
+    runs: Sequence[Path], asked: Arguments, *, out: Path | None, serve: bool | None, port: int
+) -> dict[str, bool]:
     """What may be wrong with the options of a page, and whether it is."""
     comparing, groups = asked.compare is not None, asked.groups
     same = comparing and len(set(map(_name, asked.compare or ()))) < 2
@@ -109,7 +112,7 @@ def _clashes(runs: Sequence[Path], asked: Asked, *, out: Path | None, serve: boo
     }
 
 
-def _terminal_clashes(runs: Sequence[Path], asked: Asked, *, elsewhere: bool) -> dict[str, bool]:
+def _terminal_clashes(runs: Sequence[Path], asked: Arguments, *, elsewhere: bool) -> dict[str, bool]:
     """The same of the options that go with `--terminal`, or do not."""
     by, known, terminal = asked.by, [*QUANTITIES], asked.terminal
     unknown = by is not None and by not in known
@@ -124,7 +127,7 @@ def _terminal_clashes(runs: Sequence[Path], asked: Asked, *, elsewhere: bool) ->
     }
 
 
-def _not_in(run: Path, asked: Asked) -> Iterator[str]:
+def _not_in(run: Path, asked: Arguments) -> Iterator[str]:
     """What is asked of a run that it does not have."""
     known = parquet.recorded_steps(run)
     missing = [step for step in asked.steps if step not in known]
@@ -172,14 +175,14 @@ def _no_checkpoint(run: Path, name: str) -> str | None:
 # ------------------------------------------------------------------------------------------------------------- doing
 
 
-def _print(run: Path, asked: Asked, display: Display) -> None:
+def _print(run: Path, asked: Arguments, display: Display) -> None:
     """The group asked for, or else the one that a page would show first."""
     step = _last(asked.steps, parquet.recorded_steps(run))
     group = asked.group
     if group is None:
         shown = select(run, step, groups=1).table["group"]
         if not len(shown):
-            raise Mistakes([f"{run}: step {step} has no groups"])
+            raise UserError([f"{run}: step {step} has no groups"])
         group = shown[0].as_py()
     show_group(parquet.read(run, step), group, display.console, by=asked.by or "moved")
 
@@ -195,13 +198,13 @@ def _comparison(run: Path, names: tuple[str, str], steps: Sequence[int]) -> Comp
     return comparison(step, *folders)
 
 
-def _serve(runs: Sequence[Path], shown: Shown, port: int, display: Display) -> None:
+def _serve(runs: Sequence[Path], shown: View, port: int, display: Display) -> None:
     try:
         from outdo.observability.page.server import serve
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
-        raise Mistakes(["inspect: the live page needs a server: pip install outdo[inspect]"]) from error
+        raise UserError(["inspect: the live page needs a server: pip install outdo[inspect]"]) from error
     display.say("open this address in a browser on this machine; Ctrl-C ends it")
     try:
         serve(runs, port=port, shown=shown, say=display.say)

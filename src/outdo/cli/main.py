@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes, OutdoError
+from outdo.utils.errors import OutdoError, UserError
 
 if TYPE_CHECKING:
     from outdo.config.recipe import Recipe
@@ -54,7 +54,7 @@ def check(settings: Settings = None) -> None:
     recipe = _recipe(settings)
     report = check(recipe, render=_renderer(recipe), probe=_probe)
     show(report, Console())
-    raise typer.Exit(Mistakes.exit_status if report.mistakes else 0)
+    raise typer.Exit(UserError.exit_status if report.mistakes else 0)
 
 
 @app.command()
@@ -67,7 +67,7 @@ def train(settings: Settings = None, profile: Profile = False) -> None:
     folder = run_folder(recipe.run or _free_name(Path(recipe.model).name))
     report = check(recipe, probe=_probe)
     if report.mistakes:
-        raise Mistakes(report.mistakes)
+        raise UserError(report.mistakes)
     display = Display()
     for note in [f"run folder: {folder}", *report.notes]:
         display.say(note)
@@ -166,9 +166,9 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """How many questions a model gets right, and how sure that is."""
-    from outdo.cli.evaluate import Asked, run_eval
+    from outdo.cli.evaluate import Arguments, run_eval
 
-    asked = Asked(
+    asked = Arguments(
         data=data, rewards=rewards, k=k, temperature=temperature, max_tokens=max_tokens, limit=limit,
         template=template, seed=seed, device=device, rates=rates,
     )  # fmt: skip
@@ -206,12 +206,12 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """What an objective does to one token: how fast, how much, and where it stops."""
-    from outdo.cli.explain import Asked, named_objective, run_example, run_explain
+    from outdo.cli.explain import Arguments, named_objective, run_example, run_explain
 
     if example is not None:
         run_example(example, Console(), picture=picture, as_json=as_json)
         return
-    asked = Asked(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
+    asked = Arguments(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
     make = partial(named_objective, objective, settings or [], length=length)
     run_explain(objective, make, asked, Console(), picture=picture, as_json=as_json)
 
@@ -239,9 +239,9 @@ def export(
 ) -> None:
     """Write a run's model as an ordinary model folder with a model card."""
     from outdo.trainer.export import export
-    from outdo.trainer.find_model import find
+    from outdo.trainer.find_model import find_model
 
-    source = find(run, best=best)
+    source = find_model(run, best=best)
     print(f"{source.name} is now in {export(source, folder)}")
 
 
@@ -316,21 +316,21 @@ def plot(
 
 def _recipe(settings: list[str] | None) -> "Recipe":
     """The recipe as the arguments have it; if it is wrong, what it names is looked over all the same."""
-    from outdo.config.file import WrongRecipe, load
+    from outdo.config.file import RecipeError, load
     from outdo.trainer.preflight import faults
 
     try:
         return load(*_recipe_and_overrides(settings))
-    except WrongRecipe as error:
+    except RecipeError as error:
         others = faults(error.recipe, error.broken) if error.recipe else []
-        raise Mistakes([*error.mistakes, *others]) from None
+        raise UserError([*error.problems, *others]) from None
 
 
 def _recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:
     """`[recipe.toml] [key=value ...]` apart from each other."""
     files = [each for each in settings or [] if "=" not in each]
     if len(files) > 1:
-        raise Mistakes([f"{each}: expected key=value; the recipe is {files[0]}" for each in files[1:]])
+        raise UserError([f"{each}: expected key=value; the recipe is {files[0]}" for each in files[1:]])
     return Path(files[0]) if files else None, [each for each in settings or [] if "=" in each]
 
 
@@ -352,7 +352,8 @@ def _renderer(recipe: "Recipe") -> "Render":
     """Questions as the model will read them; the tokenizer is loaded when the first is asked for."""
 
     def render(question: "Question") -> str:
-        from outdo.models.loading import encode_prompt, load_tokenizer
+        from outdo.models.loading import load_tokenizer
+        from outdo.models.prompt_encoding import encode_prompt
 
         tokenizer, data = load_tokenizer(recipe.model), recipe.data
         where = f"question {question.id}"

@@ -17,8 +17,8 @@ from outdo.observability import glossary
 from outdo.observability.curves import plot
 from outdo.observability.doctor import Finding, diagnose, from_the_start
 from outdo.observability.page import read
-from outdo.utils.errors import Mistakes, RunFolderError
-from outdo.utils.text import visible
+from outdo.utils.errors import RunFolderError, UserError
+from outdo.utils.text import mark_invisible
 
 LEVELS: Mapping[str, str] = {"warning": "bold yellow", "note": "cyan", "good": "green"}
 """In the order in which they are told."""
@@ -36,10 +36,10 @@ TOPICS: Mapping[str, str] = {
 def run_doctor(run: Path, console: Console, *, as_json: bool = False) -> None:
     """Say what the rules find in a run, finished, alive or of another library: warnings, notes, then what went well.
 
-    As JSON, an object on a line for each finding. Raises `Mistakes` or `RunFolderError` where no run can be read.
+    As JSON, an object on a line for each finding. Raises `UserError` or `RunFolderError` where no run can be read.
     """
     if wrong := no_run(run):
-        raise Mistakes([wrong])
+        raise UserError([wrong])
     left_out: list[str] = []
     lines, steps = _metrics(run, left_out.append)
     findings = diagnose(lines, recipe=read.table(run, "recipe.toml", left_out.append))
@@ -58,7 +58,7 @@ def run_doctor(run: Path, console: Console, *, as_json: bool = False) -> None:
 
 
 def run_glossary(metric: str | None, console: Console) -> None:
-    """Say what a metric is; without one, name all of them by topic. Raises `Mistakes` where there is no such metric."""
+    """Print what a metric is; without one, list all of them by topic. Raises `UserError` for an unknown metric."""
     if metric is None:
         for topic, entries in groupby(glossary.known(), key=lambda entry: entry.topic):
             _say(console, Text(TOPICS[topic], style="bold"))
@@ -69,19 +69,21 @@ def run_glossary(metric: str | None, console: Console) -> None:
     if found is None:
         near = glossary.nearest(metric)
         hint = f"; did you mean {near}?" if near else "; `outdo glossary` names all of them"
-        raise Mistakes([f"{metric}: outdo writes no such metric{hint}"])
-    _say(console, Text.assemble((visible(found.title, spaces=False), "bold"), f"  ({visible(found.name)})"))
+        raise UserError([f"{metric}: outdo writes no such metric{hint}"])
+    _say(
+        console, Text.assemble((mark_invisible(found.title, spaces=False), "bold"), f"  ({mark_invisible(found.name)})")
+    )
     for name, text in (("what", found.what), ("healthy", found.healthy), ("otherwise", found.otherwise)):
         _say(console, Text.assemble((f"{name}: ", "cyan"), text))
 
 
 def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, console: Console) -> None:
-    """Draw the curves of one or two runs. Raises `Mistakes` with all that is wrong with runs, metrics and file."""
+    """Draw the curves of one or two runs. Raises `UserError` with all that is wrong with runs, metrics and file."""
     mistakes = [wrong for wrong in (*map(no_run, runs), no_place(out)) if wrong]
     if len({run.resolve() for run in runs}) < len(runs):
         mistakes.append("plot: the same run is given twice")
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     left_out: list[str] = []
     lines = {str(run): _metrics(run, left_out.append)[0] for run in runs}
     for sentence in left_out:
@@ -105,7 +107,7 @@ def _say(console: Console, text: Text) -> None:
 
 
 def _told(finding: Finding, colour: str) -> Text:
-    return Text.assemble((f"{finding.level}: ", colour), visible(finding.text, spaces=False))
+    return Text.assemble((f"{finding.level}: ", colour), mark_invisible(finding.text, spaces=False))
 
 
 def _nothing_found(steps: int) -> str:

@@ -14,8 +14,7 @@ from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, Text, comparisons_of, fit, teaches
 from outdo.trainer.display import Display
-from outdo.utils.errors import Mistakes, ModelError
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import ModelError, UserError, did_you_mean
 
 Kind = Literal["pairs", "scored", "regression"]
 ROLES: Mapping[Kind, tuple[str, ...]] = {
@@ -53,7 +52,7 @@ def run_reward_model(
     `model` is a language model, which gets a new head, or a reward model, which is trained on. `columns` names those of
     `data` that are not found by themselves. The share `holdout` of the prompts is kept apart, to be ranked at the end.
 
-    Raises `Mistakes` with all that is wrong with the folders and the data, before a model is loaded.
+    Raises `UserError` with all that is wrong with the folders and the data, before a model is loaded.
     """
     loss: Loss = "regression" if kind == "regression" else "pairs"
     train, held_out = _checked(model, data, out, kind, columns or {}, holdout, seed)
@@ -63,7 +62,7 @@ def run_reward_model(
     reward = _opened(model, seed, device=device, optimiser=replace(optimiser, total=steps), template=template)
     fitting, judged = _short_enough(reward, useful, display), _short_enough(reward, held_out, display)
     if not fitting:
-        raise Mistakes([f"{data}: no comparison fits into the model's context of {reward.context} tokens"])
+        raise UserError([f"{data}: no comparison fits into the model's context of {reward.context} tokens"])
     before = reward.ranking(judged)
     for line in _fitted(fit(reward, fitting, steps=steps, batch=batch, seed=seed, loss=loss), steps, display):
         display.say(line)
@@ -115,7 +114,7 @@ def _opened(model: str, seed: int, **how: Any) -> RewardModel:
 def _checked(
     model: str, data: str, out: Path, kind: Kind, columns: Mapping[str, str | None], holdout: float, seed: int
 ) -> tuple[list[Comparison], list[Comparison]]:
-    """What is trained on and what is held out. Raises `Mistakes` with everything that is wrong."""
+    """What is trained on and what is held out. Raises `UserError` with everything that is wrong."""
     mistakes: list[str] = []
     split: tuple[list[Comparison], list[Comparison]] = ([], [])
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -129,15 +128,15 @@ def _checked(
         if not any(teaches(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
             missing = "two answers of different reward to one prompt" if kind == "scored" else "an answer"
             mistakes.append(f"{data}: nothing to train on: there has to be {missing}, beside those held out")
-    except Mistakes as error:
-        mistakes += error.mistakes
+    except UserError as error:
+        mistakes += error.problems
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     return split
 
 
 def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -> list[Comparison]:
-    """The comparisons of a file or Hub data set. Raises `Mistakes` with every row that is none, and why.
+    """The comparisons of a file or Hub data set. Raises `UserError` with every row that is none, and why.
 
     An answer is text, or chat messages: the prompt's own, or none, and one by the assistant.
     """
@@ -152,7 +151,7 @@ def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -
         answers.append((prompt, first, second))
     if told:
         rest = [f"{path}: and {len(told) - SHOWN} more faults like these"] if len(told) > SHOWN else []
-        raise Mistakes([*told[:SHOWN], *rest])
+        raise UserError([*told[:SHOWN], *rest])
     if kind == "pairs":
         return [Comparison(prompt=prompt, completions=tuple(pair), values=(1.0, 0.0)) for prompt, *pair in answers]
     return comparisons_of(answers)
@@ -163,9 +162,9 @@ def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
     bare = {number: {key: row[key] for key in row if key != "id"} for number, row in rows.values.items()}
     try:
         asked = questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
-    except Mistakes as error:
+    except UserError as error:
         usable = {number: row[name] for number, row in bare.items() if isinstance(row.get(name), str | list)}
-        return usable, list(error.mistakes)
+        return usable, list(error.problems)
     return {int(each.id): each.prompt for each in asked}, []
 
 
@@ -198,7 +197,7 @@ def _columns(rows: Rows, kind: Kind, named: Mapping[str, str | None]) -> dict[st
             near = did_you_mean(name, rows.columns)
             mistakes.append(f'{rows.source}: no column "{name}" (asked for by --{role}){near} {listed}')
     if mistakes and rows.values:
-        raise Mistakes([*mistakes, *_other_kind(rows, kind)])
+        raise UserError([*mistakes, *_other_kind(rows, kind)])
     return found
 
 

@@ -9,7 +9,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.trainer.display import Display
 from outdo.trainer.sft import sft
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 
 def run_sft(
@@ -29,10 +29,10 @@ def run_sft(
 ) -> None:
     """Fine-tune a model on the pairs of a file, and write it to a new folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Mistakes([f"{out}: there is something there already; choose a new folder"])
+        raise UserError([f"{out}: there is something there already; choose a new folder"])
     pairs = questions_from(data, prompt=prompt, answer=answer)
     if all(pair.answer is None for pair in pairs):
-        raise Mistakes([f"{data}: no column looks like the answer to be learnt; name it: --answer NAME"])
+        raise UserError([f"{data}: no column looks like the answer to be learnt; name it: --answer NAME"])
     policy = Policy.load(model, device=device, optimiser=replace(optimiser, total=steps))
     longest = None if policy.context is None else policy.context - 1
     prompts = tokenise(pairs, policy.tokenizer, max_tokens=longest, template=template)

@@ -16,11 +16,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from outdo.config.messages import sentences, shown, toml
-from outdo.config.names import PUBLISHED_WITH
+from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe, sections, settings
 from outdo.config.rules import conflicts
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import UserError, did_you_mean
 
 LARGEST_FILE = 1_000_000
 """Bytes. No recipe is longer; something else was named by mistake."""
@@ -31,7 +30,7 @@ DEEPEST_YAML = 20
 PIECES = {
     "train.objective": "grpo",
     "train.advantage": "group_standardised",
-    "train.penalty": "k1",
+    "train.kl_in_reward": "k1",
     "train.critic": "model",
     "train.stop": "first_of",
     "optim.algorithm": "adamw",
@@ -43,7 +42,7 @@ ASKED_ON_COMMAND_LINE = "command line"
 DOTTED_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-class WrongRecipe(Mistakes):
+class RecipeError(UserError):
     """What is wrong with a recipe; `recipe` is the rest of it, where that is one, without the settings `broken`."""
 
     def __init__(self, mistakes: Sequence[str], recipe: Recipe | None, broken: Sequence[str]) -> None:
@@ -56,7 +55,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in `path` (none: only the defaults) with `overrides` such as `"optim.lr=2e-6"` on top.
 
     The value of an override is read as TOML, and taken as plain text where it is none or where the setting is text;
-    an empty one puts the setting back to its default. Raises `WrongRecipe` with everything that is wrong.
+    an empty one puts the setting back to its default. Raises `RecipeError` with everything that is wrong.
     """
     raw, mistakes = _readable(path)
     unread = bool(mistakes)
@@ -70,7 +69,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     refused = [] if unread or recipe is None else _refused(recipe, broken)
     mistakes += [f"{_source(key, asked, path)}: {sentence}" for key, sentence in [*wrong, *refused]]
     if mistakes or recipe is None:
-        raise WrongRecipe(mistakes, recipe, [*broken, *(key for key, _ in refused)])
+        raise RecipeError(mistakes, recipe, [*broken, *(key for key, _ in refused)])
     return recipe
 
 
@@ -87,8 +86,8 @@ def _readable(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
     """The tables of a file, none if it cannot be read, and why not."""
     try:
         return ({} if path is None else _parsed(Path(path))), []
-    except Mistakes as error:
-        return {}, list(error.mistakes)
+    except UserError as error:
+        return {}, list(error.problems)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -96,24 +95,24 @@ def _parsed(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
-            raise Mistakes([f"{path}: larger than {LARGEST_FILE:,} bytes, so this is no recipe"])
+            raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so this is no recipe"])
         text = content.decode("utf-8-sig")
         return _parsed_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
-    except Mistakes as error:
-        raise Mistakes([f"{path}: {mistake.removeprefix(f'{path}: ')}" for mistake in error.mistakes]) from None
+    except UserError as error:
+        raise UserError([f"{path}: {mistake.removeprefix(f'{path}: ')}" for mistake in error.problems]) from None
     except FileNotFoundError:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.*ml")])
-        raise Mistakes([f"{path}: no such file{near}"]) from None
+        raise UserError([f"{path}: no such file{near}"]) from None
     except IsADirectoryError:
-        raise Mistakes([f"{path}: is a folder; give the recipe file in it"]) from None
+        raise UserError([f"{path}: is a folder; give the recipe file in it"]) from None
     except UnicodeDecodeError as error:
-        raise Mistakes([f"{path}: not UTF-8 text (byte {error.start})"]) from None
+        raise UserError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
     except RecursionError:
-        raise Mistakes([f"{path}: nested too deeply"]) from None
+        raise UserError([f"{path}: nested too deeply"]) from None
     except OSError as error:
-        raise Mistakes([f"{path}: {error.strerror}"]) from None
+        raise UserError([f"{path}: {error.strerror}"]) from None
     except ValueError as error:
-        raise Mistakes([f"{path}: not valid TOML: {error}"]) from None
+        raise UserError([f"{path}: not valid TOML: {error}"]) from None
 
 
 def _parsed_yaml(text: str) -> dict[str, Any]:
@@ -121,20 +120,20 @@ def _parsed_yaml(text: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        raise Mistakes(
+        raise UserError(
             ['recipes in YAML need PyYAML: pip install "outdo[yaml]", or write the recipe as TOML']
         ) from None
     try:
         if refused := list(dict.fromkeys(_refused_yaml(yaml, text))):
-            raise Mistakes(refused)
+            raise UserError(refused)
         _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise Mistakes([f"not valid YAML: {' '.join(str(error).split())}"]) from None
+        raise UserError([f"not valid YAML: {' '.join(str(error).split())}"]) from None
     except ValueError as error:  # a date such as 2024-13-99
-        raise Mistakes([f"not valid YAML: {error}"]) from None
+        raise UserError([f"not valid YAML: {error}"]) from None
     if not isinstance(value, dict | None):
-        raise Mistakes([f"expected a table of settings, found {shown(value)}"])
+        raise UserError([f"expected a table of settings, found {shown(value)}"])
     return value or {}
 
 
@@ -164,7 +163,7 @@ def _refuse_repeated_keys(node: Any) -> None:
     seen: set[str] = set()
     for key, value in node.value:
         if key.value in seen:
-            raise Mistakes([f"line {key.start_mark.line + 1}: {key.value} is given twice"])
+            raise UserError([f"line {key.start_mark.line + 1}: {key.value} is given twice"])
         seen.add(key.value)
         _refuse_repeated_keys(value)
 
@@ -202,7 +201,7 @@ def _meant(raw: Mapping[str, Any], place: str) -> Any:
         return PIECES.get(place, {})
     objective = raw["train"].get("objective", PIECES["train.objective"])
     name = objective.get("name") if isinstance(objective, dict) else objective
-    return PUBLISHED_WITH.get(str(name), PIECES[place])
+    return DEFAULT_ADVANTAGE.get(str(name), PIECES[place])
 
 
 def _override_value(written: str, setting: FieldInfo | None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from outdo.config.recipe import sections, settings
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import did_you_mean
 
 EXPECTED = {
     "int_type": "a whole number",
@@ -37,8 +37,8 @@ MOVED = {
     "optim.betas": ("optim.algorithm", {"name": "adamw"}),
     "optim.eps": ("optim.algorithm", {"name": "adamw"}),
     "optim.weight_decay": ("optim.algorithm", {"name": "adamw"}),
-    "reference.every": ("reference.renew", {}),
-    "reference.mix": ("reference.renew", {"every": 20}),
+    "reference.every": ("reference.sync", {}),
+    "reference.mix": ("reference.sync", {"every": 20}),
 }
 """Keys of older recipes, the setting each is an option of now, and what else that one needs."""
 

@@ -12,27 +12,27 @@ from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
     BLIND_TO_PENALTY,
+    CALL_SIGNATURES,
     COEFFICIENTS,
     CRITICS,
+    DEFAULT_ADVANTAGE,
     DIVERGENCES,
+    FILLED_FROM_RECIPE,
     FORMULA,
     FORMULA_NUMBERS,
     GROUP_RELATIVE,
-    KNOWN_ELSEWHERE,
+    NOT_COMPOSED,
     OBJECTIVES,
-    PUBLISHED_WITH,
     REWARDS,
     STOPS,
-    TAKES,
-    WHOLE,
     WITH_CRITIC,
     WITH_REFERENCE,
     WITHOUT_RATIO,
 )
 from outdo.config.options import effective_options, needs_reference
 from outdo.config.recipe import Piece, Recipe
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import Signature, did_you_mean, signature_of
+from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.imports import Signature, signature_of
 
 Rule = Callable[[Recipe], Iterator[str]]
 
@@ -55,16 +55,16 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
     exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
     options = {name: value for name, value in piece.options.items() if name not in exchangeable}
     yield from _piece(key, Piece(name=piece.name, options=options), OBJECTIVES)
-    if "preparation" in exchanged and piece.name in ("clip_cov", "kl_cov"):
-        yield f"{key}.preparation: {piece.name} is its own preparation; without it nothing of the method is left"
-    if exchanged and piece.name in WHOLE:
+    if "batch_transform" in exchanged and piece.name in ("clip_cov", "kl_cov"):
+        yield f"{key}.batch_transform: {piece.name} is its own batch transform; without it, no method is left"
+    if exchanged and piece.name in NOT_COMPOSED:
         yield f"{key}.{next(iter(exchanged))}: {piece.name} is not made of pieces that could be exchanged"
         return
     for name, value in exchanged.items():
-        yield from _exchanged(f"{key}.{name}", name, value)
+        yield from _overridden(f"{key}.{name}", name, value)
 
 
-def _exchanged(key: str, name: str, value: Any) -> Iterator[str]:
+def _overridden(key: str, name: str, value: Any) -> Iterator[str]:
     """A piece or a number that stands in the place of a preset's."""
     if name in FORMULA_NUMBERS:
         yield from _number(key, name, value, FORMULA_NUMBERS[name])
@@ -76,7 +76,7 @@ def _exchanged(key: str, name: str, value: Any) -> Iterator[str]:
         except ValueError:
             yield f"{key}: expected a name, or a table with a name and options, found {each!r}"
             continue
-        yield from _piece(key, piece, FORMULA[name], takes=TAKES[name])
+        yield from _piece(key, piece, FORMULA[name], takes=CALL_SIGNATURES[name])
 
 
 def _pieces(recipe: Recipe) -> Iterator[str]:
@@ -91,21 +91,21 @@ def _pieces(recipe: Recipe) -> Iterator[str]:
 
 
 def _algorithm(recipe: Recipe) -> Iterator[str]:
-    yield from _piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, takes=TAKES["algorithm"])
+    yield from _piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, takes=CALL_SIGNATURES["algorithm"])
 
 
 def _penalty(recipe: Recipe) -> Iterator[str]:
-    penalty = recipe.train.penalty
+    penalty = recipe.train.kl_in_reward
     if penalty is None:
         return
-    yield from _missing("train.penalty", penalty.name, DIVERGENCES)
+    yield from _missing("train.kl_in_reward", penalty.name, DIVERGENCES)
     if "beta" not in penalty.options:
-        yield f'train.penalty.beta: required; write {{name = "{penalty.name}", beta = 0.05}}'
+        yield f'train.kl_in_reward.beta: required; write {{name = "{penalty.name}", beta = 0.05}}'
     for name, value in penalty.options.items():
         if name == "beta":
-            yield from _number("train.penalty.beta", name, value, 0.05)
+            yield from _number("train.kl_in_reward.beta", name, value, 0.05)
         else:
-            yield f"train.penalty.{name}: unknown option; it takes beta"
+            yield f"train.kl_in_reward.{name}: unknown option; it takes beta"
 
 
 def _rewards(recipe: Recipe) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _piece(key: str, piece: Piece, known: Mapping[str, str], *, takes: str = "")
     for name, value in piece.options.items():
         yield from _option(f"{key}.{name}", value, name, signature)
     for name in signature.required:
-        if name in signature.options and name not in piece.options and name not in KNOWN_ELSEWHERE:
+        if name in signature.options and name not in piece.options and name not in FILLED_FROM_RECIPE:
             yield f"{key}.{name}: required by {piece.name}"
 
 
@@ -140,8 +140,8 @@ def _missing(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
         return
     try:
         signature_of(known.get(name, name))
-    except Mistakes as error:
-        yield from (f"{key}: {mistake}" for mistake in error.mistakes)
+    except UserError as error:
+        yield from (f"{key}: {mistake}" for mistake in error.problems)
 
 
 def _option(key: str, value: Any, name: str, signature: Signature) -> Iterator[str]:
@@ -198,9 +198,9 @@ def _unlike_each(key: str, value: Any, defaults: tuple[Any, ...]) -> Iterator[st
 
 
 def _nothing_to_compare(recipe: Recipe) -> Iterator[str]:
-    if recipe.train.group == 1 and recipe.advantage.name in GROUP_RELATIVE:
+    if recipe.train.group_size == 1 and recipe.advantage.name in GROUP_RELATIVE:
         yield (
-            f"train.group = 1: {recipe.advantage.name} compares the answers of one question with each other, "
+            f"train.group_size = 1: {recipe.advantage.name} compares the answers of one question with each other, "
             "so that a single answer teaches nothing; use 2 or more"
         )
 
@@ -208,15 +208,15 @@ def _nothing_to_compare(recipe: Recipe) -> Iterator[str]:
 def _estimator(recipe: Recipe) -> Iterator[str]:
     if recipe.advantage.name == "pass_at_k":
         k = effective_options(recipe.advantage, ADVANTAGES)["k"]
-        if k > recipe.train.group:
-            yield f"train.advantage.k = {k}: a group has only {recipe.train.group} answers (train.group)"
+        if k > recipe.train.group_size:
+            yield f"train.advantage.k = {k}: a group has only {recipe.train.group_size} answers (train.group_size)"
     name, reference = recipe.advantage.name, recipe.reference
-    if name in BLIND_TO_PENALTY and recipe.train.penalty is not None:
-        yield f"train.penalty: {name} {BLIND_TO_PENALTY[name]}"
+    if name in BLIND_TO_PENALTY and recipe.train.kl_in_reward is not None:
+        yield f"train.kl_in_reward: {name} {BLIND_TO_PENALTY[name]}"
     if name in WITH_REFERENCE and reference.model is None:
         yield f"reference.model: {name} learns from a teacher; without one it is the policy itself, and teaches nothing"
-    if name in WITH_REFERENCE and reference.renew is not None:
-        yield f"reference.renew: the reference of {name} is its teacher, and not to be overwritten"
+    if name in WITH_REFERENCE and reference.sync is not None:
+        yield f"reference.sync: the reference of {name} is its teacher, and not to be overwritten"
 
 
 def _discounts(recipe: Recipe) -> Iterator[str]:
@@ -231,8 +231,9 @@ def _discounts(recipe: Recipe) -> Iterator[str]:
 def _no_difference(recipe: Recipe) -> Iterator[str]:
     name = recipe.advantage.name
     relative = name in GROUP_RELATIVE - {"gdpo"} or name == "remax" or ":" in name
-    if recipe.train.refill and not relative:
-        yield f"train.refill = {recipe.train.refill}: {name} also learns from answers that are all rewarded alike"
+    if recipe.train.dynamic_sampling and not relative:
+        rounds = recipe.train.dynamic_sampling
+        yield f"train.dynamic_sampling = {rounds}: {name} also learns from answers that are all rewarded alike"
 
 
 RATIO_CAPS = {"truncate": ("high",), "mask": ("high",), "sequence_mask": ("high",)}
@@ -260,22 +261,22 @@ def _caps_below_one(recipe: Recipe) -> Iterator[str]:
 
 
 def _no_like(recipe: Recipe) -> Iterator[str]:
-    if recipe.train.like != "outdo" and recipe.train.objective.name in WHOLE:
-        yield f'train.like = "{recipe.train.like}": {recipe.train.objective.name} is not a method that it has'
+    if recipe.train.compat != "outdo" and recipe.train.objective.name in NOT_COMPOSED:
+        yield f'train.compat = "{recipe.train.compat}": {recipe.train.objective.name} is not a method that it has'
 
 
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     _objective: ("train.objective",),
     _pieces: ("train.advantage", "train.critic", "train.stop"),
     _algorithm: ("optim.algorithm",),
-    _penalty: ("train.penalty",),
+    _penalty: ("train.kl_in_reward",),
     _rewards: ("rewards",),
-    _nothing_to_compare: ("train.group", "train.advantage", "train.objective"),
-    _estimator: ("train.advantage", "train.objective", "train.group", "train.penalty", "reference.model"),
+    _nothing_to_compare: ("train.group_size", "train.advantage", "train.objective"),
+    _estimator: ("train.advantage", "train.objective", "train.group_size", "train.kl_in_reward", "reference.model"),
     _discounts: ("train.advantage", "train.objective"),
     _caps_below_one: ("train.objective",),
-    _no_difference: ("train.refill", "train.advantage", "train.objective"),
-    _no_like: ("train.like", "train.objective"),
+    _no_difference: ("train.dynamic_sampling", "train.advantage", "train.objective"),
+    _no_like: ("train.compat", "train.objective"),
 }
 
 
@@ -287,18 +288,18 @@ CLIP_OPTIONS = ("clip_low", "clip_high", "dual", "ratio_max")
 
 def _once(recipe: Recipe) -> bool:
     """One update per batch, so that π_old is the policy itself."""
-    return recipe.train.updates == 1 and recipe.train.minibatches == 1
+    return recipe.train.passes == 1 and recipe.train.minibatches == 1
 
 
 def _one_update(recipe: Recipe) -> Iterator[str]:
     options = effective_options(recipe.train.objective, OBJECTIVES)
     bounds = [name for name in CLIP_OPTIONS if options.get(name) is not None and "surrogate" not in options]
-    if bounds and _once(recipe) and recipe.train.objective.name not in WHOLE:
+    if bounds and _once(recipe) and recipe.train.objective.name not in NOT_COMPOSED:
         yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot bind"
-    if recipe.train.updates == 1 and recipe.train.stop is not None:
-        yield "train.stop has no effect: with train.updates = 1 there is no second pass that could be left out"
-    if recipe.train.updates == 1 and recipe.train.objective.name == "target":
-        yield "train.updates = 1: a single step brings few tokens to their targets; target is made for several"
+    if recipe.train.passes == 1 and recipe.train.stop is not None:
+        yield "train.stop has no effect: with train.passes = 1 there is no second pass that could be left out"
+    if recipe.train.passes == 1 and recipe.train.objective.name == "target":
+        yield "train.passes = 1: a single step brings few tokens to their targets; target is made for several"
 
 
 def _idle_options(recipe: Recipe) -> Iterator[str]:
@@ -316,7 +317,7 @@ def _uncorrected(recipe: Recipe) -> Iterator[str]:
 
 def _no_reference(recipe: Recipe) -> Iterator[str]:
     reference = recipe.reference
-    given = {"model": reference.model, "renew.every": reference.renew and reference.renew.every}
+    given = {"model": reference.model, "renew.every": reference.sync and reference.sync.every}
     own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # what it needs, its file knows
     for name, value in given.items():
         if value is not None and not own and not needs_reference(recipe):
@@ -326,8 +327,8 @@ def _no_reference(recipe: Recipe) -> Iterator[str]:
 def _kl_twice_or_never(recipe: Recipe) -> Iterator[str]:
     options = effective_options(recipe.train.objective, OBJECTIVES)
     beta = options.get("beta", 0.0)
-    if recipe.train.penalty is not None and beta != 0:
-        yield f"KL counts twice: beta = {beta} in the loss, and train.penalty takes it off the reward"
+    if recipe.train.kl_in_reward is not None and beta != 0:
+        yield f"KL counts twice: beta = {beta} in the loss, and train.kl_in_reward takes it off the reward"
     for name in ("divergence", "kl_ratio"):
         if name in recipe.train.objective.options and beta == 0:
             yield f"train.objective.{name} has no effect: beta is 0"
@@ -349,11 +350,11 @@ def _placement_of_kl(recipe: Recipe) -> Iterator[str]:
 
 def _not_as_published(recipe: Recipe) -> Iterator[str]:
     name, asked = recipe.train.objective.name, recipe.train.advantage
-    published = PUBLISHED_WITH.get(name, "group_standardised")
+    published = DEFAULT_ADVANTAGE.get(name, "group_standardised")
     if name in OBJECTIVES and asked is not None and asked.name != published:
         yield f"{name} was published with the advantage {published}, not {asked.name}"
-    if name == "dapo" and (recipe.train.refill == 0 or recipe.train.truncated == "train"):
-        yield 'dapo is published with train.refill (dynamic sampling) and train.truncated = "mask" as well'
+    if name == "dapo" and (recipe.train.dynamic_sampling == 0 or not recipe.train.mask_truncated):
+        yield "dapo is published with train.dynamic_sampling and train.mask_truncated = true as well"
 
 
 def _engine_is_the_policy(recipe: Recipe) -> Iterator[str]:

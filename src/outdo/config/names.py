@@ -10,37 +10,37 @@ from outdo.rewards.loading import BUILTIN
 
 PRESETS = "outdo.algorithms.objectives.presets"
 OBJECTIVES = {
-    "grpo": f"{PRESETS}.clipped:grpo",
-    "grpo_clip": f"{PRESETS}.clipped:grpo_clip",
-    "ppo": f"{PRESETS}.clipped:ppo",
-    "dr_grpo": f"{PRESETS}.clipped:dr_grpo",
-    "dapo": f"{PRESETS}.clipped:dapo",
-    "bnpo": f"{PRESETS}.clipped:bnpo",
-    "gspo": f"{PRESETS}.clipped:gspo",
-    "gspo_token": f"{PRESETS}.clipped:gspo_token",
-    "luspo": f"{PRESETS}.clipped:luspo",
-    "gmpo": f"{PRESETS}.clipped:gmpo",
-    "clip_cov": f"{PRESETS}.clipped:clip_cov",
-    "kl_cov": f"{PRESETS}.clipped:kl_cov",
-    "cispo": f"{PRESETS}.reweighted:cispo",
-    "sapo": f"{PRESETS}.reweighted:sapo",
-    "vespo": f"{PRESETS}.reweighted:vespo",
-    "dppo_tv": f"{PRESETS}.reweighted:dppo_tv",
-    "dppo_kl": f"{PRESETS}.reweighted:dppo_kl",
-    "dro": f"{PRESETS}.reweighted:dro",
-    "reinforce": f"{PRESETS}.gradient:reinforce",
-    "reinforce_pp": f"{PRESETS}.gradient:reinforce_pp",
-    "rloo": f"{PRESETS}.gradient:rloo",
-    "rloo_clip": f"{PRESETS}.clipped:rloo_clip",
-    "remax": f"{PRESETS}.gradient:remax",
-    "opo": f"{PRESETS}.gradient:opo",
-    "gpg": f"{PRESETS}.gradient:gpg",
-    "distillation": f"{PRESETS}.gradient:distillation",
-    "rejection": f"{PRESETS}.gradient:likelihood",
+    "grpo": f"{PRESETS}:grpo",
+    "grpo_clip": f"{PRESETS}:grpo_clip",
+    "ppo": f"{PRESETS}:ppo",
+    "dr_grpo": f"{PRESETS}:dr_grpo",
+    "dapo": f"{PRESETS}:dapo",
+    "bnpo": f"{PRESETS}:bnpo",
+    "gspo": f"{PRESETS}:gspo",
+    "gspo_token": f"{PRESETS}:gspo_token",
+    "luspo": f"{PRESETS}:luspo",
+    "gmpo": f"{PRESETS}:gmpo",
+    "clip_cov": f"{PRESETS}:clip_cov",
+    "kl_cov": f"{PRESETS}:kl_cov",
+    "cispo": f"{PRESETS}:cispo",
+    "sapo": f"{PRESETS}:sapo",
+    "vespo": f"{PRESETS}:vespo",
+    "dppo_tv": f"{PRESETS}:dppo_tv",
+    "dppo_kl": f"{PRESETS}:dppo_kl",
+    "dro": f"{PRESETS}:dro",
+    "reinforce": f"{PRESETS}:reinforce",
+    "reinforce_pp": f"{PRESETS}:reinforce_pp",
+    "rloo": f"{PRESETS}:rloo",
+    "rloo_clip": f"{PRESETS}:rloo_clip",
+    "remax": f"{PRESETS}:remax",
+    "opo": f"{PRESETS}:opo",
+    "gpg": f"{PRESETS}:gpg",
+    "distillation": f"{PRESETS}:distillation",
+    "rejection": f"{PRESETS}:likelihood",
     "tpo": "outdo.algorithms.objectives.target.tpo:tpo",
     "target": "outdo.algorithms.objectives.target.objective:target",
 }
-PUBLISHED_WITH = {  # the advantage a method was published with; the others: group_standardised
+DEFAULT_ADVANTAGE = {  # the advantage a method was published with; the others: group_standardised
     "ppo": "gae",
     "dr_grpo": "group_centred",
     "dro": "group_centred",
@@ -85,11 +85,11 @@ WITH_REFERENCE = frozenset({"distillation"})
 WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejection"})
 """Objectives in which nothing makes up for the policy having moved since it sampled."""
 
-KNOWN_ELSEWHERE = ("length", "max_tokens", "weights")
+FILLED_FROM_RECIPE = ("length", "max_tokens", "weights")
 """Options that a piece may ask for and a recipe need not repeat: the longest answer, the weights of the rewards."""
 
 PEERS_EPS = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}
-"""What `train.like` puts in the place of an advantage's `eps` that the recipe leaves out."""
+"""What `train.compat` puts in the place of an advantage's `eps` that the recipe leaves out."""
 
 BLIND_TO_PENALTY = {
     "gdpo": "looks at the parts of the reward, where a penalty on the whole is not seen",
@@ -99,15 +99,15 @@ BLIND_TO_PENALTY = {
 }
 """Advantages that a KL taken off the reward would silently break, and why."""
 
-TAKES = {  # what a piece of one's own is called with, in order
+CALL_SIGNATURES = {  # what a piece of one's own is called with, in order
     "level": "log_ratio, loss_mask",
     "surrogate": "log_ratio, logprobs, advantages, batch",
     "divergence": "logprobs, ref_logprobs",
     "correction": "logprobs, batch",
     "weight": "batch",
     "entropy_weight": "batch",
-    "preparation": "batch",
-    "penalty": "logprobs, ref_logprobs",
+    "batch_transform": "batch",
+    "kl_in_reward": "logprobs, ref_logprobs",
     "algorithm": "weights",
 }
 
@@ -122,12 +122,12 @@ SURROGATES = {
         "unclipped",
         "log_likelihood",
         "cispo",
-        "soft_gate",
+        "sapo",
         "vespo",
-        "geometric_clip",
-        "trust_region_tv",
-        "trust_region_kl",
-        "squared",
+        "gmpo",
+        "dppo_tv",
+        "dppo_kl",
+        "dro",
         "kl_cov",
     )
 }
@@ -142,7 +142,7 @@ CORRECTIONS = {
     name: f"outdo.algorithms.objectives.corrections:{name}"
     for name in ("none", "truncate", "mask", "sequence_mask", "reject", "off_policy_rows")
 }
-PREPARATIONS = {
+BATCH_TRANSFORMS = {
     name: f"outdo.algorithms.objectives.batch_transforms:{name}"
     for name in ("high_entropy", "without_covariant", "covariant")
 }
@@ -152,15 +152,15 @@ FORMULA: Mapping[str, Mapping[str, str]] = {
     "divergence": DIVERGENCES,
     "weight": WEIGHTS,
     "correction": CORRECTIONS,
-    "preparation": PREPARATIONS,
+    "batch_transform": BATCH_TRANSFORMS,
     "entropy_weight": WEIGHTS,
 }
 """The pieces of a preset that a recipe may exchange, as options of `train.objective`, and what may stand there."""
 
-FORMULA_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "limit": 20.0}
+FORMULA_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0}
 """The numbers of a preset that a recipe may set in the same way, and an example of each."""
 
-WHOLE = frozenset({"tpo", "target"})
+NOT_COMPOSED = frozenset({"tpo", "target"})
 """Objectives that are not made of those pieces."""
 
 COEFFICIENTS = {

@@ -28,7 +28,7 @@ def effective_options(piece: Piece, known: Mapping[str, str]) -> dict[str, Any]:
 def needs_reference(recipe: Recipe) -> bool:
     """Whether the recipe's pieces ask for a reference policy, as far as their source tells."""
     beta = effective_options(recipe.train.objective, OBJECTIVES).get("beta", 0.0)
-    return beta != 0 or recipe.train.penalty is not None or recipe.advantage.name in WITH_REFERENCE
+    return beta != 0 or recipe.train.kl_in_reward is not None or recipe.advantage.name in WITH_REFERENCE
 
 
 def method_in_words(recipe: Recipe) -> list[str]:
@@ -37,7 +37,7 @@ def method_in_words(recipe: Recipe) -> list[str]:
     pieces: list[tuple[str, Piece | None, Mapping[str, str]]] = [
         ("objective", train.objective, OBJECTIVES),
         ("advantage", recipe.advantage, ADVANTAGES),
-        ("penalty", train.penalty, DIVERGENCES),
+        ("kl_in_reward", train.kl_in_reward, DIVERGENCES),
         ("critic", recipe.critic, CRITICS),
         ("stop", train.stop, STOPS),
         ("optimiser", recipe.optim.algorithm, ALGORITHMS),
@@ -48,17 +48,21 @@ def method_in_words(recipe: Recipe) -> list[str]:
             options = effective_options(piece, known)
             if "length" in options and options["length"] is None:  # see KNOWN_ELSEWHERE
                 options["length"] = recipe.sampling.max_tokens
-            if "eps" in options and "eps" not in piece.options and train.like in PEERS_EPS:
-                options["eps"] = PEERS_EPS[train.like]
+            if "eps" in options and "eps" not in piece.options and train.compat in PEERS_EPS:
+                options["eps"] = PEERS_EPS[train.compat]
             said = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
             lines.append(f"{what}: {piece.name}" + (f" ({said})" if said else ""))
-    peer = "" if train.like == "outdo" else f", in the conventions of {train.like} (docs/methods: means, clamps, clips)"
+    peer = (
+        ""
+        if train.compat == "outdo"
+        else f", in the conventions of {train.compat} (docs/methods: means, clamps, clips)"
+    )
     return [lines[0] + peer, *lines[1:]]
 
 
 def every_piece() -> Iterator[str]:
     """Every named piece and its options, as `outdo config --pieces` prints them; one without a default is marked."""
-    tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.penalty": DIVERGENCES}
+    tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.kl_in_reward": DIVERGENCES}
     tables |= {f"train.objective.{name}": known for name, known in FORMULA.items()}
     tables |= {"train.critic": CRITICS, "train.stop": STOPS, "optim.algorithm": ALGORITHMS, "rewards": REWARDS}
     for place, known in tables.items():

@@ -6,14 +6,11 @@ from typing import Any
 
 from outdo.config.recipe import Piece, Recipe
 
-SMALL = 50_000_000
-"""Weights of a model for which a process of its own does more than a further thread, which only products can use."""
-
 
 def placed(recipe: Recipe) -> Recipe:
     """Every path in the recipe, and every `file.py:name`, from the root; hub names and names of pieces as they are."""
     train, data, reference = recipe.train, recipe.data, recipe.reference
-    pieces = {name: getattr(train, name) for name in ("objective", "advantage", "penalty", "critic", "stop")}
+    pieces = {name: getattr(train, name) for name in ("objective", "advantage", "kl_in_reward", "critic", "stop")}
     moved = {name: _piece(piece) for name, piece in pieces.items() if piece is not None}
     files = {"path": absolute(data.path), "eval_path": data.eval_path and absolute(data.eval_path)}
     if data.select is not None:
@@ -28,19 +25,6 @@ def placed(recipe: Recipe) -> Recipe:
             "optim": recipe.optim.model_copy(update={"algorithm": _piece(recipe.optim.algorithm)}),
         }
     )
-
-
-def workers_of(recipe: Recipe, *, device: str, threads: int, parameters: int | None) -> tuple[int, str]:
-    """How many processes share the work of one with `threads` threads, and why so many."""
-    if device != "cpu":
-        return 1, f"one process drives {device}"
-    if recipe.workers is not None:
-        return recipe.workers, "as the recipe asks"
-    if recipe.critic is not None:
-        return 1, "a critic is trained in one process, with all threads"
-    if parameters is None or parameters > SMALL:
-        return 1, "a large model's products are shared out among threads"
-    return threads, "what is small is quicker with a process for each thread"
 
 
 def absolute(path: str) -> str:

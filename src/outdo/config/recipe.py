@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from outdo.config.names import PUBLISHED_WITH, REWARD_MODEL, WITH_CRITIC
+from outdo.config.names import DEFAULT_ADVANTAGE, REWARD_MODEL, WITH_CRITIC
 
 RUNS = Path("runs")
 """Where a run that is only named, not placed, has its folder."""
@@ -174,7 +174,7 @@ class Schedule(Section):
         return {"name": value} if isinstance(value, str) else value
 
 
-class Renewal(Section):
+class ReferenceSync(Section):
     """When the reference follows the policy, and the policy's share in it then: 1 replaces it."""
 
     every: Count
@@ -199,37 +199,30 @@ class Sampling(Section):
     )
     top_k: CountOrZero = Field(default=0, description="only the k likeliest tokens; 0 is all")
     min_p: BelowOne = Field(default=0.0, description="only tokens at least this share as likely as the likeliest")
-    stop: Annotated[tuple[str | CountOrZero, ...], Field(strict=False)] = Field(
-        default=(), description="texts, and numbers of tokens, that end an answer besides the tokenizer's own token"
+    stop: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(), description="texts that end an answer, besides the tokenizer's end-of-sequence token"
+    )
+    stop_token_ids: Annotated[tuple[CountOrZero, ...], Field(strict=False)] = Field(
+        default=(), description="token ids that end an answer, besides the tokenizer's end-of-sequence token"
     )
     max_tokens: Count = Field(default=256, description="longest answer in tokens")
-
-    @property
-    def stop_texts(self) -> tuple[str, ...]:
-        """Those of `stop` that are texts."""
-        return tuple(each for each in self.stop if isinstance(each, str))
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Those of `stop` that are tokens."""
-        return tuple(each for each in self.stop if isinstance(each, int))
 
 
 class Train(Section):
     """One step: questions, answers, advantages, and the updates made of them."""
 
     prompts: Count = Field(default=32, description="questions per step (P)")
-    group: Count = Field(default=8, description="answers per question (G)")
-    refill: CountOrZero = Field(
+    group_size: Count = Field(default=8, description="answers per question (G)")
+    dynamic_sampling: CountOrZero = Field(
         default=0,
         description="so many further rounds of questions, at most, to replace groups that are all alike",
     )
-    updates: Count = Field(default=1, description="passes over each batch (μ)")
+    passes: Count = Field(default=1, description="passes over each batch (μ)")
     minibatches: Count = Field(default=1, description="optimiser steps within one pass")
-    micro_tokens: Count | Literal["auto"] = Field(
+    micro_batch_tokens: Count | Literal["auto"] = Field(
         default=16384, description="tokens in one forward pass, or auto: decides memory, never the gradient"
     )
-    recompute: bool = Field(
+    gradient_checkpointing: bool = Field(
         default=False, description="compute activations again in the backward pass: less memory, a third more time"
     )
     objective: NamedPiece = Field(
@@ -238,11 +231,11 @@ class Train(Section):
     advantage: NamedPiece | None = Field(
         default=None, description="group_standardised, leave_one_out ... or file.py:name; unset: the objective's own"
     )
-    penalty: NamedPiece | None = Field(
+    kl_in_reward: NamedPiece | None = Field(
         default=None, description='KL from the reference, taken off the reward: {name = "k1", beta = 0.05}; unset: none'
     )
-    truncated: Literal["train", "mask"] = Field(
-        default="train", description="answers cut off at max_tokens: train on them, or mask them (overlong filtering)"
+    mask_truncated: bool = Field(
+        default=False, description="leave answers cut off at max_tokens out of the loss (overlong filtering)"
     )
     critic: NamedPiece | None = Field(
         default=None,
@@ -251,7 +244,7 @@ class Train(Section):
     stop: NamedPiece | None = Field(
         default=None, description='end the updates early: {name = "first_of", attained = 0.9, kl = 0.1}; unset: never'
     )
-    like: Literal["outdo", "trl", "verl", "openrlhf", "areal"] = Field(
+    compat: Literal["outdo", "trl", "verl", "openrlhf", "areal"] = Field(
         default="outdo", description="conventions where libraries differ (eps, clamps, empty rows, means)"
     )
 
@@ -262,7 +255,7 @@ class Reference(Section):
     model: PathText | None = Field(
         default=None, description="a model folder or hub name; unset: the policy as it starts"
     )
-    renew: Renewal | None = Field(
+    sync: ReferenceSync | None = Field(
         default=None, description="{every = 20, mix = 0.6}: from the policy, whose share is mix; unset: never"
     )
 
@@ -340,7 +333,7 @@ class Recipe(Section):
         description="exact, last_number, math, format ..., file.py:name, or a list of these or of {name, weight}",
     )
     data: Data = Field(description="the questions")
-    reward: RewardLimits = Field(default=RewardLimits(), description="limits of reward functions")
+    reward_limits: RewardLimits = Field(default=RewardLimits(), description="limits of reward functions")
     sampling: Sampling = Field(default=Sampling(), description="how answers are drawn in training")
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")
     reference: Reference = Field(default=Reference(), description="the policy that KL is measured from")
@@ -354,7 +347,7 @@ class Recipe(Section):
     @property
     def advantage(self) -> Piece:
         """The advantage asked for, or the one that the objective was published with."""
-        published = PUBLISHED_WITH.get(self.train.objective.name, "group_standardised")
+        published = DEFAULT_ADVANTAGE.get(self.train.objective.name, "group_standardised")
         return self.train.advantage or Piece(name=published)
 
     @property

@@ -90,7 +90,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
 
 def optimiser_steps(recipe: Recipe) -> int:
     """Optimiser steps of the whole run."""
-    return recipe.steps * recipe.train.updates * recipe.train.minibatches
+    return recipe.steps * recipe.train.passes * recipe.train.minibatches
 
 
 def _never_at_full_rate(recipe: Recipe) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _never_at_full_rate(recipe: Recipe) -> Iterator[str]:
 
 
 def _never_down_to_zero(recipe: Recipe) -> Iterator[str]:
-    fewer = {"train.stop": recipe.train.stop is not None, "train.refill": recipe.train.refill > 0}
+    fewer = {"train.stop": recipe.train.stop is not None, "train.dynamic_sampling": recipe.train.dynamic_sampling > 0}
     why = " and ".join(key for key, given in fewer.items() if given)
     if recipe.optim.schedule.name != "constant" and why:
         yield f'optim.schedule = "{recipe.optim.schedule.name}": {why} may leave steps out; only those taken count'

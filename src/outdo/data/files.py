@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import UserError, did_you_mean
 
 HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<split>[\w.\[\]:%+-]+))?")
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
@@ -59,7 +58,7 @@ class Rows:
 def read(path: str, *, limit: int | None = None) -> Rows:
     """The first `limit` rows (all, if `None`) of a file or of a Hub data set `owner/name:split`.
 
-    The Hub is asked only where `path` cannot mean a file here. Raises `Mistakes` if there is no such file, if it is
+    The Hub is asked only where `path` cannot mean a file here. Raises `UserError` if there is no such file, if it is
     empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
     hub = HUB_NAME.fullmatch(path)
@@ -72,11 +71,11 @@ def read(path: str, *, limit: int | None = None) -> Rows:
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise Mistakes([f"{path}: cannot be read: {error.strerror}"]) from None
+            raise UserError([f"{path}: cannot be read: {error.strerror}"]) from None
         parsed = list(islice(reader(path, content), limit)) if content.strip() else []
         fingerprint = hashlib.sha256(content).hexdigest()
     if not parsed:
-        raise Mistakes([f"{path}: is empty: it holds no rows"])
+        raise UserError([f"{path}: is empty: it holds no rows"])
     return Rows(
         source=path,
         values=dict(row for row in parsed if not isinstance(row, Fault)),
@@ -100,12 +99,12 @@ def _reader(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
     file = Path(path)
     if "\0" in path or not file.exists():
         near = did_you_mean(file.name, [p.name for p in file.parent.glob("*.*")]) if "\0" not in path else ""
-        raise Mistakes([f"{path}: no such file (looked in {Path.cwd()}){near}"])
+        raise UserError([f"{path}: no such file (looked in {Path.cwd()}){near}"])
     if file.is_dir():
         inside = sorted(str(p) for p in file.iterdir() if p.suffix in READERS)
-        raise Mistakes([f"{path}: is a folder; name a file in it{f', such as {inside[0]}' if inside else ''}"])
+        raise UserError([f"{path}: is a folder; name a file in it{f', such as {inside[0]}' if inside else ''}"])
     if file.suffix not in READERS:
-        raise Mistakes([f"{path}: unknown format; expected a file ending in {', '.join(READERS)}"])
+        raise UserError([f"{path}: unknown format; expected a file ending in {', '.join(READERS)}"])
     return READERS[file.suffix]
 
 
@@ -135,11 +134,11 @@ def _json(path: str, content: bytes) -> Iterator[Parsed]:
     try:
         value = _loads(_text(path, content))
     except json.JSONDecodeError as error:
-        raise Mistakes([f"{path}: broken JSON in line {error.lineno}: {error.msg}"]) from None
+        raise UserError([f"{path}: broken JSON in line {error.lineno}: {error.msg}"]) from None
     except (ValueError, RecursionError) as error:
-        raise Mistakes([f"{path}: {error}"]) from None
+        raise UserError([f"{path}: {error}"]) from None
     if not isinstance(value, list):
-        raise Mistakes([f"{path}: expected a list of rows, [{{...}}, {{...}}]; one row a line is .jsonl"])
+        raise UserError([f"{path}: expected a list of rows, [{{...}}, {{...}}]; one row a line is .jsonl"])
     yield from (_checked(number, row) for number, row in enumerate(value, 1))
 
 
@@ -148,10 +147,10 @@ def _csv(path: str, content: bytes) -> Iterator[Parsed]:
     try:
         header = next(records, [])
     except csv.Error as error:
-        raise Mistakes([f"{path}: broken CSV in its header: {error}"]) from None
+        raise UserError([f"{path}: broken CSV in its header: {error}"]) from None
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
-        raise Mistakes([f"{path}: the header names {', '.join(repeated)} twice"])
+        raise UserError([f"{path}: the header names {', '.join(repeated)} twice"])
     number = 0
     try:
         for number, fields in enumerate(filter(None, records), 1):
@@ -168,7 +167,7 @@ def _parquet(path: str, content: bytes) -> Iterator[Parsed]:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
         rows = table.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise Mistakes([f"{path}: not a whole Parquet file: {str(error).splitlines()[0]}"]) from None
+        raise UserError([f"{path}: not a whole Parquet file: {str(error).splitlines()[0]}"]) from None
     yield from (_checked(number, row) for number, row in enumerate(rows, 1))
 
 
@@ -185,12 +184,12 @@ def _hub_records(path: str, name: str, split: str) -> Iterable[Mapping[str, Any]
         import datasets
     except ImportError:
         hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
-        raise Mistakes([f"{path}: data sets of the Hub need the package datasets: {hint}"]) from None
+        raise UserError([f"{path}: data sets of the Hub need the package datasets: {hint}"]) from None
     try:
         return datasets.load_dataset(name, split=split)  # type: ignore[return-value]
     except Exception as error:  # a library's many ways of saying no: offline, no such name, no such split
         said = (str(error).strip() or "no reason given").splitlines()[0]
-        raise Mistakes([f"{path}: the Hub's data set cannot be loaded: {type(error).__name__}: {said}"]) from error
+        raise UserError([f"{path}: the Hub's data set cannot be loaded: {type(error).__name__}: {said}"]) from error
 
 
 def _text(path: str, content: bytes) -> str:
@@ -198,7 +197,7 @@ def _text(path: str, content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise Mistakes([f"{path}: not UTF-8 text (line {line}, byte {error.start} of the file)"]) from None
+        raise UserError([f"{path}: not UTF-8 text (line {line}, byte {error.start} of the file)"]) from None
 
 
 # ------------------------------------------------------------------------------------------------------- single values

@@ -13,7 +13,7 @@ from typing import Any
 
 from outdo.data.files import Rows, read
 from outdo.storage.run_folder import write_text_atomically
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 Text = str | Sequence[Mapping[str, Any]]
 
@@ -40,11 +40,11 @@ def fingerprint(text: Text) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Raise `Mistakes` where rates could not be written, or not be read again, before anything was spent on them."""
+    """Raise `UserError` where rates could not be written, or not be read again, before anything was spent on them."""
     if path.suffix != ".jsonl":
-        raise Mistakes([f"{path}: pass rates are written one a line, to a file ending in .jsonl"])
+        raise UserError([f"{path}: pass rates are written one a line, to a file ending in .jsonl"])
     if not path.parent.is_dir():
-        raise Mistakes([f"{path}: there is no folder {path.parent}"])
+        raise UserError([f"{path}: there is no folder {path.parent}"])
 
 
 def write(path: Path, rates: Iterable[PassRate]) -> None:
@@ -56,7 +56,7 @@ def write(path: Path, rates: Iterable[PassRate]) -> None:
 
 
 def load(path: str) -> tuple[dict[str, PassRate], str]:
-    """The rates of a file by the questions' ids, and the file's SHA-256. Raises `Mistakes` with every faulty line."""
+    """The rates of a file by the questions' ids, and the file's SHA-256. Raises `UserError` with every faulty line."""
     rows = read(path)
     faults = {fault.row: fault.reason for fault in rows.faults}
     rates: dict[str, PassRate] = {}
@@ -69,7 +69,7 @@ def load(path: str) -> tuple[dict[str, PassRate], str]:
         else:
             faults[number] = reason
     if faults:
-        raise Mistakes(_told(rows, faults))
+        raise UserError(_told(rows, faults))
     return rates, rows.fingerprint
 
 

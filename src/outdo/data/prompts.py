@@ -7,9 +7,9 @@ import numpy
 from transformers import PreTrainedTokenizerBase
 
 from outdo.data.questions import Question
-from outdo.models.loading import encode_prompt
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.types import Prompt
-from outdo.utils.errors import Mistakes, ModelError
+from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 SHOWN = 20
@@ -28,7 +28,7 @@ def tokenise(
     """Render and tokenise each question once; these ids are what is sampled from and trained on.
 
     Prompts of more than `max_tokens` tokens are left out (`overlong` "drop") or refused ("refuse"): cutting a question
-    would change it. Raises `Mistakes` with every question that is refused, by `overlong` or by the chat template.
+    would change it. Raises `UserError` with every question that is refused, by `overlong` or by the chat template.
     """
     prompts: list[Prompt] = []
     long: list[str] = []
@@ -56,7 +56,7 @@ def tokenise(
         refused += long
     if refused:
         rest = [f"and {len(refused) - SHOWN:,} more questions like these"] if len(refused) > SHOWN else []
-        raise Mistakes([*refused[:SHOWN], *rest])
+        raise UserError([*refused[:SHOWN], *rest])
     return prompts
 
 

@@ -11,8 +11,7 @@ from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
 from outdo.data.files import Fault, Rows, read
 from outdo.data.pass_rates import PassRate
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import UserError, did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation")
 ANSWER_COLUMNS = (
@@ -66,7 +65,7 @@ class Questions:
 
 
 def questions_of(recipe: Recipe) -> Questions:
-    """The questions a recipe names, training and held-out. Raises `Mistakes` with what is wrong in any of its files."""
+    """Read the training and held-out questions of a recipe. Raises `UserError` with all that is wrong in its files."""
     data, mistakes = recipe.data, []
     found: dict[str, Sequence[Question]] = {}
     rates: Mapping[str, PassRate] = {}
@@ -86,7 +85,7 @@ def questions_of(recipe: Recipe) -> Questions:
     if not mistakes and data.eval_rows >= len(found["data.path"]):
         mistakes.append(f"data.eval_rows = {data.eval_rows}: no row of {len(found['data.path'])} is left to train on")
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     train, held_out = _held_out(data, found, recipe.seed)
     if data.select is not None:
         kept = select(train, rates, data.select)
@@ -101,7 +100,7 @@ def questions_of(recipe: Recipe) -> Questions:
 def questions_from(
     path: str, *, prompt: str | None = None, answer: str | None = None, limit: int | None = None
 ) -> tuple[Question, ...]:
-    """The questions of one file or Hub data set, by itself. Raises `Mistakes` with everything that is wrong in it."""
+    """The questions of one file or Hub data set, by itself. Raises `UserError` with everything that is wrong in it."""
     rows = read(path, limit=limit)
     return questions(rows, detect(rows, prompt=prompt, answer=answer))
 
@@ -109,7 +108,7 @@ def questions_from(
 def detect(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
     """The columns of question and answer: those named, else the likeliest that are there.
 
-    Raises `Mistakes` if a named one does not exist, or if nothing looks like the question.
+    Raises `UserError` if a named one does not exist, or if nothing looks like the question.
     """
     known = _with_inner(rows)
     mistakes = [
@@ -121,13 +120,13 @@ def detect(rows: Rows, *, prompt: str | None = None, answer: str | None = None) 
     if prompt is None and rows.values:
         mistakes.append(f"{rows.source}: no column looks like the question; name it: data.prompt=NAME {_listed(rows)}")
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     others = [name for name in known if name != prompt]
     return Columns(prompt=prompt or "", answer=answer or _first(ANSWER_COLUMNS, others))
 
 
 def questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
-    """The rows as questions. Raises `Mistakes` with every row that cannot be one, its number and the reason."""
+    """The rows as questions. Raises `UserError` with every row that cannot be one, its number and the reason."""
     faults = list(rows.faults)
     made: list[Question] = []
     first_with: dict[str, int] = {}
@@ -147,7 +146,7 @@ def questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
         faults.sort(key=lambda fault: fault.row)
         shown = [f"{rows.source}, row {fault.row}: {fault.reason}" for fault in faults[:SHOWN]]
         rest = len(faults) - len(shown)
-        raise Mistakes([*shown, f"{rows.source}: and {rest} more faults like these"] if rest else shown)
+        raise UserError([*shown, f"{rows.source}: and {rest} more faults like these"] if rest else shown)
     return tuple(made)
 
 
@@ -165,7 +164,7 @@ def hold_out(asked: Sequence[Question], rows: int, seed: int) -> tuple[list[Ques
 def select(asked: Sequence[Question], rates: Mapping[str, PassRate], by: Selection) -> list[Question]:
     """The questions whose pass rate lies within `[by.low, by.high]`, in their order.
 
-    Raises `Mistakes` if questions have no rate, if their text is not the one that was rated, or if none is left.
+    Raises `UserError` if questions have no rate, if their text is not the one that was rated, or if none is left.
     """
     without = [question for question in asked if question.id not in rates]
     rated = [question for question in asked if question.id in rates]
@@ -181,7 +180,7 @@ def select(asked: Sequence[Question], rates: Mapping[str, PassRate], by: Selecti
     if not mistakes and not kept:
         mistakes.append(f"data.select: none of the {len(asked):,} training questions is left: {_within(by)}")
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     return kept
 
 
@@ -206,8 +205,8 @@ def _noted(mistakes: list[str], key: str) -> Iterator[None]:
     """Add what is wrong with the file that `key` names to `mistakes`, and go on."""
     try:
         yield
-    except Mistakes as error:
-        mistakes += [f"{key}: {mistake}" for mistake in error.mistakes]
+    except UserError as error:
+        mistakes += [f"{key}: {mistake}" for mistake in error.problems]
 
 
 def _held_out(
@@ -219,10 +218,10 @@ def _held_out(
 
 
 def _check_answer_column(recipe: Recipe, rows: Rows, columns: Columns) -> None:
-    needing = sorted({reward.name for reward in recipe.rewards} & NEED_AN_ANSWER)
-    if needing and columns.answer is None and rows.values:
-        missing = f"no column looks like the reference answer, which the reward {needing[0]} needs"
-        raise Mistakes([f"{rows.source}: {missing}; name it: data.answer=NAME {_listed(rows)}"])
+    requires = sorted({reward.name for reward in recipe.rewards} & NEED_AN_ANSWER)
+    if requires and columns.answer is None and rows.values:
+        missing = f"no column looks like the reference answer, which the reward {requires[0]} needs"
+        raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_listed(rows)}"])
 
 
 def _with_inner(rows: Rows) -> list[str]:

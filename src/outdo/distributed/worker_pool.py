@@ -22,12 +22,12 @@ import torch.multiprocessing
 from torch import Tensor
 
 from outdo.utils.errors import WorkerError
-from outdo.utils.malloc import keep_freed
+from outdo.utils.malloc import disable_trim
 
 PRELOADED = ["outdo.models.scorer"]  # what a child is going to need: imported while the parent does its own loading
 
 
-class Team:
+class WorkerPool:
     """This process, and `others` more; each computes with `threads` threads.
 
     A program that makes one must keep what it does behind `if __name__ == "__main__":`, as for every process pool in
@@ -35,18 +35,18 @@ class Team:
     """
 
     def __init__(self, others: int = 0, *, threads: int = 1) -> None:
-        self.others = [_Other(threads) for _ in range(others)]
+        self.others = [_Worker(threads) for _ in range(others)]
         self._names = count()
 
     def __len__(self) -> int:
         return 1 + len(self.others)
 
-    def place(self, parts: Sequence[Any]) -> "Placed":
+    def place(self, parts: Sequence[Any]) -> "Replicated":
         """Let each process hold one of the parts, the first of them this one. They must be fit for pickling."""
         name = next(self._names)
         for other, part in zip(self.others, parts[1:], strict=True):
             other.hold(name, part)
-        return Placed(parts[0], self.others, name)
+        return Replicated(parts[0], self.others, name)
 
     def __enter__(self) -> Self:
         return self
@@ -61,11 +61,11 @@ class Team:
         self.others = []
 
 
-class Placed:
-    """Parts of one kind, each in a process of a team."""
+class Replicated:
+    """Parts of one kind, each in a process of a pool."""
 
-    def __init__(self, here: Any, others: Sequence["_Other"], name: int) -> None:
-        self.here = here
+    def __init__(self, here: Any, others: Sequence["_Worker"], name: int) -> None:
+        self.local = here
         self._others = others
         self._name = name
 
@@ -83,7 +83,7 @@ class Placed:
         for other, arguments in zip(asked, calls[1:], strict=True):
             other.ask(self._name, method, arguments)
         try:
-            own = getattr(self.here, method)(*calls[0])
+            own = getattr(self.local, method)(*calls[0])
         finally:
             outcomes = [other.answer() for other in asked]
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -92,7 +92,7 @@ class Placed:
         return [own, *outcomes]
 
 
-class _Other:
+class _Worker:
     """One further process."""
 
     def __init__(self, threads: int) -> None:
@@ -155,7 +155,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    keep_freed()
+    disable_trim()
     held: dict[int, Any] = {}
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

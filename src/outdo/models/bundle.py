@@ -1,21 +1,17 @@
 """Everything that has weights, together: what a checkpoint saves and a resume restores."""
 
-import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from outdo.algorithms.advantages import Advantage
 from outdo.algorithms.objectives.base import Objective
-from outdo.algorithms.requirements import Needs, needs_of
-from outdo.models.attention.forward import Forward
+from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.critic import Critic, own_model
-from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy, Scorer
+from outdo.models.reference import frozen
 from outdo.types import Batch, Update
-from outdo.utils.errors import ModelError
 
 
 class Models:
@@ -63,7 +59,7 @@ class Models:
 
         Raises ValueError for a reference or critic that neither of them needs.
         """
-        needs = needs_of(advantage, objective)
+        needs = requirements_of(advantage, objective)
         given = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
         if idle := [name for name, (model, needed) in given.items() if model is not None and not needed]:
             raise ValueError(f"nothing needs the {' and the '.join(idle)}: neither the objective nor the advantage")
@@ -78,7 +74,7 @@ class Models:
         """Optimiser steps taken, by policy and critic together: as long as it stays, nothing has moved."""
         return self.policy.version + (0 if self.critic is None else self.critic.optimiser.steps)
 
-    def check(self, needs: Needs) -> None:
+    def check(self, needs: Requires) -> None:
         """Raise `ValueError` if something is needed that is not here."""
         missing = [
             name
@@ -139,22 +135,5 @@ class Models:
             self.critic.load_state(state["critic"])
 
 
-def frozen(policy: Policy) -> Scorer:
-    """A copy of the policy's weights that is only asked for log-probabilities."""
-    model = copy.deepcopy(policy.model).requires_grad_(False)
-    return Scorer(policy.forward.on(model), policy.work, policy.team)
-
-
 def _shapes(scorer: Scorer) -> list[tuple[int, ...]]:
     return [tuple(weight.shape) for weight in scorer.forward.model.parameters()]
-
-
-def load_reference(policy: Policy, path: str | Path) -> Scorer:
-    """Another model folder, to be a reference or a teacher: any size, but the policy's vocabulary.
-
-    Raises `ModelError` if there is no such model, or if the same tokens mean something else to it.
-    """
-    if load_tokenizer(path, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
-        raise ModelError(f"the reference {path} has another vocabulary than the policy, and would read other words")
-    model = load_model(path, policy.device, policy.model.dtype).requires_grad_(False)
-    return Scorer(Forward.probe(model, precision=policy.forward.width), policy.work, policy.team)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import BatchSizes, Policy
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
@@ -38,7 +38,7 @@ class Critic:
         *,
         trains_model: bool,
         optimiser: OptimiserSettings | None = None,
-        work: Work | None = None,
+        batch_sizes: BatchSizes | None = None,
         clip: float | None = 0.2,
         warmup: int = 0,
     ) -> None:
@@ -51,7 +51,7 @@ class Critic:
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
-        self.work = work or Work()
+        self.batch_sizes = batch_sizes or BatchSizes()
         self.clip = clip
         self.warmup = warmup
 
@@ -59,7 +59,7 @@ class Critic:
     def values(self, batch: Batch) -> Tensor:
         """V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
         width = batch.token_ids.shape[1]
-        micros = batch.microbatches(self.work.micro_tokens, whole_groups=False)
+        micros = batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
         parts = [self._values(micro.to(self.forward.device)) for micro in micros]
         return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()
 
@@ -79,9 +79,9 @@ class Critic:
                 )
         steps: list[dict[str, float]] = []
         measured: list[Tensor] = []  # each [2, n]: values and returns
-        for minibatch in batch.minibatches(self.work.minibatches):
+        for minibatch in batch.minibatches(self.batch_sizes.minibatches):
             sums = torch.zeros(2, dtype=torch.float64)  # squares, clipped tokens
-            for micro in minibatch.microbatches(self.work.micro_tokens, whole_groups=False):
+            for micro in minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False):
                 part, seen = self._backward(micro.to(self.forward.device))
                 sums += part
                 measured.append(seen)
@@ -145,7 +145,9 @@ def own_model(
     head = _linear(_width(forward), 1, like=policy)
     nn.init.zeros_(head.weight)
     settings = OptimiserSettings(lr=lr)
-    return Critic(forward, head, trains_model=True, optimiser=settings, work=policy.work, clip=clip, warmup=warmup)
+    return Critic(
+        forward, head, trains_model=True, optimiser=settings, batch_sizes=policy.batch_sizes, clip=clip, warmup=warmup
+    )
 
 
 def own_head(
@@ -165,7 +167,9 @@ def own_head(
     nn.init.zeros_(last.weight)
     head = nn.Sequential(first, nn.GELU(), last)
     settings = OptimiserSettings(lr=lr)
-    return Critic(forward, head, trains_model=False, optimiser=settings, work=policy.work, clip=clip, warmup=warmup)
+    return Critic(
+        forward, head, trains_model=False, optimiser=settings, batch_sizes=policy.batch_sizes, clip=clip, warmup=warmup
+    )
 
 
 def _linear(inputs: int, outputs: int, *, like: Policy) -> nn.Linear:

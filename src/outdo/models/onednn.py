@@ -22,19 +22,19 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right, [m, k] and [k, n] -> [m, n]; not differentiable."""
-    return _by_onednn(left, right.t(), None) if _served(left, right) else left @ right
+    return _by_onednn(left, right.t(), None) if _use_onednn(left, right) else left @ right
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, as `torch.nn.functional.linear`: [..., k], [n, k] and [n] -> [..., n]; differentiable, once."""
-    if not _served(x, weight):
+    if not _use_onednn(x, weight):
         return torchs_linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)
     return _by_onednn(x, weight, bias)
 
 
-def recurring(rows: int) -> int:
+def pad_to_bucket(rows: int) -> int:
     """So many rows or some more, from 512 on a sixteenth at most: a number that comes again.
 
     oneDNN takes a millisecond to prepare a product for each number of rows that it has not seen.
@@ -44,7 +44,7 @@ def recurring(rows: int) -> int:
 
 
 @contextmanager
-def replaced(model: nn.Module, *, packed: bool = False) -> Iterator[None]:
+def patched_linears(model: nn.Module, *, packed: bool = False) -> Iterator[None]:
     """The linear layers of a model compute by `linear`, for the length of a `with` block.
 
     `packed` weights are copied into the order in which oneDNN reads them, which each product would do otherwise: for
@@ -54,7 +54,7 @@ def replaced(model: nn.Module, *, packed: bool = False) -> Iterator[None]:
     packed = packed and sum(layer.weight.nbytes for layer in layers) <= PACKED
     for layer in layers:
         by = partial(_by_layer, layer)
-        if packed and _served(layer.weight):
+        if packed and _use_onednn(layer.weight):
             by = partial(_by_packed, layer, torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach()))
         layer.forward = by  # type: ignore[method-assign]
     try:
@@ -69,10 +69,10 @@ def _by_layer(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _by_packed(layer: nn.Linear, weight: Tensor, x: Tensor) -> Tensor:
-    return _by_onednn(x, weight, layer.bias) if _served(x) else linear(x, layer.weight, layer.bias)
+    return _by_onednn(x, weight, layer.bias) if _use_onednn(x) else linear(x, layer.weight, layer.bias)
 
 
-def _served(*factors: Tensor) -> bool:
+def _use_onednn(*factors: Tensor) -> bool:
     """Whether oneDNN is asked. By the rows it is not decided, or their bits would depend on how many there are."""
     return (
         X86

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from outdo.utils.errors import Mistakes, NonFiniteError
+from outdo.utils.errors import NonFiniteError, UserError
 
 Schedule = Literal["constant", "linear", "cosine"]
 Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -54,12 +54,12 @@ def adamw8bit(
 ) -> torch.optim.Optimizer:
     """AdamW with both moments in 8 bits (arXiv 2110.02861): 2 bytes a weight; in float32 where they are under 4,096.
 
-    Raises `Mistakes` where bitsandbytes is not installed.
+    Raises `UserError` where bitsandbytes is not installed.
     """
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
-        raise Mistakes(['adamw8bit needs bitsandbytes: pip install "outdo[8bit]"']) from None
+        raise UserError(['adamw8bit needs bitsandbytes: pip install "outdo[8bit]"']) from None
     return AdamW8bit(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps)
 
 

@@ -14,14 +14,15 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.algorithms.objectives.base import Objective
-from outdo.distributed.worker_pool import Team
+from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import AttentionSetting, Forward, Precision
-from outdo.models.loading import choose_device, load_model, load_tokenizer, max_context, without_bars
+from outdo.models.device import choose_device
+from outdo.models.loading import load_model, load_tokenizer, max_context, without_bars
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.scorer import Hand
+from outdo.models.scorer import ScoringWorker
 from outdo.types import Batch, Terms, TokenScores, Update
-from outdo.utils.batching import rounds
+from outdo.utils.batching import schedule
 from outdo.utils.errors import OutdoError
 from outdo.utils.timing import span
 
@@ -29,29 +30,31 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class BatchSizes:
     """How an update is cut up: none of it changes what is computed, but for `minibatches`."""
 
     minibatches: int = 1  # optimiser steps within one pass over a batch
-    micro_tokens: int = 16384  # tokens computed at once, padding included
+    micro_batch_tokens: int = 16384  # tokens computed at once, padding included
     chunk: int | None = None  # tokens whose logits exist at once; unset: as many as some megabytes hold
 
 
 class Scorer:
     """A model that is only asked for log-probabilities: the reference, or the frozen half of a policy.
 
-    With a `team` of several processes, each of them computes a share of every batch.
+    With a `pool` of several processes, each of them computes a share of every batch.
     """
 
-    def __init__(self, forward: Forward, work: Work, team: Team | None = None) -> None:
+    def __init__(self, forward: Forward, batch_sizes: BatchSizes, pool: WorkerPool | None = None) -> None:
         self.forward = forward
-        self.work = work
-        self.team = team or Team()
-        self.asked_micro_tokens: int | None = None  # where memory did not suffice for it
+        self.batch_sizes = batch_sizes
+        self.pool = pool or WorkerPool()
+        self.requested_micro_batch_tokens: int | None = None  # where memory did not suffice for it
         trained = [weight for weight in forward.model.parameters() if weight.requires_grad]
         # Beside the trainer's own gradient, which is where autograd puts it: one for each further process.
-        self.gradients = [[torch.zeros_like(weight) for weight in trained] for _ in self.team.others]
-        self.hands = self.team.place([Hand(forward), *(Hand(forward, gradients) for gradients in self.gradients)])
+        self.gradients = [[torch.zeros_like(weight) for weight in trained] for _ in self.pool.others]
+        self.workers = self.pool.place(
+            [ScoringWorker(forward), *(ScoringWorker(forward, gradients) for gradients in self.gradients)]
+        )
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +66,7 @@ class Scorer:
 
         Differentiable; the entropies are if `entropy` is "gradient".
         """
-        return self.hands.here.scores(batch, entropy, self.work.chunk)
+        return self.workers.local.scores(batch, entropy, self.batch_sizes.chunk)
 
     def measure(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
         """The scores [B, T] without gradients, on the CPU, in micro-batches."""
@@ -71,11 +74,11 @@ class Scorer:
         def measured() -> list[tuple[list[int], TokenScores]]:
             parts: list[tuple[list[int], TokenScores]] = []
             for together in self._rounds(batch, range(len(batch)), whole_groups=False):
-                calls = [(batch.rows(torch.tensor(rows)), entropy, self.work.chunk) for rows in together]
-                parts.extend(zip(together, self.hands.map("measure", calls), strict=True))
+                calls = [(batch.rows(torch.tensor(rows)), entropy, self.batch_sizes.chunk) for rows in together]
+                parts.extend(zip(together, self.workers.map("measure", calls), strict=True))
             return parts
 
-        parts = self._fitting(measured)
+        parts = self._halving_on_oom(measured)
         width = batch.token_ids.shape[1]
         entropies = [(rows, part.entropy) for rows, part in parts if part.entropy is not None]
         return TokenScores(
@@ -92,24 +95,24 @@ class Scorer:
         lengths, prompts, groups = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist(), batch.group
         first = torch.cat([groups.new_ones(1), groups.diff()]).bool().tolist()  # its prompt is computed with it
         costs = [length - (not new) * prompt for length, prompt, new in zip(lengths, prompts, first, strict=True)]
-        how = {"budget": self.work.micro_tokens, "hands": len(self.hands), "whole_groups": whole_groups}
-        return rounds(rows, lengths, costs, groups.tolist(), **how)
+        how = {"budget": self.batch_sizes.micro_batch_tokens, "hands": len(self.workers), "whole_groups": whole_groups}
+        return schedule(rows, lengths, costs, groups.tolist(), **how)
 
-    def _fitting(self, compute: Callable[[], Result]) -> Result:
+    def _halving_on_oom(self, compute: Callable[[], Result]) -> Result:
         """Compute; where memory does not suffice, again with half as many tokens at once, down to a row at a time."""
         while True:
             try:
                 return compute()
             except torch.OutOfMemoryError as error:
-                self.hands.here.drop()
+                self.workers.local.drop()
                 self._clear()
-                if self.work.micro_tokens <= 1:
+                if self.batch_sizes.micro_batch_tokens <= 1:
                     raise OutdoError(
                         "not even one row fits into memory: shorter answers (`sampling.max_tokens`) or "
-                        f"`train.recompute = true` need less ({error})"
+                        f"`train.gradient_checkpointing = true` need less ({error})"
                     ) from error
-            self.asked_micro_tokens = self.asked_micro_tokens or self.work.micro_tokens
-            self.work = replace(self.work, micro_tokens=self.work.micro_tokens // 2)
+            self.requested_micro_batch_tokens = self.requested_micro_batch_tokens or self.batch_sizes.micro_batch_tokens
+            self.batch_sizes = replace(self.batch_sizes, micro_batch_tokens=self.batch_sizes.micro_batch_tokens // 2)
 
     def _clear(self) -> None:
         """Away with what was gathered of a gradient."""
@@ -127,15 +130,15 @@ class Policy(Scorer):
         tokenizer: PreTrainedTokenizerBase,
         *,
         optimiser: OptimiserSettings | None = None,
-        work: Work | None = None,
+        batch_sizes: BatchSizes | None = None,
         attention: AttentionSetting = "auto",
         precision: Precision = "auto",
         compile: bool = False,
-        recompute: bool = False,
-        team: Team | None = None,
+        gradient_checkpointing: bool = False,
+        pool: WorkerPool | None = None,
     ) -> None:
-        how = {"precision": precision, "compile": compile, "recompute": recompute}
-        super().__init__(Forward.probe(model, attention, **how), work or Work(), team)
+        how = {"precision": precision, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
+        super().__init__(Forward.probe(model, attention, **how), batch_sizes or BatchSizes(), pool)
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())
@@ -181,8 +184,8 @@ class Policy(Scorer):
         """
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
-        for minibatch in batch.minibatches(self.work.minibatches):
-            terms, measured = self._fitting(partial(self._gradient, minibatch, objective))
+        for minibatch in batch.minibatches(self.batch_sizes.minibatches):
+            terms, measured = self._halving_on_oom(partial(self._gradient, minibatch, objective))
             with span("optimiser"):
                 metrics.append(terms | self.optimiser.step(terms["loss"]))
             tokens.append(measured)
@@ -197,15 +200,15 @@ class Policy(Scorer):
         Rows that an advantage of 0 leaves alone are computed apart from the others, so that the backward pass can be
         left out where not one token was pushed.
         """
-        entropy: Entropy = "gradient" if objective.needs.entropy else "value"
-        asked: list[tuple[list[int], _Asked]] = []
+        entropy: Entropy = "gradient" if objective.requires.entropy else "value"
+        asked: list[tuple[list[int], _MicroBatchResult]] = []
         for together in self._planned(batch, objective):
             micros = [batch.rows(torch.tensor(rows)).to(self.device) for rows in together]
             with span("forward"):
-                scored = self.hands.map("score", [(micro, entropy, self.work.chunk) for micro in micros])
-            answers = [_ask(objective, scores, micro) for scores, micro in zip(scored, micros, strict=True)]
+                scored = self.workers.map("forward_", [(micro, entropy, self.batch_sizes.chunk) for micro in micros])
+            answers = [_loss_and_grads(objective, scores, micro) for scores, micro in zip(scored, micros, strict=True)]
             with span("backward"):
-                self.hands.map("pull", [answer.by for answer in answers])
+                self.workers.map("backward", [answer.grads for answer in answers])
             asked.extend(zip(together, answers, strict=True))
         self._gather()
         width, names = batch.token_ids.shape[1], asked[0][1].tokens
@@ -214,7 +217,7 @@ class Policy(Scorer):
 
     def _planned(self, batch: Batch, objective: Objective) -> list[list[list[int]]]:
         """The rounds of an optimiser step: first the groups that are going to be pushed, then those that are not."""
-        whole = objective.needs.whole_groups
+        whole = objective.requires.whole_groups
         pushed = torch.ones(len(batch), dtype=torch.bool)
         if batch.advantages is not None:
             moving = batch.group[(batch.advantages != 0).any(1)]
@@ -237,38 +240,38 @@ class Policy(Scorer):
 
     def state(self) -> dict[str, Any]:
         """What a saved folder does not hold: the optimiser."""
-        fitting = self.work.micro_tokens
-        micro_tokens = {"asked": self.asked_micro_tokens or fitting, "fitting": fitting}
-        return {"optimiser": self.optimiser.state(), "micro_tokens": micro_tokens}
+        fitting = self.batch_sizes.micro_batch_tokens
+        micro_batch_tokens = {"asked": self.requested_micro_batch_tokens or fitting, "fitting": fitting}
+        return {"optimiser": self.optimiser.state(), "micro_batch_tokens": micro_batch_tokens}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up where `state` was written."""
         self.optimiser.load_state(state["optimiser"])
         # A split that memory forced is repeated, as the last bits of the gradient are its; unless another is asked for.
-        saved = state.get("micro_tokens", {})  # an older outdo wrote none
-        if saved.get("asked") == self.work.micro_tokens != saved.get("fitting"):
-            self.asked_micro_tokens = saved["asked"]
-            self.work = replace(self.work, micro_tokens=saved["fitting"])
+        saved = state["micro_batch_tokens"]
+        if saved.get("asked") == self.batch_sizes.micro_batch_tokens != saved.get("fitting"):
+            self.requested_micro_batch_tokens = saved["asked"]
+            self.batch_sizes = replace(self.batch_sizes, micro_batch_tokens=saved["fitting"])
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _MicroBatchResult:
     """What an objective said of a micro-batch."""
 
     terms: dict[str, float]
     tokens: dict[str, Tensor]  # each [b, t]
-    by: tuple[Tensor, Tensor | None]  # derivatives of the loss by the scores
+    grads: tuple[Tensor, Tensor | None]  # derivatives of the loss by the scores
 
 
-def _ask(objective: Objective, scores: TokenScores, micro: Batch) -> _Asked:
+def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch) -> _MicroBatchResult:
     """Ask the objective, and differentiate it by the scores; how these depend on the weights is another's affair."""
     logprobs, entropy = scores.logprobs.requires_grad_(), scores.entropy
     assert entropy is not None
-    if objective.needs.entropy:
+    if objective.requires.entropy:
         entropy.requires_grad_()
     terms = objective(TokenScores(logprobs=logprobs, entropy=entropy), micro)
     (policy_push,) = torch.autograd.grad(terms.policy, logprobs, retain_graph=True)
-    leaves = [logprobs, entropy] if objective.needs.entropy else [logprobs]
+    leaves = [logprobs, entropy] if objective.requires.entropy else [logprobs]
     by = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
     logprobs = logprobs.detach()
     old = logprobs if micro.old_logprobs is None else micro.old_logprobs
@@ -281,7 +284,7 @@ def _ask(objective: Objective, scores: TokenScores, micro: Batch) -> _Asked:
         "policy_push": policy_push,
         "clipped": (policy_push == 0) & (advantages != 0.0) & micro.loss_mask,
     }
-    return _Asked(_values(terms), tokens, (by[0], by[1] if objective.needs.entropy else None))
+    return _MicroBatchResult(_values(terms), tokens, (by[0], by[1] if objective.requires.entropy else None))
 
 
 def _values(terms: Terms) -> dict[str, float]:

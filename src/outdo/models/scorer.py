@@ -15,7 +15,7 @@ from outdo.models.logprobs import Entropy
 from outdo.types import Batch, TokenScores
 
 
-class Hand:
+class ScoringWorker:
     """A model in one process. In another one than the trainer's it adds its gradient to `gradients`, shared memory."""
 
     def __init__(self, forward: Forward, gradients: Sequence[Tensor] = ()) -> None:
@@ -46,7 +46,7 @@ class Hand:
             logprobs=found.logprobs.cpu(), entropy=None if found.entropy is None else found.entropy.cpu()
         )
 
-    def score(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
+    def forward_(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
         """The scores, detached; their graph is kept for `pull`."""
         self._scored = self.scores(batch, entropy, chunk)
         found = self._scored
@@ -54,7 +54,7 @@ class Hand:
             logprobs=found.logprobs.detach(), entropy=None if found.entropy is None else found.entropy.detach()
         )
 
-    def pull(self, logprobs: Tensor, entropy: Tensor | None) -> None:
+    def backward(self, logprobs: Tensor, entropy: Tensor | None) -> None:
         """Add the gradient, given the loss's derivatives by what `score` gave last. Where all are 0, it is known."""
         scored, self._scored = self._scored, None
         assert scored is not None
@@ -63,7 +63,7 @@ class Hand:
         if asked:
             torch.autograd.backward([value for value, _ in asked], [by for _, by in asked])
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Forget a graph that nobody is going to ask for."""
         self._scored = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outdo.observability import glossary
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise Mistakes([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+        raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
     vector = Path(path).suffix == ".svg"
     with rc_context(LOOK):
         across = min(ACROSS, len(drawn))
@@ -117,7 +117,7 @@ def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Seque
     if not known:
         mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, so there are no curves to draw"]
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     return drawn
 
 

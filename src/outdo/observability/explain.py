@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import Formula, Objective
+from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.weights import total
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Terms, TokenScores
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 FARTHEST = (1e-6, 30.0)
 """The search range around π_old, as ratios: no clamp of log-ratios or saturated sigmoid acts inside it."""
@@ -147,7 +147,7 @@ def mistakes_in(
 
 def _refuse(mistakes: Sequence[str]) -> None:
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
 
 
 # --------------------------------------------------------------------------------------------- evaluating an objective
@@ -177,9 +177,9 @@ class _Token:
 
     @classmethod
     def of(cls, objective: Objective, *, old: float, advantage: float, ref: float | None) -> "_Token":
-        if isinstance(objective, Formula):
+        if isinstance(objective, ComposedObjective):
             objective = replace(objective, weight=total)
-        seen = (ref or old) if objective.needs.reference else None
+        seen = (ref or old) if objective.requires.reference else None
         return cls(objective, _answers(old=old, advantage=advantage, ref=seen), old, advantage, seen)
 
     def terms(self, probabilities: Tensor) -> Terms:

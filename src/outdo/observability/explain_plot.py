@@ -9,7 +9,7 @@ import torch
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.observability.explain import Explanation, Point, explain, table
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def plot(
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise Mistakes([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+        raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
     with rc_context(LOOK):
         width = max(6.8, 3.4 * len(columns))
         figure = Figure(figsize=(width, 5.4), layout="constrained")
@@ -84,7 +84,7 @@ def refuse_other_endings(path: str | Path) -> str:
     """Return the suffix of a picture's name; raise `UserError` if it is neither .svg nor .png."""
     ending = Path(path).suffix
     if ending not in (".svg", ".png"):
-        raise Mistakes([f"{path}: the name of a picture ends in .svg or .png"])
+        raise UserError([f"{path}: the name of a picture ends in .svg or .png"])
     return ending
 
 

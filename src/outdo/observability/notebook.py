@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.observability.record.token_text import Spelling
 from outdo.types import Group, Rollout, Step
-from outdo.utils.errors import Mistakes
-from outdo.utils.text import visible
+from outdo.utils.errors import UserError
+from outdo.utils.text import mark_invisible
 
 LONGEST = 10_000
 """The maximum number of characters shown of a text."""
@@ -64,7 +64,7 @@ def show(shown: Step | Group, tokenizer: PreTrainedTokenizerBase | None = None, 
 
 def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int) -> str:
     if not 0 <= group < len(step.groups):
-        raise Mistakes([f"step {step.index} has {len(step.groups)} groups, counted from 0: there is no group {group}"])
+        raise UserError([f"step {step.index} has {len(step.groups)} groups, counted from 0: there is no group {group}"])
     shown = step.groups[group]
     pushes = _pushes(step, group)
     most = max((abs(push) for row in pushes for push in row), default=0.0)
@@ -141,11 +141,11 @@ def _prompt(text: Any) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(visible(_cut(text), spaces=False))
+    return escape(mark_invisible(_cut(text), spaces=False))
 
 
 def _escaped(piece: str) -> str:
-    return escape(visible(piece))
+    return escape(mark_invisible(piece))
 
 
 def _cut(text: str) -> str:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from outdo.observability.page.encode import Table
-from outdo.utils.errors import Mistakes
-from outdo.utils.text import visible
+from outdo.utils.errors import UserError
+from outdo.utils.text import mark_invisible
 
 Row = Mapping[str, Any]
 Values = Sequence[float | None]
@@ -131,7 +131,7 @@ def _check(by: str, rows: Sequence[Row], group: int, table: Table) -> None:
             else "the record has no group"
         )
     if mistakes:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
 
 
 def _largest(by: str, rows: Sequence[Row]) -> float | None:
@@ -189,7 +189,7 @@ def _token(piece: str, raw: bytes) -> str:
     if not piece:
         return f"⟨{raw[:8].hex(' ')}⟩"
     cut = f"…({len(piece):,} characters)" if len(piece) > LONGEST else ""
-    return visible(piece[:LONGEST]) + cut
+    return mark_invisible(piece[:LONGEST]) + cut
 
 
 def _head(row: Row) -> Text:
@@ -228,7 +228,7 @@ def _inert(text: object) -> str:
     """Return text on one line, with marks for hidden characters."""
     whole = str(text)
     cut = f"…({len(whole):,} characters)" if len(whole) > 20 * LONGEST else ""
-    return visible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut
+    return mark_invisible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut
 
 
 def _say(console: Console, text: Text) -> None:

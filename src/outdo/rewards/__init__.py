@@ -7,17 +7,17 @@ from outdo.rewards.combine import Combined
 from outdo.rewards.failures import check_failures
 from outdo.rewards.in_process import Local
 from outdo.rewards.loading import BUILTIN, load_reward
-from outdo.rewards.types import Answered, Reward, Scored, Verdict
+from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status
 from outdo.rewards.worker import Worker
 
 __all__ = [
     "BUILTIN",
-    "Answered",
     "Combined",
     "Local",
     "Reward",
-    "Scored",
-    "Verdict",
+    "RewardInput",
+    "RewardOutput",
+    "Status",
     "Worker",
     "check_failures",
     "load_reward",

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from outdo.rewards.types import Answered, Reward, Scored, Verdict, judged
-from outdo.utils.errors import Mistakes
+from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, judged
+from outdo.utils.errors import UserError
 
 
 class Combined:
@@ -14,7 +14,7 @@ class Combined:
     a wrong number. `parts` holds each value before its weight. A second reward of the same name is called `name_2`.
 
     Raises:
-        Mistakes: there is no reward, or a weight is not a finite number.
+        UserError: there is no reward, or a weight is not a finite number.
     """
 
     def __init__(self, weighted: Sequence[tuple[Reward, float]]) -> None:
@@ -25,12 +25,12 @@ class Combined:
         mistakes = [
             f"the weight of the reward {name} must be a finite number, not {weight!r}"
             for name, weight in zip(self.names, self.weights, strict=True)
-            if judged(weight, name).verdict is not Verdict.ok
+            if judged(weight, name).verdict is not Status.ok
         ]
         if not weighted or mistakes:
-            raise Mistakes(mistakes or ["a combination needs at least one reward"])
+            raise UserError(mistakes or ["a combination needs at least one reward"])
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion by every reward."""
         columns = [reward(answered) for reward in self.rewards]
         return [self._sum(row) for row in zip(*columns, strict=True)]
@@ -40,16 +40,16 @@ class Combined:
         for reward in self.rewards:
             reward.close()
 
-    def _sum(self, row: Sequence[Scored]) -> Scored:
+    def _sum(self, row: Sequence[RewardOutput]) -> RewardOutput:
         parts = {
-            name: part.value if part.verdict is Verdict.ok else None for name, part in zip(self.names, row, strict=True)
+            name: part.value if part.verdict is Status.ok else None for name, part in zip(self.names, row, strict=True)
         }
         for name, part in zip(self.names, row, strict=True):
             if part.verdict.is_failure:
-                return Scored(value=0.0, verdict=part.verdict, parts=parts, reason=f"{name}: {part.reason}")
-        applicable = [(w, part.value) for w, part in zip(self.weights, row, strict=True) if part.verdict is Verdict.ok]
+                return RewardOutput(value=0.0, verdict=part.verdict, parts=parts, reason=f"{name}: {part.reason}")
+        applicable = [(w, part.value) for w, part in zip(self.weights, row, strict=True) if part.verdict is Status.ok]
         total = judged(sum(weight * value for weight, value in applicable) if applicable else None, self.name)
-        return Scored(value=total.value, verdict=total.verdict, parts=parts, reason=total.reason)
+        return RewardOutput(value=total.value, verdict=total.verdict, parts=parts, reason=total.reason)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,14 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from outdo.rewards.types import Answered, Scored
+from outdo.rewards.types import RewardInput, RewardOutput
 from outdo.utils.errors import RewardError
-
-SHOWN = 400
-"""Characters of the failing completion that a message shows, from its beginning and its end."""
+from outdo.utils.text import one_line
 
 
-def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_share: float) -> None:
+def check_failures(scored: Sequence[RewardOutput], answered: Sequence[RewardInput], max_share: float) -> None:
     """Allow at most `max_share` (0 to 1) of a step's rewards to have failed, timed out or been non-finite.
 
     Raises:
@@ -24,18 +22,6 @@ def check_failures(scored: Sequence[Scored], answered: Sequence[Answered], max_s
     raise RewardError(
         f"{len(failing)} of {len(scored)} rewards of this step have no value ({counts}); "
         f"allowed are {max_share:.0%}.\n"
-        f"The first: {first.verdict}: {inert(first.reason)}\n"
-        f"Its completion: {inert(sample.completion)}"
+        f"The first: {first.verdict}: {one_line(first.reason)}\n"
+        f"Its completion: {one_line(sample.completion)}"
     )
-
-
-def inert(text: str) -> str:
-    """`text` on one line, short, and safe on a terminal: what does not print is written as its escape."""
-    if len(text) > SHOWN:
-        text = f"{text[: SHOWN // 2]} [... {len(text) - SHOWN} characters ...] {text[-(SHOWN // 2) :]}"
-    return printable(text)
-
-
-def printable(text: str) -> str:
-    """`text` with what does not print, and could steer a terminal, written as its escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

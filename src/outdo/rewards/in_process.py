@@ -5,7 +5,7 @@ from threading import Lock
 from typing import Any
 
 from outdo.rewards.signatures import adapt, failure, spread
-from outdo.rewards.types import Answered, Scored
+from outdo.rewards.types import RewardInput, RewardOutput
 
 
 class Local:
@@ -17,7 +17,7 @@ class Local:
     `options` are arguments that are the same for every completion.
 
     Raises:
-        Mistakes: the function has none of the accepted signatures, or does not take the options.
+        UserError: the function has none of the accepted signatures, or does not take the options.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Local:
         self._adapted = adapt(function, self.name, options=options)
         self._lock = Lock()
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. A batch on which the function raises is repeated one completion at a time."""
         with self._lock:
             return spread(self._call, answered, together=self._adapted.together, repeat=lambda _: True)
@@ -37,7 +37,7 @@ class Local:
         if "loop" in vars(self._adapted):
             self._adapted.loop.close()
 
-    def _call(self, answered: Sequence[Answered]) -> list[Scored] | Scored:
+    def _call(self, answered: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
         try:
             return self._adapted.call(answered)
         except (Exception, SystemExit) as error:

@@ -8,8 +8,8 @@ from outdo.rewards.in_process import Local
 from outdo.rewards.signatures import ARGUMENTS, Convention
 from outdo.rewards.types import Reward
 from outdo.rewards.worker import DEADLINE, Worker
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean, resolve, signature_of, source_file, split
+from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.imports import resolve, signature_of, source_file, split
 
 BUILTIN = {
     "exact": "outdo.rewards.exact:exact",
@@ -38,7 +38,7 @@ def load_reward(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
         timeout: seconds that one call of a function in a worker may take.
 
     Raises:
-        Mistakes: everything in `spec` that cannot be loaded, with the nearest right name.
+        UserError: everything in `spec` that cannot be loaded, with the nearest right name.
     """
     if isinstance(spec, Mapping):
         spec = [spec]
@@ -54,17 +54,17 @@ def _combined(entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], timeout: fl
         try:
             reward = _single(spec, options, timeout) if options else load_reward(spec, timeout=timeout)
             loaded.append((reward, weight))
-        except Mistakes as found:
-            mistakes.extend(found.mistakes)
+        except UserError as found:
+            mistakes.extend(found.problems)
     try:
         combined = Combined(loaded) if loaded or not mistakes else None
-    except Mistakes as found:
-        mistakes.extend(found.mistakes)
+    except UserError as found:
+        mistakes.extend(found.problems)
         combined = None
     if combined is None or mistakes:
         for reward, _ in loaded:
             reward.close()
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     return combined
 
 
@@ -72,7 +72,7 @@ def _entry(entry: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     """What to load, its weight, and its options."""
     if isinstance(entry, Mapping):
         if "name" not in entry:
-            raise Mistakes([f'a reward is written {{"name": ..., "weight": ...}}, not {dict(entry)!r}'])
+            raise UserError([f'a reward is written {{"name": ..., "weight": ...}}, not {dict(entry)!r}'])
         options = {name: value for name, value in entry.items() if name not in ("name", "weight")}
         return entry["name"], entry.get("weight", 1.0), options
     if isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2:
@@ -89,7 +89,7 @@ def _named(spec: str, options: Mapping[str, Any], timeout: float) -> Reward:
         return _built_in(spec, options, timeout)
     if ":" not in spec and not spec.endswith(".py"):
         known = f"{', '.join(BUILTIN)}, or your own as file.py:name or package.module:name"
-        raise Mistakes([f"no reward is called {spec!r}{did_you_mean(spec, list(BUILTIN))}; expected {known}"])
+        raise UserError([f"no reward is called {spec!r}{did_you_mean(spec, list(BUILTIN))}; expected {known}"])
     where, _ = split(spec)
     if where.endswith(".py"):
         source_file(where)
@@ -100,7 +100,7 @@ def _built_in(name: str, options: Mapping[str, Any], timeout: float) -> Reward:
     needed = [each for each in signature_of(BUILTIN[name]).required if each not in ARGUMENTS[Convention.plain]]
     if missing := [each for each in needed if each not in options]:
         written = ", ".join(f"{each} = ..." for each in missing)
-        raise Mistakes([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {written}}}'])
+        raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {written}}}'])
     if name in ENDLESS:
         return Worker(BUILTIN[name], name, options=options, timeout=timeout)
     return Local(resolve(BUILTIN[name]), name, options=options)

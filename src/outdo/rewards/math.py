@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from outdo.rewards.exact import MARK, reference_text
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 try:
     from math_verify import parse, verify
 except ModuleNotFoundError:
-    raise Mistakes(['the reward "math" needs the package math-verify: pip install "outdo[math]"']) from None
+    raise UserError(['the reward "math" needs the package math-verify: pip install "outdo[math]"']) from None
 
 for _module in ("parser", "grader"):  # they warn once that the limit is off, and log what they cannot parse
     logging.getLogger(f"math_verify.{_module}").setLevel(logging.CRITICAL)

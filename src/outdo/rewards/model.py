@@ -16,17 +16,12 @@ from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outdo.models.device import choose_device
 from outdo.models.inspect_folder import REWARD_MODEL
-from outdo.models.loading import (
-    choose_device,
-    encode_prompt,
-    load_classifier,
-    load_tokenizer,
-    max_context,
-    without_bars,
-)
+from outdo.models.loading import load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.rewards.types import Answered, Scored, Verdict, judged, unscored
+from outdo.models.prompt_encoding import encode_prompt
+from outdo.rewards.types import RewardInput, RewardOutput, Status, judged, unscored
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms
 
@@ -127,7 +122,7 @@ class RewardModel:
     row alone, read at the last token that is not padding; dropout is off, and everything is float32.
 
     Args:
-        micro_tokens: tokens computed at once, padding included.
+        micro_batch_tokens: tokens computed at once, padding included.
         template: text with `{prompt}` in it, for base models; it replaces the chat template.
         system: the first message, as for `encode_prompt`.
     """
@@ -139,14 +134,14 @@ class RewardModel:
         *,
         name: str = "reward_model",
         optimiser: OptimiserSettings | None = None,
-        micro_tokens: int = 16384,
+        micro_batch_tokens: int = 16384,
         template: str | None = None,
         system: str | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
-        self.micro_tokens = micro_tokens
+        self.micro_batch_tokens = micro_batch_tokens
         self.template = template
         self.system = system
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings(lr=1e-5))
@@ -172,11 +167,11 @@ class RewardModel:
             model.config.get_text_config().pad_token_id = None  # a new head shall read at the end: choose another
         return cls(model, tokenizer, **how)
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """The score of every completion. One that cannot be read, or is too long for the model, has failed."""
         rows = [self._row(each) for each in answered]
-        scores = iter(self.scores([row for row in rows if not isinstance(row, Scored)]).tolist())
-        return [row if isinstance(row, Scored) else judged(next(scores), self.name) for row in rows]
+        scores = iter(self.scores([row for row in rows if not isinstance(row, RewardOutput)]).tolist())
+        return [row if isinstance(row, RewardOutput) else judged(next(scores), self.name) for row in rows]
 
     def close(self) -> None:
         """There is nothing to give back."""
@@ -196,7 +191,7 @@ class RewardModel:
         """The scores [n] of rows of token ids, on the CPU; those of about the same length are computed together."""
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         found = torch.zeros(len(rows))
-        for part in _within([[rows[place]] for place in order], self.micro_tokens):
+        for part in _within([[rows[place]] for place in order], self.micro_batch_tokens):
             places = [order[index] for index in part]
             found[places] = self.forward([rows[place] for place in places]).cpu()
         return found
@@ -212,7 +207,7 @@ class RewardModel:
         """One optimiser step on the mean loss of the comparisons; their ranking before it, and the step's metrics."""
         rows = [self._rows(each) for each in comparisons]
         total, ranking = 0.0, Ranking()
-        for part in _within(rows, self.micro_tokens):
+        for part in _within(rows, self.micro_batch_tokens):
             scores = self.forward([row for place in part for row in rows[place]])
             losses = []
             for place, own in zip(part, scores.split([len(rows[place]) for place in part]), strict=True):
@@ -250,14 +245,14 @@ class RewardModel:
     def _rows(self, comparison: Comparison) -> list[tuple[int, ...]]:
         return [self.encode(comparison.prompt, completion) for completion in comparison.completions]
 
-    def _row(self, answered: Answered) -> tuple[int, ...] | Scored:
+    def _row(self, answered: RewardInput) -> tuple[int, ...] | RewardOutput:
         try:
             row = self.encode(answered.prompt, answered.completion)
         except ModelError as error:
-            return unscored(Verdict.failed, str(error), self.name)
+            return unscored(Status.failed, str(error), self.name)
         if self.context is not None and len(row) > self.context:
             reason = f"prompt and completion have {len(row)} tokens, and {self.name} has positions for {self.context}"
-            return unscored(Verdict.failed, reason, self.name)
+            return unscored(Status.failed, reason, self.name)
         return row
 
 

@@ -20,9 +20,9 @@ from outdo.rewards.model import (
     ranking_of,
     teaches,
 )
-from outdo.rewards.types import Answered, Reward, Scored, Verdict
+from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status
 from outdo.types import Group, Prompt, Rollout
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 MOST_UNLABELLED = 0.5
 """Of a step's answers: if the labels of more fail, the run stops, as it does for rewards."""
@@ -30,7 +30,7 @@ MOST_UNLABELLED = 0.5
 COUNT = "a whole number, 1 or more"
 
 
-class Refreshed:
+class OnlineRewardModel:
     """A reward model, trained on between the steps of a run (DeepSeekMath, the last line of Algorithm 1).
 
     The policy is rewarded by the model alone. `labels`, a reward that the policy never sees, says of each step's
@@ -71,7 +71,7 @@ class Refreshed:
         """That of the model."""
         return self.model.name
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """The model's score of every completion, as the model is now."""
         return self.model(answered)
 
@@ -98,7 +98,7 @@ class Refreshed:
         both = [
             (each.prompt, each.completion, label.value, _given(rollout, self.name))
             for each, label, (_, rollout) in zip(answered, labelled, rollouts, strict=True)
-            if label.verdict is Verdict.ok
+            if label.verdict is Status.ok
         ]
         new = comparisons_of((prompt, text, label) for prompt, text, label, _ in both)
         given = comparisons_of((prompt, text, reward) for prompt, text, _, reward in both)
@@ -147,10 +147,10 @@ class Refreshed:
         self.fresh = min(self.fresh + len(new), len(self.kept))
 
 
-def _answered(prompt: Prompt, rollout: Rollout) -> Answered:
+def _answered(prompt: Prompt, rollout: Rollout) -> RewardInput:
     """A rollout as a reward sees it."""
     text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
-    return Answered(
+    return RewardInput(
         prompt=text,
         completion=rollout.text,
         answer=prompt.answer,
@@ -182,11 +182,11 @@ def reward_model(
     loss: Loss = "pairs",
     seed: int = 0,
     device: str = "auto",
-) -> RewardModel | Refreshed:
+) -> RewardModel | OnlineRewardModel:
     """The reward that a recipe calls `reward_model`: the folder `path`, refreshed if `labels` names another reward.
 
-    For the options see `Refreshed`; without `labels` none of them has an effect. Raises `Mistakes` with all that is
-    wrong with them, and `ModelError` if `path` holds no reward model, before anything is loaded.
+    For the options see `OnlineRewardModel`; without `labels` none of them has an effect. Raises `UserError` with all
+    that is wrong with them, and `ModelError` if `path` holds no reward model, before anything is loaded.
     """
     rules = (
         ("labels and every", "given together, or neither", (labels is None) == (every is None)),
@@ -200,11 +200,11 @@ def reward_model(
         ("loss", f"one of {', '.join(get_args(Loss))}", loss in get_args(Loss)),
     )
     if mistakes := [f"reward_model: {name} must be {rule}" for name, rule, kept in rules if not kept]:
-        raise Mistakes(mistakes)
+        raise UserError(mistakes)
     inspect_folder(path, REWARD_MODEL)
     rule = None if labels is None else load_reward(labels)
     model = RewardModel.load(path, device=device, optimiser=OptimiserSettings(lr=lr))
     if rule is None or every is None:
         return model
     how: dict[str, Any] = {"replay": replay, "steps": steps, "batch": batch, "history": history}
-    return Refreshed(model, rule, every=every, loss=loss, seed=seed, **how)
+    return OnlineRewardModel(model, rule, every=every, loss=loss, seed=seed, **how)

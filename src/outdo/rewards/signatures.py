@@ -5,18 +5,18 @@ A function is told apart by the names of its parameters alone, so functions writ
 
 import asyncio
 import inspect
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outdo.rewards.eventloop import EventLoop
-from outdo.rewards.types import Answered, Scored, Verdict, judged, judged_all, unscored
-from outdo.utils.errors import Mistakes
-from outdo.utils.imports import did_you_mean
+from outdo.rewards.types import RewardInput, RewardOutput, Status, judged, judged_all, unscored
+from outdo.utils.errors import UserError, did_you_mean
 
 ACCEPTED_SIGNATURES = """\
   f(completion, answer)                        one completion; also prompt, or any column of the data by its name
@@ -41,6 +41,34 @@ ARGUMENTS = {
     Convention.plain: frozenset({"prompt", "completion", "completion_ids", "answer"}),
 }
 """What a function can always ask for, whatever the data."""
+
+
+class EventLoop:
+    """An event loop on a daemon thread of its own, so that it also works inside a notebook's running loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="outdo rewards")
+        self._thread.start()
+        self.close = weakref.finalize(self, _stop, self._loop, self._thread)
+
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        """Wait for `awaitable` and return its result; what it raises is raised here."""
+        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop).result()
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    try:
+        return await awaitable
+    except SystemExit as leaving:  # would end the loop's thread, and leave the caller waiting for ever
+        raise RuntimeError(f"sys.exit({leaving})") from leaving
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=1.0)
+    if not thread.is_alive():  # else a call blocks the loop; the daemon thread ends with the process
+        loop.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +98,7 @@ class Adapted:
         """Where asynchronous calls run; started by the first."""
         return EventLoop()
 
-    def call(self, answered: Sequence[Answered]) -> list[Scored]:
+    def call(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score `answered`; what a call for one completion raises is the verdict of that completion.
 
         Raises:
@@ -83,38 +111,38 @@ class Adapted:
             return self.loop.run(self._all_waiting(answered))
         return [self._one(sample) for sample in answered]
 
-    def _one(self, sample: Answered) -> Scored:
+    def _one(self, sample: RewardInput) -> RewardOutput:
         try:
             return self._judged(self._result(self.function(**self._arguments(sample))))
         except (Exception, SystemExit) as error:
             return failure(error, self.name)
 
-    async def _one_waiting(self, sample: Answered) -> Scored:
+    async def _one_waiting(self, sample: RewardInput) -> RewardOutput:
         try:
             return self._judged(await self.function(**self._arguments(sample)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             return failure(error, self.name)
 
-    async def _all_waiting(self, answered: Sequence[Answered]) -> list[Scored]:
+    async def _all_waiting(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         tasks = [asyncio.create_task(self._one_waiting(sample)) for sample in answered]
         _, late = await asyncio.wait(tasks, timeout=self.timeout)
         for task in late:
             task.cancel()
-        timed_out = unscored(Verdict.timed_out, f"{self.name} had no answer after {self.timeout} s", self.name)
+        timed_out = unscored(Status.timed_out, f"{self.name} had no answer after {self.timeout} s", self.name)
         return [timed_out if task in late else task.result() for task in tasks]
 
     def _result(self, returned: Any) -> Any:
         """What a function returned, or what it promised: a lambda that calls a coroutine returns an awaitable."""
         return self.loop.run(returned) if inspect.isawaitable(returned) else returned
 
-    def _judged(self, returned: Any) -> Scored:
+    def _judged(self, returned: Any) -> RewardOutput:
         if self.convention is Convention.verl and isinstance(returned, Mapping):
             if "score" not in returned:
-                return unscored(Verdict.failed, f'{self.name} returned a dict without "score"', self.name)
+                return unscored(Status.failed, f'{self.name} returned a dict without "score"', self.name)
             returned = returned["score"]
         return judged(returned, self.name)
 
-    def _arguments(self, sample: Answered) -> dict[str, Any]:
+    def _arguments(self, sample: RewardInput) -> dict[str, Any]:
         return self._wanted(_verl_arguments(sample) if self.convention is Convention.verl else _plain_arguments(sample))
 
     def _wanted(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,25 +159,25 @@ def adapt(
     """Find out how `function` wants to be called. `options` and `timeout` are those of `Adapted`.
 
     Raises:
-        Mistakes: it is not callable, has none of the accepted signatures (the message lists them), or does not take
+        UserError: it is not callable, has none of the accepted signatures (the message lists them), or does not take
             the options (the nearest name is offered).
     """
     if not callable(function):
-        raise Mistakes([f"the reward {name} is not a function but of type {type(function).__name__}"])
+        raise UserError([f"the reward {name} is not a function but of type {type(function).__name__}"])
     parameters = _parameters(function)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     requires = frozenset(p.name for p in named.values() if p.default is p.empty)
     convention = next((known for known in Convention if known.value in named), None)
     if convention is None:
         shown = ", ".join(map(str, parameters))
-        raise Mistakes([f"the reward {name}({shown}) has no known signature; known are:\n{ACCEPTED_SIGNATURES}"])
+        raise UserError([f"the reward {name}({shown}) has no known signature; known are:\n{ACCEPTED_SIGNATURES}"])
     if requires & TRAINER_ONLY:
         only = ", ".join(sorted(requires & TRAINER_ONLY))
-        raise Mistakes([f"the reward {name} needs {only}, which only TRL's trainer can pass: give it a default"])
+        raise UserError([f"the reward {name} needs {only}, which only TRL's trainer can pass: give it a default"])
     accepts = None if any(p.kind is p.VAR_KEYWORD for p in parameters) else frozenset(named)
     options = options or {}
     if wrong := list(_wrong_options(name, options, ARGUMENTS[convention], accepts)):
-        raise Mistakes(wrong)
+        raise UserError(wrong)
     return Adapted(
         name=name,
         function=function,
@@ -176,12 +204,12 @@ def _wrong_options(
 
 
 def spread(
-    call: Callable[[Sequence[Answered]], list[Scored] | Scored],
-    answered: Sequence[Answered],
+    call: Callable[[Sequence[RewardInput]], list[RewardOutput] | RewardOutput],
+    answered: Sequence[RewardInput],
     *,
     together: bool,
-    repeat: Callable[[Scored], bool],
-) -> list[Scored]:
+    repeat: Callable[[RewardOutput], bool],
+) -> list[RewardOutput]:
     """Score all `answered` by as few calls as the function wants and its failures allow.
 
     `call` returns one verdict for each, or a single failure of the whole call. Where `repeat` says so of that failure,
@@ -194,10 +222,10 @@ def spread(
         if not repeat(outcome):
             return [outcome] * len(answered)
     alone = [call([sample]) for sample in answered]
-    return [outcome if isinstance(outcome, Scored) else outcome[0] for outcome in alone]
+    return [outcome if isinstance(outcome, RewardOutput) else outcome[0] for outcome in alone]
 
 
-def failure(error: BaseException, name: str) -> Scored:
+def failure(error: BaseException, name: str) -> RewardOutput:
     """The verdict of a completion for which the reward raised `error`: what it was, and in which line of whose file."""
     try:
         said = str(error)
@@ -205,7 +233,7 @@ def failure(error: BaseException, name: str) -> Scored:
         said = f"its message raised {type(worse).__name__}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return unscored(Verdict.failed, f"{type(error).__name__}: {said[:200]}{where}", name)
+    return unscored(Status.failed, f"{type(error).__name__}: {said[:200]}{where}", name)
 
 
 def _ours(filename: str) -> bool:
@@ -219,12 +247,12 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _plain_arguments(sample: Answered) -> dict[str, Any]:
+def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
     own = {"prompt": sample.prompt, "completion": sample.completion, "completion_ids": list(sample.completion_ids)}
     return {**sample.columns, **own, "answer": sample.answer}
 
 
-def _verl_arguments(sample: Answered) -> dict[str, Any]:
+def _verl_arguments(sample: RewardInput) -> dict[str, Any]:
     columns = sample.columns
     return {
         "data_source": columns.get("data_source", ""),
@@ -234,7 +262,7 @@ def _verl_arguments(sample: Answered) -> dict[str, Any]:
     }
 
 
-def _trl_arguments(answered: Sequence[Answered]) -> dict[str, Any]:
+def _trl_arguments(answered: Sequence[RewardInput]) -> dict[str, Any]:
     """The columns as lists, the answer under `answer`; completions are messages where the prompts are."""
     names = _ordered(name for sample in answered for name in sample.columns)
     return {
@@ -246,7 +274,7 @@ def _trl_arguments(answered: Sequence[Answered]) -> dict[str, Any]:
     }
 
 
-def _trl_completion(sample: Answered) -> str | list[dict[str, str]]:
+def _trl_completion(sample: RewardInput) -> str | list[dict[str, str]]:
     if isinstance(sample.prompt, str):
         return sample.completion
     return [{"role": "assistant", "content": sample.completion}]

@@ -11,7 +11,7 @@ LARGEST_VALUE = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class RewardInput:
     """A question with one answer to it: all that a reward may look at."""
 
     prompt: str | list[dict[str, Any]]
@@ -26,7 +26,7 @@ class Answered:
     """The token ids that were sampled, the end-of-sequence token included."""
 
 
-class Verdict(StrEnum):
+class Status(StrEnum):
     """How the scoring of a completion went. Only `ok` carries a value; the others are counted and never trained on."""
 
     ok = "ok"
@@ -38,16 +38,16 @@ class Verdict(StrEnum):
     @property
     def is_failure(self) -> bool:
         """True where the reward should have given a value and did not."""
-        return self not in (Verdict.ok, Verdict.not_applicable)
+        return self not in (Status.ok, Status.not_applicable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class RewardOutput:
     """What a reward says about one completion."""
 
     value: float
     """The reward: finite, and 0.0 where `verdict` is not ok (a placeholder, to be left out of every mean)."""
-    verdict: Verdict
+    verdict: Status
     """Whether `value` means anything, and if not, why."""
     parts: Mapping[str, float | None]
     """The value of each reward function by its name, before weights; `None` where it gave none."""
@@ -55,7 +55,7 @@ class Scored:
     """One line for the reader of a failure; empty where there was none."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value) or (self.verdict is not Verdict.ok and self.value != 0.0):
+        if not math.isfinite(self.value) or (self.verdict is not Status.ok and self.value != 0.0):
             raise ValueError(f"a reward with the verdict {self.verdict} cannot have the value {self.value}")
 
 
@@ -67,7 +67,7 @@ class Reward(Protocol):
         """The name of the function; it names the part in `Scored.parts`."""
         ...
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion."""
         ...
 
@@ -76,30 +76,30 @@ class Reward(Protocol):
         ...
 
 
-def unscored(verdict: Verdict, reason: str, name: str) -> Scored:
+def unscored(verdict: Status, reason: str, name: str) -> RewardOutput:
     """A verdict without a value; `reason` is brought to one line of at most 300 characters."""
-    return Scored(value=0.0, verdict=verdict, parts={name: None}, reason=" ".join(reason[:1000].split())[:300])
+    return RewardOutput(value=0.0, verdict=verdict, parts={name: None}, reason=" ".join(reason[:1000].split())[:300])
 
 
-def judged(value: object, name: str) -> Scored:
+def judged(value: object, name: str) -> RewardOutput:
     """Turn what a reward function called `name` returned for one completion into a value or a verdict.
 
     `None` is not applicable, True and False are 1 and 0, numbers and zero-dimensional arrays are their value, NaN,
     infinities and anything beyond ±`LARGEST_VALUE` are non-finite, and everything else has failed.
     """
     if value is None:
-        return unscored(Verdict.not_applicable, "", name)
+        return unscored(Status.not_applicable, "", name)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()  # type: ignore[attr-defined]
     if not isinstance(value, int | float):
-        return unscored(Verdict.failed, f"{name} returned {_described(value)}; expected a number, a bool or None", name)
+        return unscored(Status.failed, f"{name} returned {_described(value)}; expected a number, a bool or None", name)
     if not abs(value) <= LARGEST_VALUE:
         what = f"{float(value)}" if isinstance(value, float) else "an integer too large"
-        return unscored(Verdict.non_finite, f"{name} returned {what}, out of range (±{LARGEST_VALUE:g})", name)
-    return Scored(value=float(value), verdict=Verdict.ok, parts={name: float(value)})
+        return unscored(Status.non_finite, f"{name} returned {what}, out of range (±{LARGEST_VALUE:g})", name)
+    return RewardOutput(value=float(value), verdict=Status.ok, parts={name: float(value)})
 
 
-def judged_all(values: object, count: int, name: str) -> list[Scored]:
+def judged_all(values: object, count: int, name: str) -> list[RewardOutput]:
     """`judged` for a function that was given `count` completions at once; nothing is ever repeated to make it fit."""
     if isinstance(values, str | bytes | Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__iter__")):
         got = f"{_described(values)} for {count} completions"
@@ -110,7 +110,7 @@ def judged_all(values: object, count: int, name: str) -> list[Scored]:
         if len(rewards) == count:
             return [judged(reward, name) for reward in rewards]
         got = f"{len(rewards)} value{'s' * (len(rewards) != 1)} for {count} completions"
-    return [unscored(Verdict.failed, f"{name} returned {got}; expected a list of {count}", name)] * count
+    return [unscored(Status.failed, f"{name} returned {got}; expected a list of {count}", name)] * count
 
 
 def _described(value: object) -> str:

@@ -20,8 +20,8 @@ from time import monotonic
 from typing import Any
 
 from outdo.rewards.signatures import Convention, spread
-from outdo.rewards.types import Answered, Scored, Verdict, judged, unscored
-from outdo.utils.errors import Mistakes, RewardError
+from outdo.rewards.types import RewardInput, RewardOutput, Status, judged, unscored
+from outdo.utils.errors import RewardError, UserError
 
 DEADLINE = 10.0
 """Seconds that one call of a reward function may take, unless told otherwise."""
@@ -41,7 +41,7 @@ _SERVE = """
 import json, sys
 told = json.loads(sys.argv[1])
 sys.path[:] = told.pop("path")
-from outdo.rewards.serve import serve
+from outdo.rewards.worker_main import serve
 serve(**told)
 """
 
@@ -62,7 +62,7 @@ class Worker:
         timeout: seconds for one call of the function.
 
     Raises:
-        Mistakes: the function cannot be imported, has none of the accepted signatures, or does not take the options.
+        UserError: the function cannot be imported, has none of the accepted signatures, or does not take the options.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Worker:
         ready = self._process.ready
         gathered = ready["asynchronous"] and ready["convention"] != Convention.trl
         self._together = ready["asynchronous"] or ready["convention"] == Convention.trl
-        self._repeated = {Verdict.failed, Verdict.timed_out} if gathered else {Verdict.failed}
+        self._repeated = {Status.failed, Status.timed_out} if gathered else {Status.failed}
         self._deadline = timeout + _GRACE * gathered
 
-    def __call__(self, answered: Sequence[Answered]) -> list[Scored]:
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion.
 
         Raises:
@@ -105,21 +105,21 @@ class Worker:
             self._process.kill()
             self._process = None
 
-    def _call(self, answered: Sequence[Answered]) -> list[Scored] | Scored:
+    def _call(self, answered: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
         if self._ended >= ENDED_IN_A_ROW:
             reason = f"not tried: each of the {ENDED_IN_A_ROW} completions before it ended the worker"
-            return unscored(Verdict.failed, reason, self.name)
+            return unscored(Status.failed, reason, self.name)
         try:
             request = pickle.dumps(list(answered))
         except Exception as error:
-            return unscored(Verdict.failed, f"a column cannot be sent to the worker: {error}", self.name)
+            return unscored(Status.failed, f"a column cannot be sent to the worker: {error}", self.name)
         largest = _LARGEST_ANSWER * (len(answered) + 1)
         try:
             outcome = self._read(self._living().ask(request, self._deadline, largest), answered)
         except TimeoutError:
-            outcome = unscored(Verdict.timed_out, f"{self.name} had no answer after {self.timeout:g} s", self.name)
+            outcome = unscored(Status.timed_out, f"{self.name} had no answer after {self.timeout:g} s", self.name)
         except _EndedError as ended:
-            outcome = unscored(Verdict.failed, f"{self.name} ended the worker: {ended}", self.name)
+            outcome = unscored(Status.failed, f"{self.name} ended the worker: {ended}", self.name)
         else:
             self._ended = 0
             return outcome
@@ -127,10 +127,10 @@ class Worker:
         self.close()
         return outcome
 
-    def _read(self, answer: dict[str, Any], answered: Sequence[Answered]) -> list[Scored] | Scored:
+    def _read(self, answer: dict[str, Any], answered: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
         """What the worker said, believed only as far as it makes sense."""
         if "raised" in answer:
-            return unscored(Verdict.failed, str(answer["raised"]), self.name)
+            return unscored(Status.failed, str(answer["raised"]), self.name)
         try:
             scored = [self._scored(*one) for one in answer["scored"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -139,9 +139,9 @@ class Worker:
             raise _EndedError(f"it sent {len(scored)} answers for {len(answered)} completions")
         return scored
 
-    def _scored(self, value: object, verdict: object, reason: object) -> Scored:
-        kind = Verdict(verdict)
-        return judged(value, self.name) if kind is Verdict.ok else unscored(kind, str(reason), self.name)
+    def _scored(self, value: object, verdict: object, reason: object) -> RewardOutput:
+        kind = Status(verdict)
+        return judged(value, self.name) if kind is Status.ok else unscored(kind, str(reason), self.name)
 
     def _living(self) -> "_Process":
         """The worker, or a new one where the last was killed, or died by itself between two calls."""
@@ -149,7 +149,7 @@ class Worker:
             self.close()
             try:
                 self._process = _Process(self._told, self._directory)
-            except Mistakes as mistakes:
+            except UserError as mistakes:
                 raise RewardError(
                     f"the worker of the reward {self.spec} does not start again: {mistakes}"
                 ) from mistakes
@@ -160,7 +160,7 @@ def _pickled(options: Mapping[str, Any], name: str) -> str:
     try:
         return pickle.dumps(dict(options)).hex()
     except Exception as error:
-        raise Mistakes([f"the reward {name}: its options cannot be sent to its worker: {error}"]) from None
+        raise UserError([f"the reward {name}: its options cannot be sent to its worker: {error}"]) from None
 
 
 class _EndedError(Exception):
@@ -192,13 +192,13 @@ class _Process:
             self.ready = self._receive(monotonic() + IMPORT_DEADLINE, 1 << 20)
         except TimeoutError:
             self.kill()
-            raise Mistakes([f"{where}: importing it took longer than {IMPORT_DEADLINE:g} s"]) from None
+            raise UserError([f"{where}: importing it took longer than {IMPORT_DEADLINE:g} s"]) from None
         except _EndedError as ended:
             self.kill()
-            raise Mistakes([f"{where}: importing it ended the worker: {ended}"]) from None
+            raise UserError([f"{where}: importing it ended the worker: {ended}"]) from None
         if "mistakes" in self.ready:
             self.kill()
-            raise Mistakes([str(mistake) for mistake in self.ready["mistakes"]])
+            raise UserError([str(mistake) for mistake in self.ready["mistakes"]])
 
     @property
     def alive(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.rewards.signatures import Adapted, adapt, failure
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
 LENGTH = struct.Struct("!Q")
@@ -36,8 +36,8 @@ def serve(descriptor: int, parent: int, spec: str, options: str, timeout: float)
         try:
             chosen = pickle.loads(bytes.fromhex(options))
             adapted = adapt(load_function(spec), spec.rpartition(":")[2], options=chosen, timeout=timeout)
-        except Mistakes as mistakes:
-            return _send(line, {"mistakes": mistakes.mistakes})
+        except UserError as mistakes:
+            return _send(line, {"mistakes": mistakes.problems})
         _send(line, {"convention": adapted.convention, "asynchronous": adapted.asynchronous})
         requests = line.makefile("rb")
         while header := requests.read(LENGTH.size):
@@ -48,14 +48,14 @@ def load_function(spec: str) -> Any:
     """Import what `file.py:name` or `package.module:name` names.
 
     Raises:
-        Mistakes: the import raised, or there is no such name; with the file and line, or the nearest name.
+        UserError: the import raised, or there is no such name; with the file and line, or the nearest name.
     """
     try:
         return resolve(spec)
-    except Mistakes as mistakes:
+    except UserError as mistakes:
         if mistakes.__cause__ is None:
             raise
-        raise Mistakes(
+        raise UserError(
             [f"{_place(mistakes.__cause__, spec.rpartition(':')[0])}: {_said(mistakes.__cause__)}"]
         ) from None
 

@@ -42,7 +42,7 @@ PICKLES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CheckpointInfo:
     """The newest checkpoint that is whole."""
 
     path: Path
@@ -172,7 +172,7 @@ def _is_running(pid: int) -> bool:
 # --------------------------------------------------------------------------------------------------------- finding
 
 
-def latest(folder: Path) -> Found | None:
+def latest(folder: Path) -> CheckpointInfo | None:
     """The newest whole checkpoint in `folder`, every file of it verified; None where there is no checkpoint at all.
 
     Raises: CheckpointError when there are checkpoints and none is whole: starting from scratch is for the user to say.
@@ -182,7 +182,7 @@ def latest(folder: Path) -> Found | None:
         path = folder / _name(step)
         faults = verify(path)
         if not faults:
-            return Found(path=path, step=step, broken=tuple(broken))
+            return CheckpointInfo(path=path, step=step, broken=tuple(broken))
         broken += faults
     if broken:
         told = f"To start again from the first step, remove {folder} or choose another run folder."

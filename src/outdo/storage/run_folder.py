@@ -7,46 +7,18 @@ lock                who runs here now               report.html     the page
 """
 
 import fcntl
-import fnmatch
 import json
 import math
 import os
-import platform
-import re
 import socket
-import subprocess
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 from outdo.storage import atomic
 from outdo.utils.errors import RunFolderError
-
-MAY_CHANGE = (
-    "run",
-    "steps",
-    "device",
-    "threads",
-    "workers",
-    "compile",
-    "train.micro_tokens",
-    "train.recompute",
-    "reward.*",
-    "eval.*",
-    "checkpoint.*",
-    "record.*",
-)
-"""Keys of the recipe that may differ when a run is resumed: they say where, how long and how closely watched it runs.
-Any other key would make it another run. With a new `device`, `threads`, `workers`, `compile`, `train.recompute` or
-`train.micro_tokens` the run continues, but is no longer equal bit for bit to the uninterrupted one; with new `steps`, a
-falling learning rate falls differently."""
-
-SECRET = re.compile(r"(?:^|[._-])(?:token|secret|password|passwd|credentials?|(?:api|access)[_-]?key)$", re.IGNORECASE)
-"""Names of settings whose values are not written down. `sampling.max_tokens` is not one of them."""
 
 
 class RunFolder:
@@ -232,7 +204,7 @@ def _acquire(path: Path) -> tuple[int, str | None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before = os.pread(descriptor, 4096, 0)
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": timestamp()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     except BlockingIOError as error:
@@ -256,87 +228,5 @@ def _who(holder: bytes) -> str:
 # ---------------------------------------------------------------------------------------------- what a run is made of
 
 
-def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
-    """What besides the recipe decides a run, for `environment.json`. No environment variables, and no secrets."""
-    packages = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
-    return {
-        "python": platform.python_version(),
-        **{name: version_of(name) for name in packages},
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "device": device,
-        "threads": threads,
-        "world_size": world_size,
-        "seed": seed,
-        "command": without_secrets(sys.argv),
-        "git_commit": _git_commit(),
-        "started": _now(),
-    }
-
-
-def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like."""
-    shown: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        is_secret = SECRET.search(name) is not None
-        shown.append("***" if hide_next else f"{name}=***" if is_secret and equals else argument)
-        hide_next = is_secret and not equals and name.startswith("-")
-    return shown
-
-
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """How two resolved recipes or environments differ, a line for each dotted key, in order."""
-    return [f"{key}: {before} in the saved run, {after} now" for key, before, after in _changes(saved, now)]
-
-
-def refused_differences(
-    saved: Mapping[str, Any], now: Mapping[str, Any], may_change: Sequence[str] = MAY_CHANGE
-) -> list[str]:
-    """Those lines of `differences` whose key matches none of the patterns `may_change`: a resume must refuse them."""
-    return [
-        f"{key}: {before} in the saved run, {after} now"
-        for key, before, after in _changes(saved, now)
-        if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)
-    ]
-
-
-def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    before, after = dict(_flat(saved)), dict(_flat(now))
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key, "unset"), after.get(key, "unset")
-        if old != new:
-            yield key, old, new
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and their values as JSON, so that a tuple equals the list it was read back as."""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:  # TOML has no word for it: a setting that is None is not written
-            yield f"{prefix}{key}", json.dumps(value, default=str, ensure_ascii=False)
-
-
-def version_of(package: str) -> str | None:
-    """The version that is installed; None where the package is not."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the folder the command runs in; None outside a repository or without git."""
-    try:
-        asked = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
-
-
-def _now() -> str:
+def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -16,8 +16,8 @@ from torch import nn
 from outdo.algorithms.adaptive import Adaptive
 from outdo.algorithms.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
 from outdo.algorithms.early_stopping import Stop, never
-from outdo.algorithms.objectives.base import Formula, Objective, PlainObjective
-from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
+from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product
 from outdo.config.names import (
     ADVANTAGES,
@@ -37,7 +37,7 @@ from outdo.config.rules import optimiser_steps
 from outdo.models.critic import Critic
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
 
 
@@ -47,13 +47,15 @@ def objective_of(recipe: Recipe) -> Objective:
     What the recipe writes itself wins over a convention.
     """
     piece, train = recipe.train.objective, recipe.train
-    objective = composed(piece, filled=known_values(recipe))
-    if train.like == "outdo":
+    objective = build_objective(piece, filled=known_values(recipe))
+    if train.compat == "outdo":
         return objective
-    if not isinstance(objective, Formula):
-        raise Mistakes([f'train.like = "{train.like}": {piece.name} is not one of the objectives that the peers have'])
+    if not isinstance(objective, ComposedObjective):
+        raise UserError(
+            [f'train.compat = "{train.compat}": {piece.name} is not one of the objectives that the peers have']
+        )
     written = {field.name: getattr(objective, field.name) for field in fields(objective) if field.name in piece.options}
-    return replace(like(train.like, objective), **written)
+    return replace(compat(train.compat, objective), **written)
 
 
 def piece_mistakes(recipe: Recipe) -> list[str]:
@@ -62,33 +64,33 @@ def piece_mistakes(recipe: Recipe) -> list[str]:
     for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of, optimiser_of):
         try:
             make(recipe)
-        except Mistakes as error:
-            mistakes += error.mistakes
+        except UserError as error:
+            mistakes += error.problems
     return mistakes
 
 
-def composed(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
+def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
     """A preset with its own options, and with those of its pieces exchanged that the options name.
 
-    Raises `Mistakes` with what the preset or a piece says against its options.
+    Raises `UserError` with what the preset or a piece says against its options.
     """
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
     exchangeable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
     exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
     try:
         options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
-        made = built(Piece(name=piece.name, options=options), OBJECTIVES, filled)
+        made = instantiate(Piece(name=piece.name, options=options), OBJECTIVES, filled)
         objective = made if hasattr(made, "prepare") else PlainObjective(made)
         if not exchanged:
             return objective
-        if not isinstance(objective, Formula):
+        if not isinstance(objective, ComposedObjective):
             raise ValueError(f"it has no {', no '.join(exchanged)} to exchange")
         if "beta" in exchanged:  # where ρ makes the gradient that of reverse KL, it is put there
             divergence = Piece.model_validate(exchanged.get("divergence", "k3")).name
             exchanged = {"kl_ratio": divergence in ("k1", "k3"), **exchanged}
-        return replace(objective, **{name: _exchanged(name, value, filled) for name, value in exchanged.items()})
+        return replace(objective, **{name: _override(name, value, filled) for name, value in exchanged.items()})
     except (TypeError, ValueError) as error:
-        raise Mistakes([f"train.objective: {piece.name}: {error}"]) from error
+        raise UserError([f"train.objective: {piece.name}: {error}"]) from error
 
 
 def advantage_of(
@@ -101,31 +103,33 @@ def advantage_of(
     """
     train = recipe.train
     filled = {**known_values(recipe), "weights": weights}
-    if train.like != "outdo":
-        filled["eps"] = PEERS_EPS[train.like]
+    if train.compat != "outdo":
+        filled["eps"] = PEERS_EPS[train.compat]
     piece = recipe.advantage
-    estimator = built(piece, ADVANTAGES, filled)
+    estimator = instantiate(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
     if piece.name in ADVANTAGES and not takes_batch:  # so that a wrong option is told now, not after the first rollout
         _within_range("train.advantage", estimator, torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
     steps: list[Advantage] = []
-    if train.penalty is not None and penalty is not None:
-        steps.append(kl_penalty(resolve(DIVERGENCES.get(train.penalty.name, train.penalty.name)), beta=penalty))
+    if train.kl_in_reward is not None and penalty is not None:
+        steps.append(
+            kl_penalty(resolve(DIVERGENCES.get(train.kl_in_reward.name, train.kl_in_reward.name)), beta=penalty)
+        )
     steps.append(estimator if takes_batch else per_token(estimator))
-    if train.truncated == "mask":
+    if train.mask_truncated:
         steps.append(without_truncated)
     return steps[0] if len(steps) == 1 else chain(*steps)
 
 
 def penalty_of(recipe: Recipe) -> SupportsFloat | None:
     """The coefficient of the KL in the reward: a number, or one that follows a target; None where there is none."""
-    penalty = recipe.train.penalty
+    penalty = recipe.train.kl_in_reward
     if penalty is None:
         return None
-    return _within_range("train.penalty.beta", _number, "beta", penalty.options["beta"])
+    return _within_range("train.kl_in_reward.beta", _number, "beta", penalty.options["beta"])
 
 
-def built(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:
+def instantiate(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:
     """A piece with its options; `filled` gives those that the recipe leaves out and the piece asks for."""
     spec = known.get(piece.name, piece.name)
     signature = signature_of(spec)
@@ -143,17 +147,17 @@ def known_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def stop_of(recipe: Recipe) -> Stop:
-    """The rule that ends the passes over a batch; `Mistakes` for an option out of its range."""
-    return never if recipe.train.stop is None else _within_range("train.stop", built, recipe.train.stop, STOPS)
+    """The rule that ends the passes over a batch; `UserError` for an option out of its range."""
+    return never if recipe.train.stop is None else _within_range("train.stop", instantiate, recipe.train.stop, STOPS)
 
 
 def optimiser_of(recipe: Recipe) -> OptimiserSettings:
     """The optimiser as the recipe has it; the schedule ends with the run's last optimiser step.
 
-    Raises `Mistakes` for an option out of its range, and for a library that is not there.
+    Raises `UserError` for an option out of its range, and for a library that is not there.
     """
     optim = recipe.optim
-    algorithm = built(optim.algorithm, ALGORITHMS)
+    algorithm = instantiate(optim.algorithm, ALGORITHMS)
     _within_range("optim.algorithm", algorithm, [nn.Parameter(torch.zeros(2, 2))])  # before any model is loaded
     return OptimiserSettings(
         lr=optim.lr,
@@ -166,9 +170,9 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
 
 
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
-    """The critic beside a policy; `Mistakes` for an option out of its range."""
+    """The critic beside a policy; `UserError` for an option out of its range."""
     critic = recipe.critic
-    return None if critic is None else _within_range("train.critic", built(critic, CRITICS), policy)
+    return None if critic is None else _within_range("train.critic", instantiate(critic, CRITICS), policy)
 
 
 def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
@@ -176,7 +180,7 @@ def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str
     found = {
         "beta": getattr(objective, "beta", None),
         "entropy_bonus": getattr(objective, "entropy_bonus", None),
-        "penalty": penalty,
+        "kl_in_reward": penalty,
     }
     return {name: value for name, value in found.items() if hasattr(value, "observe")}
 
@@ -185,18 +189,18 @@ def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
     """What `make` makes; its ValueError is a mistake in the recipe."""
     try:
         return make(*arguments)
-    except Mistakes as error:
-        raise Mistakes([f"{key}: {mistake}" for mistake in error.mistakes]) from error
+    except UserError as error:
+        raise UserError([f"{key}: {mistake}" for mistake in error.problems]) from error
     except ValueError as error:
-        raise Mistakes([f"{key}: {error}"]) from error
+        raise UserError([f"{key}: {error}"]) from error
 
 
-def _exchanged(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
+def _override(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
     if name in FORMULA_NUMBERS:
         return _number(name, value)
     if name == "correction" and isinstance(value, Sequence) and not isinstance(value, str):
-        return product(*(built(Piece.model_validate(each), CORRECTIONS, filled) for each in value))
-    return built(Piece.model_validate(value), FORMULA[name], filled)
+        return product(*(instantiate(Piece.model_validate(each), CORRECTIONS, filled) for each in value))
+    return instantiate(Piece.model_validate(value), FORMULA[name], filled)
 
 
 def _number(name: str, value: Any) -> Any:

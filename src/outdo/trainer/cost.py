@@ -54,10 +54,10 @@ class Arithmetic:
 def arithmetic(recipe: Recipe, questions: int) -> Arithmetic:
     """What one step and the whole run consist of, with `questions` to train on."""
     train = recipe.train
-    sequences, per_step = train.prompts * train.group, train.updates * train.minibatches
+    sequences, per_step = train.prompts * train.group_size, train.passes * train.minibatches
     return Arithmetic(
         prompts=train.prompts,
-        group=train.group,
+        group=train.group_size,
         sequences=sequences,
         tokens=sequences * longest_sequence(recipe),
         optimiser_steps=per_step,
@@ -118,7 +118,7 @@ def peak(parts: Mapping[str, int]) -> int:
 
 def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Bytes of the keys and values of all sequences that are sampled at once, each at its longest."""
-    rows = min(recipe.train.prompts * recipe.train.group, ROWS_AT_ONCE)
+    rows = min(recipe.train.prompts * recipe.train.group_size, ROWS_AT_ONCE)
     return _times(2 * FLOAT32 * rows * longest_sequence(recipe), facts.layers, facts.kv_heads, facts.head_dim)
 
 
@@ -137,7 +137,9 @@ def activations(facts: ModelFacts, recipe: Recipe) -> int | None:
     """
     layers = facts.layers
     if layers is not None:
-        numbers = layers + ACTIVATIONS_PER_LAYER if recipe.train.recompute else layers * ACTIVATIONS_PER_LAYER
+        numbers = (
+            layers + ACTIVATIONS_PER_LAYER if recipe.train.gradient_checkpointing else layers * ACTIVATIONS_PER_LAYER
+        )
         return _times(FLOAT32 * numbers, micro_batch(recipe), facts.hidden_size)
     return None
 
@@ -145,12 +147,12 @@ def activations(facts: ModelFacts, recipe: Recipe) -> int | None:
 def micro_batch(recipe: Recipe) -> int | None:
     """Tokens computed at once, by all workers together; `None` where the run is going to find them.
 
-    A sequence is never cut, so one of them may exceed `train.micro_tokens`.
+    A sequence is never cut, so one of them may exceed `train.micro_batch_tokens`.
     """
-    longest, tokens = longest_sequence(recipe), recipe.train.micro_tokens
+    longest, tokens = longest_sequence(recipe), recipe.train.micro_batch_tokens
     if tokens == "auto":
         return None
-    return min(workers(recipe) * max(longest, tokens), recipe.train.prompts * recipe.train.group * longest)
+    return min(workers(recipe) * max(longest, tokens), recipe.train.prompts * recipe.train.group_size * longest)
 
 
 def logits(facts: ModelFacts, recipe: Recipe) -> int | None:

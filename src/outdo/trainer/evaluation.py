@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outdo.rewards.exact import final_number
-from outdo.rollouts.engines.base import Engine, SamplingParams
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
 from outdo.types import FinishReason, Group, Prompt, Rollout
 

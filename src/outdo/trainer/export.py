@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from outdo.trainer.find_model import Source
-from outdo.utils.errors import Mistakes
+from outdo.trainer.find_model import ModelRef
+from outdo.utils.errors import UserError
 
 CARD = """---
 library_name: transformers
@@ -27,12 +27,12 @@ Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; s
 """
 
 
-def export(source: Source, folder: Path) -> Path:
+def export(source: ModelRef, folder: Path) -> Path:
     """Copy the checkpoint's model and tokenizer into `folder`, which must be empty or new, and write `README.md`."""
     if source.recipe is None or source.run is None:
-        raise Mistakes([f"{source.name}: not a run folder; there is nothing to export but the model folder itself"])
+        raise UserError([f"{source.name}: not a run folder; there is nothing to export but the model folder itself"])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise Mistakes([f"{folder}: there is something there already; choose a new folder"])
+        raise UserError([f"{folder}: there is something there already; choose a new folder"])
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(Path(source.model).iterdir()):
         if path.is_file() and path.name != "manifest.json":
@@ -41,7 +41,7 @@ def export(source: Source, folder: Path) -> Path:
     return folder
 
 
-def card(source: Source) -> str:
+def card(source: ModelRef) -> str:
     """The model card, in Markdown."""
     recipe = source.recipe
     assert recipe is not None
@@ -55,7 +55,7 @@ def card(source: Source) -> str:
         table=_table(source.summary, source.step),
         step=source.step,
         prompts=recipe.train.prompts,
-        group=recipe.train.group,
+        group=recipe.train.group_size,
         lr=recipe.optim.lr,
         seed=recipe.seed,
         recipe=(source.run / "recipe.toml").read_text(encoding="utf-8").strip(),

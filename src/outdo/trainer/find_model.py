@@ -8,11 +8,11 @@ from typing import Any
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
 from outdo.storage import checkpoint
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ModelRef:
     """A model, and the run it comes from if it comes from one."""
 
     model: str  # what `Policy.load` takes
@@ -28,25 +28,25 @@ class Source:
         return json.loads(path.read_text()) if path and path.exists() else {}
 
 
-def find(name: str, *, best: bool = False) -> Source:
+def find_model(name: str, *, best: bool = False) -> ModelRef:
     """The model that `name` means. Of a run it is the newest whole checkpoint, or with `best` the best one.
 
-    Raises `Mistakes` where a run has no checkpoint, or no best one.
+    Raises `UserError` where a run has no checkpoint, or no best one.
     """
     run = Path(name)
     if not (run / "recipe.toml").is_file():
-        return Source(model=name, name=name)
+        return ModelRef(model=name, name=name)
     recipe = load(run / "recipe.toml", [])
     found = checkpoint.latest(run / "checkpoints")
     if found is None:
-        raise Mistakes([f"{run}: no checkpoint has been written yet; `outdo resume {run}` goes on with the run"])
+        raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {run}` goes on with the run"])
     path, step = found.path, found.step
     if best:
-        told = Source(model=str(path), name=name, run=run).summary.get("best") or {}
+        told = ModelRef(model=str(path), name=name, run=run).summary.get("best") or {}
         if "step" not in told:
-            raise Mistakes([f"{run}: no best checkpoint is known; a run with held-out questions has one when it ends"])
+            raise UserError([f"{run}: no best checkpoint is known; a run with held-out questions has one when it ends"])
         step = int(told["step"])
         path = run / "checkpoints" / f"step_{step:06d}"
         if faults := checkpoint.verify(path):
-            raise Mistakes(faults)
-    return Source(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=run, step=step)
+            raise UserError(faults)
+    return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=run, step=step)

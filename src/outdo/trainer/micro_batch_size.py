@@ -25,7 +25,7 @@ PROBE = 128
 """Tokens of the sequences that are counted, if the run's longest are longer."""
 
 
-def micro_tokens(
+def find_micro_batch_tokens(
     policy: Policy, *, longest: int, to_come: int = 0, workers: int = 1, free: int | None = None
 ) -> tuple[int, str]:
     """Tokens that may be computed at once, a power of two, or one sequence of `longest` tokens; and why so many.

@@ -18,10 +18,10 @@ from outdo.data.questions import Question, questions_of
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards import load_reward
-from outdo.rewards.failures import inert
-from outdo.rewards.types import Answered, Reward, Scored, Verdict
+from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status
 from outdo.trainer import cost
-from outdo.utils.errors import Mistakes, ModelError
+from outdo.utils.errors import ModelError, UserError
+from outdo.utils.text import one_line
 
 Render = Callable[[Question], str]
 """A question as the text that the model reads."""
@@ -40,7 +40,7 @@ class Trial:
 
     kind: str  # reference, empty or wrong
     completion: str
-    scored: Scored
+    scored: RewardOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     try:
         questions = questions_of(recipe)
         notes = [*questions.notes, *notes]
-    except Mistakes as error:
-        mistakes += error.mistakes
+    except UserError as error:
+        mistakes += error.problems
     try:
         facts = inspect_folder(recipe.model)
         notes += _context(recipe, facts)
@@ -113,8 +113,8 @@ def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
     if "data" not in touched:
         try:
             questions_of(recipe)
-        except Mistakes as error:
-            mistakes += error.mistakes
+        except UserError as error:
+            mistakes += error.problems
     if "model" not in touched:
         try:
             inspect_folder(recipe.model)
@@ -135,7 +135,7 @@ def _rendered(questions: Sequence[Question], render: Render | None, mistakes: li
     for question in questions[:PROMPTS_SHOWN]:
         try:
             shown.append(render(question) if render else _as_it_stands(question))
-        except (Mistakes, ModelError) as error:
+        except (UserError, ModelError) as error:
             mistakes += str(error).splitlines()
             break  # the next one would say the same
     return shown
@@ -151,9 +151,9 @@ def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -
     """The first question's reference answer, an empty one and another question's answer, as the reward sees them."""
     rules = [{**spec, "weight": weight} for spec, weight in recipe.rules]
     try:
-        reward = load_reward(rules, timeout=recipe.reward.timeout) if rules else None
-    except Mistakes as error:
-        mistakes += [f"rewards: {mistake}" for mistake in error.mistakes]
+        reward = load_reward(rules, timeout=recipe.reward_limits.timeout) if rules else None
+    except UserError as error:
+        mistakes += [f"rewards: {mistake}" for mistake in error.problems]
         return []
     return [] if reward is None else _shown_to(reward, questions, mistakes)  # a model is loaded by a run only
 
@@ -169,7 +169,7 @@ def _shown_to(reward: Reward, questions: Sequence[Question], mistakes: list[str]
         completions |= {"empty": "", "wrong": _wrong_answer(questions)}
         scored = reward(
             [
-                Answered(prompt=prompt, completion=text, answer=question.answer, columns=question.columns)
+                RewardInput(prompt=prompt, completion=text, answer=question.answer, columns=question.columns)
                 for text in completions.values()
             ]
         )
@@ -194,17 +194,17 @@ def _wrong_answer(questions: Sequence[Question]) -> str:
     return next((other for other in others if other.split()[-1:] != right), "I do not know.")
 
 
-def _how(scored: Scored) -> str:
+def _how(scored: RewardOutput) -> str:
     verdict = {
-        Verdict.failed: "failed",
-        Verdict.timed_out: "took too long",
-        Verdict.non_finite: "gave no usable number",
+        Status.failed: "failed",
+        Status.timed_out: "took too long",
+        Status.non_finite: "gave no usable number",
     }
     return f"{verdict[scored.verdict]}: {scored.reason}"
 
 
 def _doubts(trials: Sequence[Trial]) -> Iterator[str]:
-    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.verdict is Verdict.ok}
+    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.verdict is Status.ok}
     for other in ("empty", "wrong"):
         if "reference" in value and value.get(other, -float("inf")) >= value["reference"]:
             numbers = f"{value[other]:g} against {value['reference']:g}"
@@ -237,7 +237,7 @@ def _has_reference(recipe: Recipe) -> bool:
     """Whether the run keeps a reference; a user's objective without an option `beta` is taken not to ask for one."""
     try:
         return needs_reference(recipe)
-    except Mistakes:  # no such objective, which is a mistake told already
+    except UserError:  # no such objective, which is a mistake told already
         return False
 
 
@@ -259,7 +259,7 @@ def show(report: Report, console: Console) -> None:
         _heading(console, "Memory, about")
         console.print(_memory_table(report.memory))
     _list(console, "Notes", report.notes)
-    _list(console, "Mistakes", report.mistakes)
+    _list(console, "UserError", report.mistakes)
     if not report.mistakes:
         console.print(Text("\nNothing is wrong.", style="bold green"))
 
@@ -273,7 +273,7 @@ def arithmetic_lines(report: Report) -> list[str]:
     return [
         f"one step: {numbers.prompts} questions × {numbers.group} answers = {numbers.sequences:,} sequences, "
         f"at most {numbers.tokens:,} tokens",
-        f"optimiser steps in it: {per_step} (updates {train.updates} × minibatches {train.minibatches})",
+        f"optimiser steps in it: {per_step} (updates {train.passes} × minibatches {train.minibatches})",
         f"the run: {recipe.steps:,} steps, {numbers.optimiser_steps_in_all:,} optimiser steps, "
         f"{numbers.epochs:.3g} passes over the questions",
     ]
@@ -286,7 +286,7 @@ def _heading(console: Console, title: str) -> None:
 def _plain(text: str) -> Text:
     """Text from a file, harmless to a terminal: rich's markup and control characters mean nothing in it."""
     shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} ... ({len(text):,} characters)"
-    return Text("\n".join(inert(line) for line in shown.splitlines()))
+    return Text("\n".join(one_line(line) for line in shown.splitlines()))
 
 
 def _list(console: Console, title: str, lines: Sequence[str]) -> None:
@@ -299,7 +299,7 @@ def _list(console: Console, title: str, lines: Sequence[str]) -> None:
 def _trials_table(trials: Sequence[Trial]) -> Table:
     table = Table("answer", "reward", "completion", box=None)
     for trial in trials:
-        ok = trial.scored.verdict is Verdict.ok
+        ok = trial.scored.verdict is Status.ok
         value = f"{trial.scored.value:g}" if ok else trial.scored.verdict.value
         table.add_row(
             trial.kind, value, _plain(trial.completion) if trial.completion else Text("(nothing)", style="dim")

@@ -1,10 +1,6 @@
 """The body of the command line's `for step in train(...)`: evaluate, record, save, stop in good order."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +9,28 @@ from torch import Tensor
 
 from outdo.config.file import dump, load
 from outdo.config.recipe import Recipe
+from outdo.config.resume import differences, refused_differences
 from outdo.loop import train
 from outdo.observability.metrics import step_metrics
-from outdo.observability.page.collect import gather
+from outdo.observability.page.collect import collect_run
 from outdo.observability.page.html import page
 from outdo.observability.record import parquet
-from outdo.observability.record.background_writer import Behind
+from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.storage import checkpoint
-from outdo.storage.run_folder import (
-    RunFolder,
-    describe_environment,
-    differences,
-    read_metrics,
-    refused_differences,
-    write_json_atomically,
-    write_text_atomically,
-)
-from outdo.trainer.build import Session, open_session, sampling_params
+from outdo.storage.provenance import describe_environment
+from outdo.storage.run_folder import RunFolder, read_metrics, write_json_atomically, write_text_atomically
+from outdo.trainer.build import Run, build_run, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.evaluation import Evaluation, evaluate
+from outdo.trainer.interrupt import stop_requested
 from outdo.trainer.profiling import traced, where_it_went
+from outdo.trainer.state import Progress, restore, save
 from outdo.types import Batch, Step
-from outdo.utils.errors import CheckpointError, Mistakes, OutdoError, RunFolderError
+from outdo.utils.errors import CheckpointError, OutdoError, RunFolderError, UserError
 from outdo.utils.timing import BETWEEN, Clock, span
 
 INTERRUPTED = 130
 TRACE = "profile/trace.json.gz"
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a run remembers beside its models, as of its last finished step: saved with every checkpoint."""
-
-    step: int = 0
-    prompts: dict[str, Any] = field(default_factory=dict)  # the position in the data
-    version: int = 0  # of the policy and the critic
-    seconds: float = 0.0  # of training, evaluation left out
-    tokens: int = 0  # sampled
-    before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
-    after: dict[str, float] = field(default_factory=dict)  # the latest evaluation
-    best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
 
 
 def start(recipe: Recipe, folder: Path, display: Display, *, profile: bool = False) -> int:
@@ -64,20 +42,20 @@ def start(recipe: Recipe, folder: Path, display: Display, *, profile: bool = Fal
         if run.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
         _make_room(run, recipe)
-        status = _train(run, open_session(recipe), Progress(), display, profile=profile)
+        status = _train(run, build_run(recipe), Progress(), display, profile=profile)
     return _shown(folder, status, display)
 
 
 def resume(folder: Path, overrides: list[str], display: Display, *, profile: bool = False) -> int:
     """Go on from the newest whole checkpoint as if nothing had happened; from the start if there is none yet."""
     if not (folder / "recipe.toml").is_file():
-        raise Mistakes([f"{folder}: no run is there (it has no recipe.toml)"])
+        raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     with RunFolder(folder) as run:
         saved = load(run.recipe, [])
         recipe = load(run.recipe, overrides)
         refused = refused_differences(saved.model_dump(), recipe.model_dump())
         if refused:
-            raise Mistakes([f"{line}; a resumed run may not change this" for line in refused])
+            raise UserError([f"{line}; a resumed run may not change this" for line in refused])
         for line in [*([run.notice] if run.notice else []), *differences(saved.model_dump(), recipe.model_dump())]:
             display.say(line)
         _make_room(run, recipe)
@@ -86,27 +64,14 @@ def resume(folder: Path, overrides: list[str], display: Display, *, profile: boo
             display.say(f"not used: {fault}")
         state = checkpoint.load_state(found.path) if found else {}
         model = found.path if found else None
-        session = open_session(recipe, model=model, fingerprints=state.get("fingerprints"))
-        progress = _restored(session, found.path, state, display) if found else Progress()
+        session = build_run(recipe, model=model, fingerprints=state.get("fingerprints"))
+        progress = restore(session, found.path, state, display) if found else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         run.rewind(progress.step)
         parquet.drop_after(run.path, progress.step)
         parquet.remove_leftovers(run.path)
         status = _train(run, session, progress, display, profile=profile)
     return _shown(folder, status, display)
-
-
-def _restored(session: Session, saved: Path, state: Mapping[str, Any], display: Display) -> Progress:
-    """Bring the session to where it was when the checkpoint `saved` was made; what the run remembers."""
-    session.models.load_state(state["models"])
-    for name, part in session.parts().items():
-        if name in state["parts"]:
-            part.load_state(state["parts"][name])
-        else:
-            display.say(f"{saved}: says nothing of the {name}, which begins anew; an older outdo wrote it")
-    progress = Progress(**state["progress"])
-    session.prompts.load_state(progress.prompts)
-    return progress
 
 
 def _make_room(run: RunFolder, recipe: Recipe) -> None:
@@ -119,12 +84,12 @@ def _shown(folder: Path, status: int, display: Display) -> int:
     """Write the page of a run that is complete; the exit status. What the page needs is all on disk."""
     if status == 0:
         report = folder / "report.html"
-        write_text_atomically(report, page([gather(folder)]))
+        write_text_atomically(report, page([collect_run(folder)]))
         display.say(f"what was trained, token by token: {report}")
     return status
 
 
-def _train(run: RunFolder, session: Session, progress: Progress, display: Display, *, profile: bool) -> int:
+def _train(run: RunFolder, session: Run, progress: Progress, display: Display, *, profile: bool) -> int:
     """Run the loop to its end, or to the step under way when it is interrupted or fails."""
     recipe = session.recipe
     for note in session.notes:
@@ -138,7 +103,7 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     models = session.models
     weights = models.policy.model.state_dict()
     critic = models.critic is not None and models.critic.trains_model
-    trained = 1 + critic + len(session.judges)  # weights with two moments each, about
+    trained = 1 + critic + len(session.online_reward_models)  # weights with two moments each, about
     copies = 3 * trained + (models.reference is not None)
     needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
     checkpoint.check_free_space(run.path, needed)
@@ -146,13 +111,13 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
     progress.version = session.models.version
     try:
         trace = run.path / TRACE if profile else None
-        with _asked_to_stop() as asked, Behind() as behind, traced(trace) as traced_step:
+        with stop_requested() as asked, BackgroundWriter() as behind, traced(trace) as traced_step:
             _steps(run, session, progress, display, asked, behind, traced_step)
     except OutdoError as error:
         # What failed is the step under way; if it has not touched the weights, those before it are worth keeping.
         untouched = session.models.version == progress.version
         if progress.step and untouched and not isinstance(error, CheckpointError):
-            _save(run, session, progress)
+            save(run, session, progress)
             display.say(f"saved after step {progress.step}; go on with `outdo resume {run.path}`")
         raise
     finally:
@@ -168,11 +133,11 @@ def _train(run: RunFolder, session: Session, progress: Progress, display: Displa
 
 def _steps(
     run: RunFolder,
-    session: Session,
+    session: Run,
     progress: Progress,
     display: Display,
     asked: list[int],
-    behind: Behind,
+    behind: BackgroundWriter,
     traced_step: Callable[[], None],
 ) -> None:
     """The body of the loop."""
@@ -185,7 +150,7 @@ def _steps(
         session.rollout,
         session.advantage,
         session.objective,
-        updates=recipe.train.updates,
+        passes=recipe.train.passes,
         stop=session.stop,
         start=progress.step + 1,
     )
@@ -205,10 +170,10 @@ def _steps(
             last = step.index == recipe.steps
             if last or best or asked or _due(step.index, recipe.checkpoint.every):
                 with span("record"):
-                    refused = behind.refused()  # what a checkpoint says is done is recorded
+                    refused = behind.wait()  # what a checkpoint says is done is recorded
                 if refused:
                     raise refused
-                _save(run, session, progress)
+                save(run, session, progress)
             traced_step()
             if last or asked:
                 return
@@ -230,7 +195,7 @@ def _due(step: int, every: int) -> bool:
 
 
 def _recorded(
-    session: Session, step: Step, folder: Path, behind: Behind
+    session: Run, step: Step, folder: Path, behind: BackgroundWriter
 ) -> tuple[dict[str, float], RunFolderError | None]:
     """Record a step; it is written while the next one is made. What the disk refused of the step before, if it did.
 
@@ -238,12 +203,12 @@ def _recorded(
     """
     with span("record"):
         metrics, write = session.recorder.taken(step, folder)
-        refused = behind.refused()
+        refused = behind.wait()
         behind.begin(write)
     return metrics, refused
 
 
-def _metrics(session: Session, step: Step, clock: Clock) -> dict[str, float]:
+def _metrics(session: Run, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | getattr(session.rollout, "metrics", {})
     spent = clock.lap()  # since the last step had its metrics: saving it is in here, and no part of a step's seconds
     seconds = sum(each for name, each in spent.items() if name not in BETWEEN)
@@ -256,11 +221,11 @@ def _sampled(metrics: Mapping[str, float]) -> float:
     return metrics["num_tokens"] + metrics.get("refill/dropped_tokens", 0.0)
 
 
-def _follow(session: Session, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
+def _follow(session: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
     """Let reward models and coefficients learn from a step; what they have come to."""
     found: dict[str, float] = {}
     with span("reward"):
-        for judge in session.judges:
+        for judge in session.online_reward_models:
             found |= judge.after(step.index, step.groups)
     for name, coefficient in session.adaptive.items():
         found[f"coefficient/{name}"] = float(coefficient)  # that of this step
@@ -268,7 +233,7 @@ def _follow(session: Session, step: Step, metrics: Mapping[str, float]) -> dict[
     return found
 
 
-def _move_on(progress: Progress, session: Session, step: int, metrics: Mapping[str, float]) -> None:
+def _move_on(progress: Progress, session: Run, step: int, metrics: Mapping[str, float]) -> None:
     progress.step, progress.version = step, session.models.version
     progress.prompts = session.prompts.state()
     progress.seconds += metrics["seconds"]
@@ -293,7 +258,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     }
 
 
-def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]:
+def _evaluate(session: Run, step: int, display: Display) -> dict[str, float]:
     """Accuracy on the held-out questions: greedy, and sampled at temperature 1. Nothing if there are none."""
     if not session.held_out:
         return {}
@@ -306,14 +271,16 @@ def _evaluate(session: Session, step: int, display: Display) -> dict[str, float]
     for name, (temperature, k) in asked.items():
         sampling = sampling_params(session.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
         with span("evaluate"), Clock():  # of its own: what is sampled and rewarded here is no part of a step
-            found: Evaluation = evaluate(session.engine, session.examiner, session.held_out, sampling, k=k, step=step)
+            found: Evaluation = evaluate(
+                session.engine, session.eval_environment, session.held_out, sampling, k=k, step=step
+            )
         low, high = found.ci95
         numbers |= {name: found.accuracy, f"{name}_low": low, f"{name}_high": high}
     display.evaluated(step, numbers)
     return numbers
 
 
-def _evaluation(session: Session, progress: Progress, step: int, display: Display) -> dict[str, float]:
+def _evaluation(session: Run, progress: Progress, step: int, display: Display) -> dict[str, float]:
     """The metrics of an evaluation after this step, if one is due; `progress` remembers it."""
     recipe = session.recipe
     if step != recipe.steps and not _due(step, recipe.eval.every):
@@ -330,20 +297,7 @@ def _better(progress: Progress, step: int, by: str) -> dict[str, float]:
     return progress.best
 
 
-def _save(run: RunFolder, session: Session, progress: Progress) -> None:
-    state = {
-        "models": session.models.state(),
-        "parts": {name: part.state() for name, part in session.parts().items()},
-        "progress": asdict(progress),
-        "fingerprints": dict(session.fingerprints),
-    }
-    with span("save"):
-        checkpoint.save(run.checkpoints, progress.step, session.models.policy.save, state)
-        best = progress.best.get("step")
-        checkpoint.prune(run.checkpoints, session.recipe.checkpoint.keep, None if best is None else int(best))
-
-
-def _describe(run: RunFolder, session: Session) -> None:
+def _describe(run: RunFolder, session: Run) -> None:
     recipe = session.recipe
     environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
     write_text_atomically(run.recipe, dump(recipe))
@@ -362,22 +316,3 @@ def _keep_refused(folder: Path, step: Step) -> None:
     found = {name: getattr(batch, name) for name in names}
     tensors = {name: value.contiguous() for name, value in found.items() if isinstance(value, Tensor)}
     save_file(tensors, folder / f"step_{step.index:06d}.safetensors")
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """A list that gets SIGINT's or SIGTERM's number, for the step under way to be finished; a second one ends all."""
-    asked: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        os.write(2, b"\nfinishing this step, then saving; once more ends at once\n")  # print is not safe in here
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

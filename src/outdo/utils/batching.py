@@ -10,7 +10,9 @@ from itertools import groupby, zip_longest
 ENOUGH = 4  # groups for each share, from which on a share may be uneven by a group
 
 
-def cut(lengths: Sequence[int], groups: Sequence[int], budget: int, *, whole_groups: bool) -> list[list[int]]:
+def pack_by_tokens(
+    lengths: Sequence[int], groups: Sequence[int], budget: int, *, whole_groups: bool
+) -> list[list[int]]:
     """Micro-batches: the numbers of the rows of each, which hold at most `budget` tokens together, padding included.
 
     Whole groups stay together, so that a prompt is computed once; a group that alone exceeds the budget is cut, unless
@@ -32,7 +34,7 @@ def cut(lengths: Sequence[int], groups: Sequence[int], budget: int, *, whole_gro
     return parts
 
 
-def shares(
+def split_evenly(
     rows: Sequence[int], costs: Sequence[float], groups: Sequence[int], n: int, *, whole_groups: bool
 ) -> list[list[int]]:
     """At most `n` runs of neighbouring `rows` that cost about the same, none of them empty.
@@ -50,7 +52,7 @@ def shares(
     return [share for share in found if share]
 
 
-def rounds(
+def schedule(
     rows: Sequence[int],
     lengths: Sequence[int],
     costs: Sequence[float],
@@ -62,9 +64,11 @@ def rounds(
 ) -> list[list[list[int]]]:
     """Micro-batches in rounds: those of a round, at most `hands`, are computed at the same time."""
     parts: list[list[list[int]]] = []
-    for share in shares(rows, costs, groups, hands, whole_groups=whole_groups):
+    for share in split_evenly(rows, costs, groups, hands, whole_groups=whole_groups):
         own = [lengths[row] for row in share], [groups[row] for row in share]
-        parts.append([[share[place] for place in part] for part in cut(*own, budget, whole_groups=whole_groups)])
+        parts.append(
+            [[share[place] for place in part] for part in pack_by_tokens(*own, budget, whole_groups=whole_groups)]
+        )
     return [[part for part in together if part] for together in zip_longest(*parts, fillvalue=[])]
 
 

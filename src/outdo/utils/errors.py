@@ -4,6 +4,7 @@ Each carries one message written for the person at the keyboard; the command lin
 leaves with the class's `exit_status`. Anything else that escapes is a defect of outdo and shows its traceback.
 """
 
+import difflib
 from collections.abc import Sequence
 
 
@@ -13,7 +14,7 @@ class OutdoError(Exception):
     exit_status = 1
 
 
-class Mistakes(OutdoError, ValueError):  # noqa: N818 - it reads as what it is: several
+class UserError(OutdoError, ValueError):
     """What the user gave is wrong: every mistake found, reported at once, before any model is loaded.
 
     `mistakes` holds one sentence each, naming the file, the row or the key and what was expected.
@@ -22,8 +23,8 @@ class Mistakes(OutdoError, ValueError):  # noqa: N818 - it reads as what it is: 
     exit_status = 2
 
     def __init__(self, mistakes: Sequence[str]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(self.mistakes))
+        self.problems = tuple(mistakes)
+        super().__init__("\n".join(self.problems))
 
 
 class RewardError(OutdoError):
@@ -58,3 +59,9 @@ class ModelError(OutdoError, ValueError):
     """A model folder or tokenizer that cannot be used; the message says why and what would do."""
 
     exit_status = 2
+
+
+def did_you_mean(wrong: str, known: Sequence[str]) -> str:
+    """`"; did you mean X?"` for the nearest of `known`, or an empty string when none is near."""
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -5,7 +5,6 @@ that a wrong option is found before anything is imported; `resolve` really impor
 """
 
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,63 +37,57 @@ class Signature:
     is_async: bool = False
 
 
-def did_you_mean(wrong: str, known: Sequence[str]) -> str:
-    """`"; did you mean X?"` for the nearest of `known`, or an empty string when none is near."""
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def split(spec: str) -> tuple[str, str]:
-    """`"where:name"` as its two halves. Raises `Mistakes` when it is not of that form."""
+    """`"where:name"` as its two halves. Raises `UserError` when it is not of that form."""
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name.isidentifier()):
-        raise Mistakes([f'"{spec}": expected "file.py:name" or "package.module:name"'])
+        raise UserError([f'"{spec}": expected "file.py:name" or "package.module:name"'])
     return where, name
 
 
 def signature_of(spec: str) -> Signature:
     """The signature of `spec`, by reading its source; nothing of it is imported or executed.
 
-    Raises `Mistakes` when the file or module is missing, is not Python, or has no such name (the nearest is offered).
+    Raises `UserError` when the file or module is missing, is not Python, or has no such name (the nearest is offered).
     """
     where, name = split(spec)
     definitions = _definitions(_parse(source_file(where), spec).body)
     if name not in definitions:
-        raise Mistakes([f'"{spec}": {where} has no "{name}"{did_you_mean(name, list(definitions))}'])
+        raise UserError([f'"{spec}": {where} has no "{name}"{did_you_mean(name, list(definitions))}'])
     return _read(spec, definitions[name])
 
 
 def source_file(where: str) -> Path:
     """The source file of `"file.py"` or `"package.module"`, found without importing any package.
 
-    Raises `Mistakes` when there is none.
+    Raises `UserError` when there is none.
     """
     if where.endswith(".py"):
         path = Path(where)
         if not path.is_file():
             neighbours = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-            raise Mistakes([f"{where}: no such file (looked in {Path.cwd()}){did_you_mean(path.name, neighbours)}"])
+            raise UserError([f"{where}: no such file (looked in {Path.cwd()}){did_you_mean(path.name, neighbours)}"])
         return path
     origin = _module_origin(where) if all(part.isidentifier() for part in where.split(".")) else None
     if origin is None or not origin.endswith(".py"):
-        raise Mistakes([f'"{where}": no such Python module, and not a file ending in .py'])
+        raise UserError([f'"{where}": no such Python module, and not a file ending in .py'])
     return Path(origin)
 
 
 def resolve(spec: str) -> Any:
     """Import the code and return the object that `"package.module:name"` or `"file.py:name"` names.
 
-    Raises `Mistakes` when there is no such thing or when importing it fails; the message carries the first cause.
+    Raises `UserError` when there is no such thing or when importing it fails; the message carries the first cause.
     """
     where, name = split(spec)
     try:
         module = _import_file(source_file(where)) if where.endswith(".py") else importlib.import_module(where)
-    except Mistakes:
+    except UserError:
         raise
     except (Exception, SystemExit) as error:  # the user's own top-level code may raise anything
-        raise Mistakes([f'"{spec}": importing {where} raised {type(error).__name__}: {error}']) from error
+        raise UserError([f'"{spec}": importing {where} raised {type(error).__name__}: {error}']) from error
     if not hasattr(module, name):
-        raise Mistakes([f'"{spec}": {where} has no "{name}"{did_you_mean(name, dir(module))}'])
+        raise UserError([f'"{spec}": {where} has no "{name}"{did_you_mean(name, dir(module))}'])
     return getattr(module, name)
 
 
@@ -138,9 +131,9 @@ def _parse(path: Path, spec: str) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
-        raise Mistakes([f'"{spec}": {path} is not valid Python: {error.msg} (line {error.lineno})']) from error
+        raise UserError([f'"{spec}": {path} is not valid Python: {error.msg} (line {error.lineno})']) from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise Mistakes([f'"{spec}": {path} cannot be read as Python: {error}']) from error
+        raise UserError([f'"{spec}": {path} cannot be read as Python: {error}']) from error
 
 
 def _definitions(body: Sequence[ast.stmt]) -> dict[str, ast.AST]:

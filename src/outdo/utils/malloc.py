@@ -9,7 +9,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER, LARGEST = 2**31 - 1, 32 * 2**20
 
 
-def keep_freed() -> None:
+def disable_trim() -> None:
     """From now on, in this process, only tensors above 32 MiB go back to the system when they are freed.
 
     Otherwise glibc gives back what is free at the end of its heap, and every step begins by taking thousands of pages

@@ -29,8 +29,8 @@ from outdo.algorithms.adaptive import AdaptiveBonus
 from outdo.algorithms.advantages import leave_one_out, per_token
 from outdo.algorithms.objectives import presets, surrogates
 from outdo.algorithms.objectives.batch_transforms import high_entropy
-from outdo.algorithms.objectives.compat import like
-from outdo.algorithms.requirements import needing, needs_of
+from outdo.algorithms.objectives.compat import compat
+from outdo.algorithms.requirements import requirements_of, requires
 from outdo.types import TokenScores
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -82,7 +82,7 @@ def test_the_default_cap_of_trls_cispo_shrinks_every_token_to_a_fifth(grpo_train
 
 def test_trls_luspo_is_the_papers_only_at_the_level_of_the_sequence(grpo_trainer: Any) -> None:
     luspo, case = KIND["luspo"], made_up()
-    ours = outdo(like("trl", presets.luspo()), case)
+    ours = outdo(compat("trl", presets.luspo()), case)
     assert_same(ours, trl(grpo_trainer, case, **luspo.options(importance_sampling_level="sequence")))
     assert_other(ours, trl(grpo_trainer, case, **luspo.options()))
 
@@ -91,7 +91,7 @@ def test_trls_divergence_is_multiplied_by_the_ratio_unless_told_otherwise(grpo_t
     case = made_up([[rollout(3, 1.0), rollout(2, 0.0)], [rollout(1, 1.0), rollout(4, 0.0)]])
     options = GRPO.options(beta=0.04, num_generations=2)
     assert_other(outdo(presets.grpo(beta=0.04), case), trl(grpo_trainer, case, **options))
-    assert_same(outdo(like("trl", presets.grpo(beta=0.04)), case), trl(grpo_trainer, case, **options))
+    assert_same(outdo(compat("trl", presets.grpo(beta=0.04)), case), trl(grpo_trainer, case, **options))
 
 
 def test_trls_delta_and_clip_change_places_where_delta_is_the_lower(grpo_trainer: Any) -> None:
@@ -113,7 +113,7 @@ def test_trl_lets_a_weight_for_the_engine_grow_beyond_e_to_20(grpo_trainer: Any)
 def test_trls_rloo_lets_the_ratio_of_an_answer_grow_beyond_e_to_20(rloo_trainer: Any) -> None:
     """Where Â < 0 its gradient goes on growing; outdo's has ended."""
     case = without_masks(one_token_apart(policy=25.0))
-    ours = outdo(like("trl", presets.rloo_clip()), case, per_token(leave_one_out))
+    ours = outdo(compat("trl", presets.rloo_clip()), case, per_token(leave_one_out))
     with asked(rloo_trainer, beta=0.0, num_generations=2):
         inputs = inputs_of(rloo_trainer, case) | {"completion_mask": case.batch.loss_mask.long()}
         theirs = loss_of(rloo_trainer, case, inputs)
@@ -133,7 +133,7 @@ def one_token_apart(*, policy: float = 0.0, engine: float = 0.0) -> Case:
 def test_trls_entropy_bonus_is_for_the_uncertain_tokens_where_only_those_are_trained(grpo_trainer: Any) -> None:
     case = made_up()
     options = {"top_entropy_quantile": 0.3, "entropy_coef": 0.1, "_entropy_bonus_enabled": True}
-    _, by_logprobs, by_entropy = outdo(GRPO.like_trl(preparation=high_entropy(share=0.3), entropy_bonus=0.1), case)
+    _, by_logprobs, by_entropy = outdo(GRPO.like_trl(batch_transform=high_entropy(share=0.3), entropy_bonus=0.1), case)
     _, *theirs = trl(grpo_trainer, case, **GRPO.options(**options))
     kept = theirs[1] != 0
     share = kept.sum() / case.batch.totals.tokens
@@ -152,7 +152,7 @@ def test_trls_adaptive_bonus_waits_for_a_first_measurement(grpo_trainer: Any) ->
 
 def test_trls_gmpo_gives_an_answer_without_tokens_a_value_but_no_gradient(gmpo_trainer: Any) -> None:
     case = made_up()
-    ours = outdo(like("trl", presets.gmpo()), case)
+    ours = outdo(compat("trl", presets.gmpo()), case)
     theirs = trl(gmpo_trainer, case, beta=0.0, epsilon_low=0.4, epsilon_high=0.4)
     batch = STANDARDISED(case.batch.with_(loss_mask=torch.ones_like(case.batch.loss_mask)))
     assert batch.advantages is not None
@@ -165,7 +165,7 @@ def test_trls_gmpo_gives_an_answer_without_tokens_a_value_but_no_gradient(gmpo_t
 def test_trls_gmpo_leaves_certain_tokens_out_of_its_mean(gmpo_trainer: Any) -> None:
     """`high_entropy` sets their Â to 0, and leaves them in it."""
     case = made_up()
-    ours = outdo(replace(like("trl", presets.gmpo()), preparation=high_entropy(share=0.3)), case)
+    ours = outdo(replace(compat("trl", presets.gmpo()), batch_transform=high_entropy(share=0.3)), case)
     theirs = trl(gmpo_trainer, case, beta=0.0, epsilon_low=0.4, epsilon_high=0.4, top_entropy_quantile=0.3)
     assert_other(ours, theirs)
 
@@ -179,8 +179,8 @@ def test_trl_rounds_the_temperatures_of_sapo_to_torchs_default_precision(grpo_tr
         exact = {"advantages": batch.advantages.amax(1) + batch.advantages.amin(1)}
         theirs = loss_of(grpo_trainer, case, inputs | exact)
     rounded = presets.sapo(tau_negative=float(torch.tensor(1.05, dtype=torch.float32)))
-    assert_same(outdo(like("trl", rounded), case), theirs)
-    assert_other(outdo(like("trl", presets.sapo()), case), theirs)
+    assert_same(outdo(compat("trl", rounded), case), theirs)
+    assert_other(outdo(compat("trl", presets.sapo()), case), theirs)
 
 
 def test_trls_vespo_counts_columns_that_are_no_tokens_where_every_weight_is_raised(grpo_trainer: Any) -> None:
@@ -213,6 +213,6 @@ def test_an_engine_goes_into_the_w_of_vespo_or_beside_it() -> None:
     assert loss(engine=engine_weight("token_truncate")) == pytest.approx(by_hand(2 * 1.5**2))
     assert loss(engine=lambda logprobs, batch: torch.tensor([[1.5], [1.5]])) == pytest.approx(by_hand(2 * 1.5))
     assert loss(engine=lambda logprobs, batch: 1.5) == pytest.approx(by_hand(2 * 1.5))
-    assert needs_of(surrogates.vespo(engine=needing(values=True)(lambda logprobs, batch: 1.0))).values
+    assert requirements_of(surrogates.vespo(engine=requires(values=True)(lambda logprobs, batch: 1.0))).values
     with pytest.raises(ValueError, match="engine must be a correction, made in Python, not 'truncate'"):
         loss(engine="truncate")

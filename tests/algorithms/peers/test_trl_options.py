@@ -28,7 +28,7 @@ from outdo.algorithms.adaptive import AdaptiveBonus
 from outdo.algorithms.advantages import chain, without_truncated
 from outdo.algorithms.objectives import surrogates
 from outdo.algorithms.objectives.batch_transforms import high_entropy
-from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import none, off_policy_rows, product
 from outdo.algorithms.objectives.surrogates import Clip
 
@@ -107,7 +107,7 @@ def test_bad_answers_that_the_policy_has_left_are_masked(grpo_trainer: Any, kind
 def test_only_the_most_uncertain_tokens_are_trained(grpo_trainer: Any, kind: Kind, level: str) -> None:
     case = made_up()
     options = kind.options(importance_sampling_level=level, top_entropy_quantile=0.3, beta=0.04)
-    objective = kind.like_trl(level=level, preparation=high_entropy(share=0.3), beta=0.04)
+    objective = kind.like_trl(level=level, batch_transform=high_entropy(share=0.3), beta=0.04)
     assert_same(outdo(objective, case), trl(grpo_trainer, case, **options))
 
 
@@ -158,7 +158,7 @@ def test_the_limits_within_which_vespo_keeps_its_w(grpo_trainer: Any) -> None:
     named = {"vespo_k_pos": 0.1, "vespo_k_neg": 0.05, "vespo_lambda_pos": 0.5}
     expected = trl(grpo_trainer, case, **vespo.options(num_generations=2, **named, **engine_options("token_mask")))
     surrogate = surrogates.vespo(**small, engine=engine_weight("token_mask"))
-    ours = outdo(replace(like("trl", vespo.objective), surrogate=surrogate), case)
+    ours = outdo(replace(compat("trl", vespo.objective), surrogate=surrogate), case)
     assert_same(ours, expected)
     assert (expected[1].abs().amax(1) > 1e-5).all()  # no weight has fallen off to nothing
 
@@ -219,7 +219,7 @@ def test_a_preset_in_trls_conventions_is_the_loss_of_trl_and_by_itself_too_where
     level = "sequence" if kind.loss_type == "luspo" else "token"
     options = kind.options(importance_sampling_level=level)
     case = made_up()
-    with_kl = replace(like("trl", kind.objective), beta=0.04)
+    with_kl = replace(compat("trl", kind.objective), beta=0.04)
     assert_same(outdo(with_kl, case), trl(grpo_trainer, case, **options, beta=0.04))
     case = made_up([[each for each in group if each.loss_mask][:3] for group in GROUPS])
     assert_same(outdo(kind.objective, case), trl(grpo_trainer, case, **options, num_generations=3))

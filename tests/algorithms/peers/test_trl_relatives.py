@@ -25,7 +25,7 @@ from trl_cases import (
 
 from outdo.algorithms.advantages import leave_one_out, per_token
 from outdo.algorithms.objectives import presets
-from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.compat import compat
 from outdo.types import Rollout
 
 pytestmark = pytest.mark.usefixtures("in_both_precisions")
@@ -44,7 +44,7 @@ LEFT_OUT = per_token(leave_one_out)
 def test_rloo_clips_the_ratio_of_the_whole_answer(rloo_trainer: Any, extreme: float, low: float, high: float) -> None:
     case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
     expected = rloo_loss(rloo_trainer, case, epsilon_low=low, epsilon_high=high)
-    ours = outdo(like("trl", presets.rloo_clip(clip_low=low, clip_high=high)), case, LEFT_OUT)
+    ours = outdo(compat("trl", presets.rloo_clip(clip_low=low, clip_high=high)), case, LEFT_OUT)
     assert_same(ours, expected)
 
 
@@ -61,6 +61,6 @@ def rloo_loss(trainer: Any, case: Case, **options: Any) -> Outcome:
 def test_gmpo_is_a_geometric_mean(gmpo_trainer: Any, extreme: float, beta: float, bound: float) -> None:
     """Its divergence is k3 as it is, whatever `use_bias_correction_kl` says."""
     case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
-    objective = replace(like("trl", presets.gmpo(clip=bound, beta=beta)), kl_ratio=False)
+    objective = replace(compat("trl", presets.gmpo(clip=bound, beta=beta)), kl_ratio=False)
     options = {"beta": beta, "epsilon_low": bound, "epsilon_high": bound, "use_bias_correction_kl": True}
     assert_same(outdo(objective, case), trl(gmpo_trainer, case, **options))

@@ -13,7 +13,7 @@ from browser import MISSING, chromium, launch, watched_page
 from playwright.sync_api import Browser, Page, sync_playwright
 from run_folders import write_small_run
 
-from outdo.observability.page.collect import USUAL, Shown, gather
+from outdo.observability.page.collect import USUAL, View, collect_run
 from outdo.observability.page.html import page as html
 
 
@@ -39,9 +39,9 @@ def page(browser: Browser) -> Iterator[Page]:
 def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes the page of one run, or of two, as a file."""
 
-    def write(*runs: Path, shown: Shown = USUAL) -> Path:
+    def write(*runs: Path, shown: View = USUAL) -> Path:
         path = tmp_path_factory.mktemp("pages") / "report.html"
-        path.write_text(html([gather(run, shown) for run in runs]), encoding="utf-8")
+        path.write_text(html([collect_run(run, shown) for run in runs]), encoding="utf-8")
         return path
 
     return write

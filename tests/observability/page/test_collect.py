@@ -15,7 +15,7 @@ from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run
 
 from outdo.observability.page import read
-from outdo.observability.page.collect import Shown, alive, chosen_step, gather, news
+from outdo.observability.page.collect import View, alive, chosen_step, collect_run, metrics_since
 from outdo.observability.page.encode import unpack
 from outdo.observability.page.select import MOST_ENTRIES, STEPS, choose, select
 from outdo.observability.record import parquet as files
@@ -40,7 +40,7 @@ def texts(run: dict) -> str:
 
 
 def test_metrics_are_columns_with_six_digits_and_their_words(small_run: Path):
-    run = gather(small_run)
+    run = collect_run(small_run)
     lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6]
     assert run["metrics"]["values"]["reward"][0] is None
@@ -58,10 +58,10 @@ def test_the_best_step_is_that_of_the_summary(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"best": {"step": 4}}))
-    assert {entry["step"]: entry["why"] for entry in gather(folder)["chosen"]}[4] == "best evaluation"
+    assert {entry["step"]: entry["why"] for entry in collect_run(folder)["chosen"]}[4] == "best evaluation"
     (folder / "summary.json").unlink()
     edit(folder, "metrics.jsonl", lambda text: text.replace("eval/greedy", "eval/other"))
-    whys = [entry["why"] for entry in gather(folder)["chosen"]]
+    whys = [entry["why"] for entry in collect_run(folder)["chosen"]]
     assert "highest reward" in " ".join(whys)
 
 
@@ -88,7 +88,7 @@ def test_what_happened_at_a_step_that_was_not_recorded_is_looked_for_nearby():
 
 
 def test_steps_asked_for_replace_the_usual_ones(small_run: Path):
-    assert [entry["step"] for entry in gather(small_run, Shown(steps=[5, 2]))["chosen"]] == [2, 5]
+    assert [entry["step"] for entry in collect_run(small_run, View(steps=[5, 2]))["chosen"]] == [2, 5]
 
 
 def test_a_very_long_run_has_curves_of_bounded_length(tmp_path: Path):
@@ -97,7 +97,7 @@ def test_a_very_long_run_has_curves_of_bounded_length(tmp_path: Path):
         for step in range(1, 9001):
             evaluated = {"eval/greedy": step / 9000} if step % 7 == 0 else {}
             file.write(json.dumps({"step": step, "reward": step, **evaluated}) + "\n")
-    run = gather(folder)
+    run = collect_run(folder)
     steps, values = run["metrics"]["steps"], run["metrics"]["values"]
     assert 1000 < len(steps) <= 2000
     assert steps[-1] == 9000
@@ -107,11 +107,11 @@ def test_a_very_long_run_has_curves_of_bounded_length(tmp_path: Path):
 
 
 def test_news_are_only_what_came_after(small_run: Path):
-    told = news(small_run, after=4)
+    told = metrics_since(small_run, after=4)
     assert told["metrics"]["steps"] == [5, 6]
     assert told["recorded"] == [1, 2, 3, 4, 5, 6]
     assert told["chosen"] == []
-    assert set(told) == set(gather(small_run))
+    assert set(told) == set(collect_run(small_run))
 
 
 # -------------------------------------------------------------------------------------------------------- the tokens
@@ -148,7 +148,7 @@ def test_a_group_that_tells_more_comes_first(tmp_path: Path):
 
 
 def test_the_budget_is_shared_by_the_steps(small_run: Path):
-    entries = gather(small_run, Shown(tokens=900))["chosen"]
+    entries = collect_run(small_run, View(tokens=900))["chosen"]
     lengths = [sum(row["length"] for row in header(entry)["rows"]) for entry in entries]
     assert len(entries) > 1
     assert sum(lengths) <= 900
@@ -159,7 +159,7 @@ def test_where_one_group_is_longer_than_the_page_its_completions_are_cut(small_r
     rows = select(small_run, 1, tokens=80)
     assert rows.cut == 10
     assert all(len(ids) <= 10 for ids in rows.table["token_ids"].to_pylist())
-    entry = gather(small_run, Shown(steps=[1], tokens=80))["chosen"][0]
+    entry = collect_run(small_run, View(steps=[1], tokens=80))["chosen"][0]
     assert "cut to 10 tokens" in entry["why"]
     table = files.read(small_run, 1)
     first = header(entry)["rows"][0]
@@ -226,7 +226,7 @@ def test_a_damaged_record_is_left_out_and_the_page_says_so(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     path = files.path_of(folder, 6)
     path.write_bytes(path.read_bytes()[:-40])
-    run = gather(folder)
+    run = collect_run(folder)
     assert 6 not in [entry["step"] for entry in run["chosen"]]
     assert 1 in [entry["step"] for entry in run["chosen"]]
     assert "The tokens of step 6 are left out" in texts(run)
@@ -240,17 +240,17 @@ def test_a_record_whose_columns_do_not_fit_is_left_out(tmp_path: Path):
     table = files.read(folder, 6)
     empty = pyarrow.array([[1.0]] * len(table), pyarrow.list_(pyarrow.float32()))
     files.write(folder, 6, table.set_column(table.schema.get_field_index("entropy"), "entropy", empty))
-    assert "entropy does not have one entry per token" in texts(gather(folder))
+    assert "entropy does not have one entry per token" in texts(collect_run(folder))
     files.write(folder, 6, table.drop_columns(["pieces"]))
-    assert "no column pieces" in texts(gather(folder))
+    assert "no column pieces" in texts(collect_run(folder))
     files.write(folder, 6, table.set_column(table.schema.get_field_index("group"), "group", pyarrow.nulls(len(table))))
-    assert "The tokens of step 6 are left out" in texts(gather(folder))
+    assert "The tokens of step 6 are left out" in texts(collect_run(folder))
 
 
 def test_a_damaged_line_and_half_a_line_are_left_out(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     edit(folder, "metrics.jsonl", lambda text: '{"reward": 1}\nnonsense\n' + text + '{"step": 7, "rew')
-    run = gather(folder)
+    run = collect_run(folder)
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6]
     assert "line 2: not a JSON object" in texts(run)
     assert "1 lines without a step" in texts(run)
@@ -263,7 +263,7 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path):
         '{"step": 1, "kl": 2}',
     ]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert gather(folder)["metrics"] == {"steps": [1, 2], "values": {"kl": [2.0, None]}}
+    assert collect_run(folder)["metrics"] == {"steps": [1, 2], "values": {"kl": [2.0, None]}}
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
@@ -271,7 +271,7 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path):
 def test_a_damaged_small_file_is_told_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes):
     folder = write_small_run(tmp_path / "run")
     (folder / name).write_bytes(content)
-    run = gather(folder)
+    run = collect_run(folder)
     assert f"{name} cannot be read" in texts(run)
     assert len(run["chosen"]) > 1
 
@@ -280,14 +280,14 @@ def test_a_run_that_outdo_did_not_make_is_shown(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     for name in ("recipe.toml", "environment.json", "summary.json"):
         (folder / name).unlink()
-    run = gather(folder)
+    run = collect_run(folder)
     assert len(run["chosen"]) > 1
     assert ["method", "grpo"] in run["about"]
     assert ["model", "models/small"] in run["about"]
 
 
 def test_an_empty_folder_is_an_empty_page(tmp_path: Path):
-    run = gather(tmp_path)
+    run = collect_run(tmp_path)
     assert run["metrics"] == {"steps": [], "values": {}}
     assert run["chosen"] == run["recorded"] == []
 
@@ -296,7 +296,7 @@ def test_an_empty_folder_is_an_empty_page(tmp_path: Path):
 
 
 def test_it_says_what_the_run_is(small_run: Path):
-    about = dict(gather(small_run)["about"])
+    about = dict(collect_run(small_run)["about"])
     assert about["method"] == "grpo"
     assert about["model"] == "models/small"
     assert about["data"] == "questions.jsonl"
@@ -319,7 +319,7 @@ def test_no_secret_is_shown(tmp_path: Path):
     environment = json.loads((folder / "environment.json").read_text())
     changed = {**environment, "command": ["outdo", "--api-key", "hunter2"], "API_KEY": "hunter2"}
     (folder / "environment.json").write_text(json.dumps(changed))
-    told = json.dumps(gather(folder))
+    told = json.dumps(collect_run(folder))
     assert "hunter2" not in told
     assert "abcdefghijklmnop" not in told
     assert "https://***@host/m?***" in told
@@ -334,8 +334,8 @@ def test_a_run_is_alive_while_a_process_holds_its_folder(tmp_path: Path):
     assert not alive(folder)
     with RunFolder(folder):
         assert alive(folder)
-        assert gather(folder)["alive"]
-        assert news(folder, after=0)["alive"]
+        assert collect_run(folder)["alive"]
+        assert metrics_since(folder, after=0)["alive"]
     assert not alive(folder)
 
 
@@ -360,7 +360,7 @@ def test_a_summary_of_anything_is_borne(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     for before in ("text", [1], {"greedy": "text"}, {"greedy": None}):
         (folder / "summary.json").write_text(json.dumps({"before": before, "best": before}))
-        assert gather(folder)["metrics"]["steps"] == [1, 2, 3, 4, 5, 6]
+        assert collect_run(folder)["metrics"]["steps"] == [1, 2, 3, 4, 5, 6]
 
 
 def test_asking_leaves_the_folder_free(tmp_path: Path):
@@ -370,7 +370,7 @@ def test_asking_leaves_the_folder_free(tmp_path: Path):
 
 
 def test_a_long_run_is_gathered_with_its_last_step(tmp_path: Path):
-    run = gather(write_long_run(tmp_path / "run"))
+    run = collect_run(write_long_run(tmp_path / "run"))
     assert run["recorded"] == [1, 500, 1000]
     assert len(run["metrics"]["steps"]) == 1001
     assert [entry["step"] for entry in run["chosen"]][-1] == 1000
@@ -389,7 +389,7 @@ def elsewhere(tmp_path: Path, folder: Path, name: str) -> None:
 def test_a_record_that_leads_out_of_the_folder_is_not_read(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     elsewhere(tmp_path, folder, "tokens/step_000006.parquet")
-    run = gather(folder)
+    run = collect_run(folder)
     assert 6 not in [entry["step"] for entry in run["chosen"]]
     assert "leads out of the run folder" in texts(run)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
@@ -401,28 +401,28 @@ def test_neither_metrics_nor_all_records_are_read_elsewhere(tmp_path: Path, name
     folder = write_small_run(tmp_path / "run")
     elsewhere(tmp_path, folder, name)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
-        gather(folder) if name == "metrics.jsonl" else chosen_step(folder, 6)
+        collect_run(folder) if name == "metrics.jsonl" else chosen_step(folder, 6)
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
 def test_a_table_elsewhere_is_left_out(tmp_path: Path, name: str):
     folder = write_small_run(tmp_path / "run")
     elsewhere(tmp_path, folder, name)
-    assert f"{name} cannot be read" in texts(gather(folder))
+    assert f"{name} cannot be read" in texts(collect_run(folder))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     files.path_of(folder, 6).unlink()
     os.mkfifo(files.path_of(folder, 6))
-    assert "is not a file" in texts(gather(folder))
+    assert "is not a file" in texts(collect_run(folder))
 
 
 def test_a_line_of_any_length_is_borne(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     long = '{"step": 7, "x": "' + "a" * 3_000_000 + '"}\n{"step": 8, "reward": 0.5}\n{"step": 9, "reward": '
     edit(folder, "metrics.jsonl", lambda text: text + long)
-    run = gather(folder)
+    run = collect_run(folder)
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6, 8]
     assert "line 7: not a JSON object, or too long" in texts(run)
 
@@ -433,7 +433,7 @@ def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: p
     for name in ("LARGEST_METRICS", "FARTHEST_BACK"):
         with monkeypatch.context() as bounded:
             bounded.setattr(read, name, 1000)
-            run = gather(tmp_path)
+            run = collect_run(tmp_path)
         steps = run["metrics"]["steps"]
         assert 20 < len(steps) < 40
         assert steps == [*range(steps[0], 2001)]
@@ -442,7 +442,7 @@ def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: p
 
 def test_a_run_of_very_many_metrics_shows_some(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"m{n}": 1.0 for n in range(5000)}}) + "\n")
-    run = gather(tmp_path)
+    run = collect_run(tmp_path)
     assert len(run["metrics"]["values"]) == 1000
     assert "The page shows 1,000 of 5,000 metrics" in texts(run)
 

@@ -22,7 +22,7 @@ from outdo.cli.inspect import run_inspect
 from outdo.models.policy import Policy
 from outdo.observability.page import collect as gathering
 from outdo.observability.page import select
-from outdo.observability.page.collect import Shown
+from outdo.observability.page.collect import View
 from outdo.observability.page.compare import comparison, rescore
 from outdo.observability.page.encode import unpack
 from outdo.observability.record import parquet
@@ -30,7 +30,7 @@ from outdo.storage import checkpoint
 from outdo.storage.run_folder import RunFolder
 from outdo.testing import tiny_model
 from outdo.trainer.display import Display
-from outdo.utils.errors import CheckpointError, Mistakes
+from outdo.utils.errors import CheckpointError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,9 @@ def test_two_runs_stand_side_by_side_and_share_the_budget(tmp_path: Path, monkey
     folders = [write_small_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
     budgets = []
 
-    def spied(folder: Path, shown: Shown):
+    def spied(folder: Path, shown: View):
         budgets.append(shown.tokens)
-        return gathering.gather(folder, shown)
+        return gathering.collect_run(folder, shown)
 
     monkeypatch.setattr(inspect, "gather", spied)
     run_inspect(folders, display=display(), out=tmp_path / "page.html", steps=[2])
@@ -151,7 +151,7 @@ def test_without_the_extra_it_says_what_to_install(small_run: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "outdo.observability.page.server", raising=False)
 
-    with pytest.raises(Mistakes, match=re.escape("pip install outdo[inspect]")):
+    with pytest.raises(UserError, match=re.escape("pip install outdo[inspect]")):
         run_inspect([small_run], display=display(), serve=True)
 
 
@@ -163,12 +163,12 @@ def test_a_group_is_printed_in_the_terminal(small_run: Path):
 
 
 def test_all_mistakes_are_told_at_once(compared: Path, tmp_path: Path):
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         run_inspect(
             [compared], display=display(), steps=[3, 77], groups=0, compare=("2", "7"), port=70_000, group=1, serve=True
         )
     told = str(caught.value)
-    assert len(caught.value.mistakes) == 7
+    assert len(caught.value.problems) == 7
     assert "step 77 is not recorded; recorded steps: 1, 2, 3, 4, 5, 6" in told
     assert "--compare 7: there is no such checkpoint" in told
     assert "kept are step_000002, step_000006" in told
@@ -183,16 +183,16 @@ def test_all_mistakes_are_told_at_once(compared: Path, tmp_path: Path):
 
 
 def test_a_folder_that_is_no_run_is_refused(small_run: Path, tmp_path: Path):
-    with pytest.raises(Mistakes, match="no such folder; did you mean small"):
+    with pytest.raises(UserError, match="no such folder; did you mean small"):
         run_inspect([small_run.parent / "smal"], display=display())
-    with pytest.raises(Mistakes, match="no run is there"):
+    with pytest.raises(UserError, match="no run is there"):
         run_inspect([tmp_path], display=display())
-    with pytest.raises(Mistakes, match="given twice"):
+    with pytest.raises(UserError, match="given twice"):
         run_inspect([small_run, small_run], display=display())
 
 
 def test_a_group_that_is_not_there_is_refused(small_run: Path):
-    with pytest.raises(Mistakes, match="step 3 has no group 9; its groups are 0 to 3"):
+    with pytest.raises(UserError, match="step 3 has no group 9; its groups are 0 to 3"):
         run_inspect([small_run], display=display(), terminal=True, steps=[3], group=9)
 
 
@@ -201,14 +201,14 @@ def test_a_group_that_is_not_there_is_refused(small_run: Path):
     [{"out": Path("x.html"), "serve": True}, {"terminal": True, "out": Path("x.html")}, {"compare": ("2", "step_02")}],
 )
 def test_options_that_cannot_be_had_together_are_refused(compared: Path, asked: dict):
-    with pytest.raises(Mistakes, match="inspect: --"):
+    with pytest.raises(UserError, match="inspect: --"):
         run_inspect([compared], display=display(), **asked)
 
 
 def test_where_a_page_cannot_be_written_is_told_before_anything_is_read(small_run: Path, tmp_path: Path):
-    with pytest.raises(Mistakes, match=r"no folder .*nowhere"):
+    with pytest.raises(UserError, match=r"no folder .*nowhere"):
         run_inspect([small_run], display=display(), out=tmp_path / "nowhere/page.html")
-    with pytest.raises(Mistakes, match="this is a folder"):
+    with pytest.raises(UserError, match="this is a folder"):
         run_inspect([small_run], display=display(), out=tmp_path)
 
 
@@ -222,9 +222,9 @@ def test_a_page_in_the_place_of_a_link_leaves_what_it_led_to(small_run: Path, tm
 
 
 def test_what_colours_the_tokens_is_said_with_the_nearest_name(small_run: Path):
-    with pytest.raises(Mistakes, match=r"--by ration: expected one of moved, .*did you mean ratio\?"):
+    with pytest.raises(UserError, match=r"--by ration: expected one of moved, .*did you mean ratio\?"):
         run_inspect([small_run], display=display(), terminal=True, by="ration")
-    with pytest.raises(Mistakes, match="--by goes with --terminal"):
+    with pytest.raises(UserError, match="--by goes with --terminal"):
         run_inspect([small_run], display=display(), by="ratio")
     shown = display()
     run_inspect([small_run], display=shown, terminal=True, by="entropy")

@@ -14,7 +14,7 @@ from browser import PHONE, hook, nearly, number, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
 from run_folders import write_hostile_run, write_small_run
 
-from outdo.observability.page.collect import Shown
+from outdo.observability.page.collect import View
 from outdo.observability.page.html import notebook
 from outdo.observability.page.select import Comparison
 from outdo.observability.record.parquet import read
@@ -368,7 +368,7 @@ def test_the_same_text_is_compared_under_two_checkpoints(page: Page, page_of, sm
             "b_logprobs", pyarrow.array(likelier, pyarrow.list_(pyarrow.float32()))
         )
 
-    shown = Shown(comparison=Comparison(step=4, a="step_20", b="step_80", rescore=rescore))
+    shown = View(comparison=Comparison(step=4, a="step_20", b="step_80", rescore=rescore))
     open_page(page, page_of(small_run, shown=shown))
     compare = hook(page, "compare")
     expect(compare).to_contain_text("step_20")

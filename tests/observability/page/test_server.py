@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from outdo.observability.page.html import policy
 from outdo.observability.page.server import HEADERS, app, serve
 from outdo.observability.record import parquet
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 PORT, TOKEN = 8123, "right-token"
 ADDRESS = f"http://127.0.0.1:{PORT}"
@@ -134,7 +134,7 @@ def test_a_damaged_step_is_an_answer_not_a_crash(tmp_path: Path):
 def test_a_port_in_use_is_told(small_run: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Mistakes, match=f"--port {port}.*--port 0 takes a free one"):
+        with pytest.raises(UserError, match=f"--port {port}.*--port 0 takes a free one"):
             serve([small_run], port=port)
 
 
@@ -143,7 +143,7 @@ def test_a_port_in_use_is_told(small_run: Path):
 PROGRAM = """
 import sys
 from pathlib import Path
-from outdo.inspector.live import serve
+from outdo.observability.page.server import serve
 serve([Path(sys.argv[1])], port=0, say=lambda line: print(line, flush=True))
 """
 

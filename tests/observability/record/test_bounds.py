@@ -12,7 +12,7 @@ from record_cases import groups_of, objective, one_group, rollout
 from torch import Tensor
 
 from outdo.algorithms.objectives import weights
-from outdo.algorithms.objectives.base import Formula, Objective, PlainObjective
+from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.corrections import off_policy_rows
 from outdo.algorithms.objectives.presets import dro, gspo, gspo_token, ppo, reinforce
 from outdo.algorithms.objectives.target.objective import target
@@ -182,7 +182,7 @@ def test_neither_the_reference_nor_an_entropy_bonus_changes_a_bound():
 
 
 def test_a_correction_that_drops_an_answer_that_went_too_far_is_a_bound():
-    dropping: Formula = replace(reinforce(), correction=off_policy_rows(limit=0.7, by="old"))
+    dropping: ComposedObjective = replace(reinforce(), correction=off_policy_rows(limit=0.7, by="old"))
     batch = one_group([[0.5, 0.25], [0.4, 0.3]], [1.0, -1.0])
     expected = [[math.nan] * 3, [math.nan, math.log(0.4) - 0.7, math.log(0.3) - 0.7]]
     close(found(dropping, batch), expected)

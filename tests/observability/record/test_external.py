@@ -24,7 +24,7 @@ from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import read_metrics
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step
-from outdo.utils.errors import Mistakes, RunFolderError
+from outdo.utils.errors import RunFolderError, UserError
 
 TOKENIZER = tiny_model()[1]
 
@@ -172,7 +172,7 @@ def test_what_is_not_trained_on_is_left_out(tmp_path: Path) -> None:
 
 
 def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes) as caught:
+    with pytest.raises(UserError) as caught:
         record_step(
             tmp_path / "run",
             step=1,
@@ -183,7 +183,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
             old_logprobs=[[-1.0], [-1.0]],
             reward_parts={"exact": []},
         )
-    assert caught.value.mistakes == (
+    assert caught.value.problems == (
         "prompts: 3 entries for 2 completions",
         "rewards: 1 entries for 2 completions",
         "reward_parts['exact']: 0 entries for 2 completions",

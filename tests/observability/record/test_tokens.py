@@ -16,7 +16,7 @@ from outdo.algorithms.objectives.corrections import mask
 from outdo.algorithms.objectives.presets import dro, gspo, kl_cov, ppo
 from outdo.algorithms.objectives.target.objective import target
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import Policy, Work
+from outdo.models.policy import BatchSizes, Policy
 from outdo.observability.record.bounds import policy_push
 from outdo.observability.record.tokens import CLIP, TokenRecord, net, token_record
 from outdo.testing import tiny_model
@@ -113,7 +113,7 @@ def test_what_a_correction_drops_is_spared():
 def test_what_an_entropy_mask_leaves_out_is_spared_and_not_neutral():
     groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 0.0])
     batch = batch.with_(old_entropy=torch.tensor([[0.0, 2.0, 0.1], [0.0, 2.0, 2.0]]))
-    thinned = replace(ppo(), preparation=high_entropy(share=0.5))
+    thinned = replace(ppo(), batch_transform=high_entropy(share=0.5))
     assert words(record_of(groups, batch, thinned, 0.0)) == [["free", "spared"], ["neutral"] * 2]
 
 
@@ -122,7 +122,7 @@ def test_what_is_not_trained_does_not_make_an_answer_one_that_was_thinned_out():
     kept = torch.tensor([[False, True, True], [False, True, False]])
     batch = batch.with_(loss_mask=kept, advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
     batch = batch.with_(old_entropy=torch.ones(2, 3))
-    thinned = replace(ppo(), preparation=high_entropy(share=1.0))
+    thinned = replace(ppo(), batch_transform=high_entropy(share=1.0))
     assert words(record_of(groups, batch, thinned, 0.0)) == [["free"] * 2, ["neutral", "masked"]]
 
 
@@ -252,7 +252,9 @@ def test_new_logprobs_are_taken_where_they_were_measured():
 def trained(objective: Objective, *, passes: int, minibatches: int, measure: bool) -> tuple[Step, Tensor]:
     """A step of a small model, and log πθ after it."""
     model, tokenizer = tiny_model()
-    policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=0.02), work=Work(minibatches=minibatches))
+    policy = Policy(
+        model, tokenizer, optimiser=OptimiserSettings(lr=0.02), batch_sizes=BatchSizes(minibatches=minibatches)
+    )
     answers = [
         [rollout(3, float(n % 2), token_ids=(40 + n, 50 + group, 60), text=str(n)) for n in range(4)]
         for group in range(2)

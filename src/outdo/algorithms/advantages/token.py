@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
-from outdo.algorithms.requirements import needing, needs_of
+from outdo.algorithms.requirements import requirements_of, requires
 from outdo.types import RIGHT, Batch
 
 Advantage = Callable[[Batch], Batch]
@@ -29,7 +29,7 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
     Only scored rollouts enter `advantage`; the others get 0, and count in no mean and no deviation.
     """
 
-    @needing(**asdict(needs_of(advantage)))
+    @requires(**asdict(requirements_of(advantage)))
     def fill(batch: Batch) -> Batch:
         rewards = rewards_of(batch)
         rows = torch.zeros_like(rewards)  # [B]
@@ -102,7 +102,7 @@ def rejection(batch: Batch, *, threshold: float = 1.0) -> Batch:
 # ------------------------------------------------------------------------------------------------ one advantage a token
 
 
-@needing(values=True)
+@requires(values=True)
 def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = True, bootstrap: bool = False) -> Batch:
     """Generalised advantage estimation (arXiv 1506.02438): Â and, for the critic, the returns Â + V.
 
@@ -141,7 +141,7 @@ def reinforce_pp_baseline(batch: Batch) -> Batch:
     return batch.with_(advantages=whitened(centred, batch.loss_mask))
 
 
-@needing(baselines=True)
+@requires(baselines=True)
 def remax(batch: Batch) -> Batch:
     """Return-to-go minus the reward of the likeliest answer to the same question; ReMax (arXiv 2310.10505)."""
     if batch.baselines is None:
@@ -150,7 +150,7 @@ def remax(batch: Batch) -> Batch:
     return batch.with_(advantages=(returns - batch.baselines[:, None]).where(batch.loss_mask, 0.0))
 
 
-@needing(reference=True, old_logprobs=True)
+@requires(reference=True, old_logprobs=True)
 def distillation(batch: Batch) -> Batch:
     """Â_t = log π_ref - log π_old: learn from a teacher, the reference, on the policy's own answers.
 
@@ -173,7 +173,7 @@ def kl_penalty(estimator: Callable[[Tensor, Tensor], Tensor], *, beta: SupportsF
     is what the advantages of whole rollouts do here; OpenRLHF puts the penalty on the tokens after the baseline.
     """
 
-    @needing(reference=True, old_logprobs=True)
+    @requires(reference=True, old_logprobs=True)
     def penalise(batch: Batch) -> Batch:
         divergence = estimator(_given(batch, "old_logprobs"), _given(batch, "ref_logprobs"))
         penalised = token_rewards_of(batch) - float(beta) * divergence
@@ -199,7 +199,7 @@ def without_truncated(batch: Batch) -> Batch:
 def chain(*steps: Advantage) -> Advantage:
     """The steps one after another; it needs what they need together."""
 
-    @needing(**asdict(needs_of(*steps)))
+    @requires(**asdict(requirements_of(*steps)))
     def run(batch: Batch) -> Batch:
         for step in steps:
             batch = step(batch)

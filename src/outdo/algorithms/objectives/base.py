@@ -15,20 +15,20 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.corrections import Correction, none
 from outdo.algorithms.objectives.divergences import Divergence, k3
-from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT, Level, log_ratio, token
+from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, log_ratio, token
 from outdo.algorithms.objectives.surrogates import Surrogate
 from outdo.algorithms.objectives.weights import Weight, sequence_mean
-from outdo.algorithms.requirements import Needs, needs_of
+from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.types import Batch, Terms, TokenScores
 
-Preparation = Callable[[Batch], Batch]
+BatchTransform = Callable[[Batch], Batch]
 
 
 class Objective(Protocol):
     """Scores and a batch into terms. `prepare` runs once per batch, before the first pass."""
 
     @property
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """What must be in the batch and the scores."""
         ...
 
@@ -47,7 +47,7 @@ def as_it_is(batch: Batch) -> Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Formula:
+class ComposedObjective:
     """The six pieces put together. `beta` is β, `entropy_bonus` η: numbers from 0, or `outdo.algorithms.adaptive`."""
 
     surrogate: Surrogate
@@ -59,8 +59,8 @@ class Formula:
     weight: Weight = sequence_mean
     entropy_bonus: SupportsFloat = 0.0
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
-    preparation: Preparation = as_it_is
-    limit: float = LOG_RATIO_LIMIT  # log-ratios are kept within ±limit
+    batch_transform: BatchTransform = as_it_is
+    log_ratio_clamp: float = LOG_RATIO_CLAMP  # log-ratios are kept within ±limit
 
     def __post_init__(self) -> None:
         for name in ("beta", "entropy_bonus"):
@@ -68,22 +68,22 @@ class Formula:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     @property
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """What the pieces need; the reference where β counts, the entropy where η does."""
-        pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.preparation)
-        own = Needs(reference=_counts(self.beta), entropy=_counts(self.entropy_bonus))
-        return own | needs_of(*pieces, self.entropy_weight)
+        pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
+        own = Requires(reference=_counts(self.beta), entropy=_counts(self.entropy_bonus))
+        return own | requirements_of(*pieces, self.entropy_weight)
 
     def prepare(self, batch: Batch) -> Batch:
         """What the preparation fixes for all passes over the batch; nothing where there is no token to train on."""
-        return self.preparation(batch) if batch.totals.tokens else batch
+        return self.batch_transform(batch) if batch.totals.tokens else batch
 
     def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
         """The formula. The pieces see 0 outside of `loss_mask`, and π_old always: in a first and only pass it is πθ."""
         logprobs = scores.logprobs.where(batch.loss_mask, 0.0)
         batch = _cut(batch, logprobs)
         mask, advantages = batch.loss_mask, given(batch.advantages, "advantages")
-        ratio = self.level(log_ratio(logprobs, batch, limit=self.limit), mask)
+        ratio = self.level(log_ratio(logprobs, batch, limit=self.log_ratio_clamp), mask)
 
         def weighted(values: Tensor, weight: Weight) -> Tensor:
             return (weight(batch) * values.where(mask, 0.0)).sum()
@@ -102,14 +102,14 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class PlainObjective:
-    """A function from scores and batch to terms, as an objective. It may be marked with `needing`."""
+    """A function from scores and batch to terms, as an objective. It may be marked with `requires`."""
 
     function: Callable[[TokenScores, Batch], Terms]
 
     @property
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """What the function is marked with."""
-        return needs_of(self.function)
+        return requirements_of(self.function)
 
     def prepare(self, batch: Batch) -> Batch:
         """Nothing is fixed per batch."""

@@ -7,12 +7,12 @@ nothing has been updated yet; what it decides holds for all passes and all micro
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import Preparation, given
-from outdo.algorithms.requirements import needing
+from outdo.algorithms.objectives.base import BatchTransform, given
+from outdo.algorithms.requirements import requires
 from outdo.types import Batch
 
 
-def high_entropy(*, share: float = 0.2) -> Preparation:
+def high_entropy(*, share: float = 0.2) -> BatchTransform:
     """Train only the `share` of tokens where π_old was least sure: Â = 0 on the others; arXiv 2506.01939.
 
     Kept is H ≥ the (1 - share) quantile of H over all trained tokens of the batch. Denominators stay as they are, and
@@ -23,7 +23,7 @@ def high_entropy(*, share: float = 0.2) -> Preparation:
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
 
-    @needing(old_entropy=True)
+    @requires(old_entropy=True)
     def preparation(batch: Batch) -> Batch:
         if batch.totals.tokens == 0:
             return batch
@@ -34,7 +34,7 @@ def high_entropy(*, share: float = 0.2) -> Preparation:
     return preparation
 
 
-def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 5.0, seed: int = 0) -> Preparation:
+def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 5.0, seed: int = 0) -> BatchTransform:
     """Leave out, Â = 0, a few tokens drawn by lot from those with low < covariance < high; Clip-Cov, arXiv 2505.22617.
 
     So many: `share` of all trained tokens, at least one. A token's covariance is (Â - mean Â)(l - mean l), the means
@@ -46,7 +46,7 @@ def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
 
-    @needing(old_logprobs=True)
+    @requires(old_logprobs=True)
     def preparation(batch: Batch) -> Batch:
         advantages, covariance = given(batch.advantages, "advantages"), _covariance(batch)
         eligible = batch.loss_mask & (low < covariance) & (covariance < high)
@@ -59,7 +59,7 @@ def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 
     return preparation
 
 
-def covariant(*, percent: float = 0.2) -> Preparation:
+def covariant(*, percent: float = 0.2) -> BatchTransform:
     """Mark the `percent` of trained tokens with the largest covariance, at least one, for the surrogate `kl_cov`.
 
     KL-Cov (arXiv 2505.22617). The mark is `batch.prepared["covariant"]`, [B, T] bool; a covariance of 0 or less, which
@@ -70,7 +70,7 @@ def covariant(*, percent: float = 0.2) -> Preparation:
     if not 0 < percent <= 100:
         raise ValueError(f"percent must be above 0 and at most 100, not {percent}")
 
-    @needing(old_logprobs=True)
+    @requires(old_logprobs=True)
     def preparation(batch: Batch) -> Batch:
         covariance = _covariance(batch).where(batch.loss_mask, -torch.inf)
         number = min(_count(batch, percent / 100), batch.totals.tokens)

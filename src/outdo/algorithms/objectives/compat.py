@@ -25,28 +25,28 @@ from typing import Literal
 from torch import Tensor
 
 from outdo.algorithms.objectives import base as objectives
-from outdo.algorithms.objectives.base import Formula
+from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import Divergence, k3
-from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT, sequence, sequence_token, token
+from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, sequence, sequence_token, token
 from outdo.algorithms.objectives.surrogates import Clip, Surrogate
 from outdo.algorithms.objectives.weights import every_row, sequence_mean, token_mean
-from outdo.algorithms.requirements import needing, needs_of
+from outdo.algorithms.requirements import requirements_of, requires
 
-Peer = Literal["trl", "verl", "openrlhf", "areal"]
+Library = Literal["trl", "verl", "openrlhf", "areal"]
 
 
-def nothing(objective: Formula) -> bool:
+def nothing(objective: ComposedObjective) -> bool:
     """None."""
     return False
 
 
-def clips_tokens(objective: Formula) -> bool:
+def clips_tokens(objective: ComposedObjective) -> bool:
     """PPO's clip on the ratio of the token, the loss that all of them have; Clip-Cov, which prepares, is another."""
-    prepares = objective.preparation is not objectives.as_it_is
+    prepares = objective.batch_transform is not objectives.as_it_is
     return objective.level is token and isinstance(objective.surrogate, Clip) and not prepares
 
 
-def by_token_or_gspo(objective: Formula) -> bool:
+def by_token_or_gspo(objective: ComposedObjective) -> bool:
     """Whatever is done with the ratio of the token, or with GSPO's."""
     return objective.level in (token, sequence, sequence_token)
 
@@ -69,7 +69,7 @@ def _free_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def within_10(divergence: Divergence) -> Divergence:
     """The estimator, what it gives kept within ±10: beyond, it pulls no more."""
 
-    @needing(**asdict(needs_of(divergence)))
+    @requires(**asdict(requirements_of(divergence)))
     def limited(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         return divergence(logprobs, ref_logprobs).clamp(-10.0, 10.0)
 
@@ -86,7 +86,9 @@ class Convention:
     """What a peer does where the papers are silent."""
 
     limit: float  # log-ratios are kept within ±limit
-    over_tokens: Callable[[Formula], bool] = nothing  # whose mean over answers of means becomes one over tokens
+    over_tokens: Callable[[ComposedObjective], bool] = (
+        nothing  # whose mean over answers of means becomes one over tokens
+    )
     every_row: bool = False  # answers without a trained token count in denominators
     dual: float | None = None
     divergence: Callable[[Divergence], Divergence] = as_it_is  # its own limits on an estimator
@@ -94,17 +96,17 @@ class Convention:
     entropy_over_tokens: bool = False
 
 
-CONVENTIONS: dict[Peer, Convention] = {
+CONVENTIONS: dict[Library, Convention] = {
     "trl": Convention(limit=math.inf, every_row=True, divergence=free, kl_ratio=True, entropy_over_tokens=True),
     "verl": Convention(
-        limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, dual=3.0, divergence=k3_within_10, kl_ratio=False
+        limit=LOG_RATIO_CLAMP, over_tokens=clips_tokens, dual=3.0, divergence=k3_within_10, kl_ratio=False
     ),
-    "openrlhf": Convention(limit=LOG_RATIO_LIMIT, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False),
+    "openrlhf": Convention(limit=LOG_RATIO_CLAMP, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False),
     "areal": Convention(limit=math.inf, over_tokens=by_token_or_gspo),
 }
 
 
-def like(peer: Peer, objective: Formula) -> Formula:
+def compat(peer: Library, objective: ComposedObjective) -> ComposedObjective:
     """The objective as `peer` would compute it: see the table above. What the peer has no rule for stays."""
     convention = CONVENTIONS[peer]
     weight = objective.weight
@@ -116,14 +118,14 @@ def like(peer: Peer, objective: Formula) -> Formula:
         objective,
         weight=weight,
         surrogate=_with_dual(objective, convention.dual),
-        limit=convention.limit,
+        log_ratio_clamp=convention.limit,
         divergence=convention.divergence(objective.divergence),
         kl_ratio=objective.kl_ratio if convention.kl_ratio is None else convention.kl_ratio,
         entropy_weight=token_mean if convention.entropy_over_tokens else objective.entropy_weight,
     )
 
 
-def _with_dual(objective: Formula, dual: float | None) -> Surrogate:
+def _with_dual(objective: ComposedObjective, dual: float | None) -> Surrogate:
     """The surrogate; a clip by token that has no dual clip gets this one."""
     surrogate = objective.surrogate
     if objective.level is token and isinstance(surrogate, Clip) and surrogate.dual is None:

@@ -22,8 +22,8 @@ from typing import Literal, TypeVar
 from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
-from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT, Level, old_logprobs, sequence, sequence_product, token
-from outdo.algorithms.requirements import needing, needs_of
+from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, old_logprobs, sequence, sequence_product, token
+from outdo.algorithms.requirements import requirements_of, requires
 from outdo.types import Batch
 
 Correction = Callable[[Tensor, Batch], Tensor | float]
@@ -128,7 +128,7 @@ def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") 
 def product(*corrections: Correction) -> Correction:
     """c = c_1 c_2 ...: several together, such as a weight for those that `reject` keeps."""
 
-    @needing(**asdict(needs_of(*corrections)))
+    @requires(**asdict(requirements_of(*corrections)))
     def correction(logprobs: Tensor, batch: Batch) -> Tensor | float:
         together: Tensor | float = 1.0
         for each in corrections:
@@ -151,7 +151,7 @@ def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:
         log_w = gather(old_logprobs(logprobs, batch) - batch.rollout_logprobs, batch.loss_mask)
         if level != "token":  # one number, which stands at each of the answer's tokens
             log_w = log_w.sum(1, keepdim=True) / batch.loss_mask.sum(1, keepdim=True).clamp(min=1)
-        return log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        return log_w.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
 
     return weight
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT
+from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP
 
 Divergence = Callable[[Tensor, Tensor], Tensor]  # (logprobs, ref_logprobs) -> [B, T]
 
@@ -36,5 +36,5 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     d is kept above -20, where e^-d would overflow (verl keeps it within ±20, TRL anywhere).
     """
-    d = (logprobs - ref_logprobs).clamp(min=-LOG_RATIO_LIMIT)
+    d = (logprobs - ref_logprobs).clamp(min=-LOG_RATIO_CLAMP)
     return (-d).expm1() + d

@@ -12,10 +12,10 @@ from outdo.types import Batch
 
 Level = Callable[[Tensor, Tensor], Tensor]
 
-LOG_RATIO_LIMIT = 20.0  # e^20 is 5e8: beyond it a ratio says only that something is wrong
+LOG_RATIO_CLAMP = 20.0  # e^20 is 5e8: beyond it a ratio says only that something is wrong
 
 
-def log_ratio(logprobs: Tensor, batch: Batch, *, limit: float = LOG_RATIO_LIMIT) -> Tensor:
+def log_ratio(logprobs: Tensor, batch: Batch, *, limit: float = LOG_RATIO_CLAMP) -> Tensor:
     """log ρ = log πθ - log π_old of every trained token, 0 elsewhere, kept within ±limit. [B, T]
 
     In a first and only pass the ratio is exactly 1, and its gradient is that of `logprobs`. TRL keeps no limit; verl's
@@ -52,4 +52,4 @@ def sequence_product(log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
 
     It leaves any clip window the sooner the longer the answer is: 200 tokens 0.1 % more likely each make it 1.22.
     """
-    return log_ratio.sum(1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) * loss_mask
+    return log_ratio.sum(1, keepdim=True).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP) * loss_mask

@@ -3,8 +3,8 @@
 A surrogate takes `(log_ratio, logprobs, advantages, batch)`, each tensor [B, T], and gives [B, T]. What it says of
 tokens outside `loss_mask` is never read. ρ is the ratio at the objective's level, sg a stopped gradient.
 
-Three kinds: those that bound the ratio (`clip`, `soft_gate`, `geometric_clip`), those that weigh the gradient of
-log πθ with a detached number (`log_likelihood`, `cispo`, `vespo`, `trust_region_tv`, `trust_region_kl`), and those that
+Three kinds: those that bound the ratio (`clip`, `sapo`, `gmpo`), those that weigh the gradient of
+log πθ with a detached number (`log_likelihood`, `cispo`, `vespo`, `dppo_tv`, `dppo_kl`), and those that
 pull back towards π_old (`squared`, `kl_cov`).
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from outdo.algorithms.objectives import ratios
 from outdo.algorithms.objectives.corrections import Correction
-from outdo.algorithms.objectives.ratios import LOG_RATIO_LIMIT, old_logprobs, sequence
-from outdo.algorithms.requirements import needing, needs_of
+from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, old_logprobs, sequence
+from outdo.algorithms.requirements import requirements_of, requires
 from outdo.types import Batch
 
 Surrogate = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
@@ -88,7 +88,7 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
     return surrogate
 
 
-def soft_gate(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
+def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
     """S = 4/τ σ(τ (ρ - 1)) Â, τ by the sign of Â; SAPO (arXiv 2511.20347).
 
     At ρ = 1 its gradient is that of ρ Â; away from it, on either side, it fades as the logistic curve does instead of
@@ -104,7 +104,7 @@ def soft_gate(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surro
     return surrogate
 
 
-def geometric_clip(*, clip: float = 0.4) -> Surrogate:
+def gmpo(*, clip: float = 0.4) -> Surrogate:
     """S = Â_i exp(1/|o_i| Σ_t c_it), the same at each token; GMPO (arXiv 2507.20673). Belongs with `sequence_mean`.
 
     c = min(d, clip(d, ±clip)) where Â > 0 and max(...) where Â < 0, d = log ρ: one-sided, like PPO's clip, but in the
@@ -140,13 +140,13 @@ def vespo(
     if engine is not None and not callable(engine):
         raise ValueError(f"vespo: engine must be a correction, made in Python, not {engine!r}")
 
-    @needing(**asdict(needs_of(engine)))
+    @requires(**asdict(requirements_of(engine)))
     def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
         now = logprobs.detach()
         log_w = ratios.log_ratio(now, batch).sum(1, keepdim=True)  # [B, 1]
         if engine is not None:
             log_w = log_w + _log_of_answers(engine(now, batch), batch)
-        log_w = log_w.clamp(VESPO_LOG_MIN, LOG_RATIO_LIMIT)
+        log_w = log_w.clamp(VESPO_LOG_MIN, LOG_RATIO_CLAMP)
         positive = lambda_positive + k_positive * log_w - lambda_positive * log_w.exp()
         negative = lambda_negative + k_negative * log_w - lambda_negative * log_w.exp()
         return torch.where(advantages >= 0, positive, negative).exp() * advantages * logprobs
@@ -156,13 +156,13 @@ def vespo(
 
 def _log_of_answers(weight: Tensor | float, batch: Batch) -> Tensor:
     """log Π_t c_it of weights by token [B, T], log c_i of weights by answer [B, 1] or of a number."""
-    log_c = torch.as_tensor(weight).log().clamp(VESPO_LOG_MIN, LOG_RATIO_LIMIT)
+    log_c = torch.as_tensor(weight).log().clamp(VESPO_LOG_MIN, LOG_RATIO_CLAMP)
     if log_c.shape != batch.loss_mask.shape:
         return log_c
     return log_c.where(batch.loss_mask, 0.0).sum(1, keepdim=True)  # [B, 1]
 
 
-def trust_region_tv(*, threshold: float = 0.15, ratio_max: float = 20.0) -> Surrogate:
+def dppo_tv(*, threshold: float = 0.15, ratio_max: float = 20.0) -> Surrogate:
     """S = 1[within] sg[min(ρ, ratio_max)] Â log πθ, within: the probability has moved by at most `threshold`.
 
     DPPO with the binary total variation |πθ - π_old| of {the token, all others} (arXiv 2602.04879). Only a move the
@@ -176,8 +176,8 @@ def trust_region_tv(*, threshold: float = 0.15, ratio_max: float = 20.0) -> Surr
     return _trust_region(within, ratio_max)
 
 
-def trust_region_kl(*, threshold: float = 0.05, ratio_max: float = 20.0) -> Surrogate:
-    """As `trust_region_tv`, with the KL divergence of {the token, all others} from π_old to πθ (arXiv 2602.04879).
+def dppo_kl(*, threshold: float = 0.05, ratio_max: float = 20.0) -> Surrogate:
+    """As `dppo_tv`, with the KL divergence of {the token, all others} from π_old to πθ (arXiv 2602.04879).
 
     KL = π_old log(π_old / πθ) + (1 - π_old) log((1 - π_old) / (1 - πθ)), exact; verl adds 1e-8 inside the logarithm.
     """
@@ -201,7 +201,7 @@ def _trust_region(within: Callable[[Tensor, Tensor], Tensor], ratio_max: float) 
     return surrogate
 
 
-def squared(*, tau: float = 0.1) -> Surrogate:
+def dro(*, tau: float = 0.1) -> Surrogate:
     """S = Â log πθ - τ/2 (log ρ)²; DRO (arXiv 2405.19107), as verl and Tinker have it: per token, without V.
 
     = -τ/2 (log πθ - log π_old - Â/τ)² + constant: the squared distance to a target, log π_old + Â/τ.
@@ -214,7 +214,7 @@ def squared(*, tau: float = 0.1) -> Surrogate:
 
 
 def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
-    """S = ρ Â - coefficient · |log ρ| on the tokens that `preparations.covariant` has marked, else ρ Â, unclipped.
+    """S = ρ Â - coefficient · |log ρ| on the tokens that `batch_transforms.covariant` has marked, else ρ Â, unclipped.
 
     KL-Cov (arXiv 2505.22617); the paper writes a KL, its code takes |log ρ|. At ρ = 1 the penalty has no gradient: in
     the first pass it does nothing.

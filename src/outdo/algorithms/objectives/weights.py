@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 from torch import Tensor
 
-from outdo.algorithms.requirements import needing, needs_of
+from outdo.algorithms.requirements import requirements_of, requires
 from outdo.types import Batch
 
 Weight = Callable[[Batch], Tensor | float]
@@ -39,7 +39,7 @@ def constant(*, length: int) -> Weight:
     return weight
 
 
-@needing(whole_groups=True)
+@requires(whole_groups=True)
 def prompt_mean(batch: Batch) -> Tensor:
     """1 / (P Σ_{j in the group of i} |o_j|): every prompt counts the same, and within it every token. [B, 1]
 
@@ -63,7 +63,7 @@ def total(batch: Batch) -> float:
 def every_row(weight: Weight) -> Weight:
     """`weight` with answers counted in B whether or not they have a trained token, as in TRL."""
 
-    @needing(**asdict(needs_of(weight)))
+    @requires(**asdict(requirements_of(weight)))
     def counted(batch: Batch) -> Tensor | float:
         return weight(batch.with_(totals=replace(batch.totals, sequences=batch.totals.rows)))
 

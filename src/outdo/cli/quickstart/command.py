@@ -21,14 +21,14 @@ from outdo.cli.quickstart.task import demonstrations, held_out, problems, rows
 from outdo.config.file import load
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
-from outdo.distributed.worker_pool import Team
+from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.policy import Policy
 from outdo.rewards.exact import exact
-from outdo.rollouts.engines.base import SamplingParams
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.storage.run_folder import write_text_atomically
 from outdo.trainer.display import Display
-from outdo.trainer.find_model import find
+from outdo.trainer.find_model import find_model
 from outdo.trainer.run import start
 from outdo.trainer.sft import sft
 from outdo.types import Prompt, Request
@@ -75,8 +75,8 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
         return folder
     display.say(f"building a model, and teaching it to add; its teacher forgets {settings.CARELESS:.0%} of the carries")
     unfinished = build(folder.with_name("new"), seed)
-    with Team(settings.WORKERS - 1) as team:
-        policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START, team=team)
+    with WorkerPool(settings.WORKERS - 1) as pool:
+        policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START, pool=pool)
         pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer, max_tokens=LONGEST)
         prompts = Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed)
         steps = settings.WARM_START_STEPS
@@ -105,7 +105,7 @@ def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
         table.add_row(meaning, *(_share(numbers, name) for numbers in (before, after)))
     display.console.print(table)
 
-    policies = [Policy.load(warm, device="cpu"), Policy.load(find(str(run)).model, device="cpu")]
+    policies = [Policy.load(warm, device="cpu"), Policy.load(find_model(str(run)).model, device="cpu")]
     prompts = tokenise(questions_from(str(questions), limit=LOOKED_AT), policies[0].tokenizer, max_tokens=LONGEST)
     told = list(zip(prompts, *(_answers(policy, prompts) for policy in policies), strict=True))
     told.sort(key=lambda each: _is_right(each[0], each[1]))  # those first that were wrong before

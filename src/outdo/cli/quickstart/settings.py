@@ -44,7 +44,7 @@ max_tokens = 48
 
 [train]
 prompts = 32
-group = 8
+group_size = 8
 objective = {{name = "grpo", beta = 0.0}}
 
 [optim]

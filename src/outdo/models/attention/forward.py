@@ -56,7 +56,7 @@ class Forward:
         autocast: bool,
         why: str = "",
         compile: bool = False,
-        recompute: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> None:
         self.model = model
         self.way: Way = way
@@ -64,7 +64,9 @@ class Forward:
         self.autocast = autocast  # bfloat16 products; the weights stay float32
         self.why = why  # what stood against the shared way
         self.compile = compile  # layers that are to be trained; sampling and measuring go as they are
-        self.recompute = recompute  # backward, each layer is computed again from its input, which alone is kept
+        self.gradient_checkpointing = (
+            gradient_checkpointing  # backward, each layer is computed again from its input, which alone is kept
+        )
         self.device = model.device
         self._prepared = False
 
@@ -76,17 +78,17 @@ class Forward:
         *,
         precision: Precision = "auto",
         compile: bool = False,
-        recompute: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> "Forward":
         """Find the quickest way that gives the model's own log-probabilities on a few tokens.
 
-        Raises `ModelError` if `attention` is "shared" and the model does not allow it, if `compile` or `recompute`
-        finds no layers, or if there is no compiler.
+        Raises `ModelError` if `attention` is "shared" and the model does not allow it, if `compile` or
+        `gradient_checkpointing` finds no layers, or if there is no compiler.
         """
         batch = _probe_batch(model.config.get_text_config().vocab_size).to(model.device)
         autocast = precision == "bfloat16" or (precision == "auto" and model.device.type != "cpu")
-        how = {"autocast": autocast, "compile": compile, "recompute": recompute}
-        _check_layers(model, compile=compile, recompute=recompute)
+        how = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
+        _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
         whole = cls(model, way="padded", plain_head=False, autocast=False)
         plain = not _difference(whole, cls(model, way="padded", plain_head=True, autocast=False), batch)
         # The few tokens of a probe may have logits too small for a soft cap to show.
@@ -114,7 +116,7 @@ class Forward:
         if self.way == "shared":
             packed = pack(batch)
             tokens = len(packed.token_ids)
-            filling = onednn.recurring(tokens) - tokens if self.device.type == "cpu" else 0
+            filling = onednn.pad_to_bucket(tokens) - tokens if self.device.type == "cpu" else 0
             token_ids, positions = (pad(each, (0, filling)) for each in (packed.token_ids, packed.positions))
             return self.flat(token_ids, positions, packed), packed.source
         rows, width = batch.token_ids.shape
@@ -162,7 +164,7 @@ class Forward:
         others = self.autocast or (self.compile and torch.is_grad_enabled())  # they have products of their own
         self._prepared = True
         try:
-            with attention, nullcontext() if others else onednn.replaced(self.model, packed=packed):
+            with attention, nullcontext() if others else onednn.patched_linears(self.model, packed=packed):
                 yield
         finally:
             self._prepared = False
@@ -174,7 +176,7 @@ class Forward:
             return self.model(**inputs, use_cache=False).logits  # [R, L, V]
 
     def _layers_wrapped(self) -> AbstractContextManager[None]:
-        if not ((self.compile or self.recompute) and torch.is_grad_enabled()):
+        if not ((self.compile or self.gradient_checkpointing) and torch.is_grad_enabled()):
             return nullcontext()
         again = {
             "use_reentrant": False,
@@ -184,7 +186,7 @@ class Forward:
 
         def wrap(layer: nn.Module) -> Callable[..., Any]:
             forward = partial(_compiled(type(layer).forward), layer) if self.compile else layer.forward
-            return partial(checkpoint, forward, **again) if self.recompute else forward
+            return partial(checkpoint, forward, **again) if self.gradient_checkpointing else forward
 
         return _forwards(_layers(self.model), wrap)
 
@@ -236,8 +238,10 @@ def _layers(model: PreTrainedModel) -> list[nn.Module]:
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
-def _check_layers(model: PreTrainedModel, *, compile: bool, recompute: bool) -> None:
-    wanted = [name for name, value in (("compile", compile), ("recompute", recompute)) if value]
+def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:
+    wanted = [
+        name for name, value in (("compile", compile), ("gradient_checkpointing", gradient_checkpointing)) if value
+    ]
     if wanted and not _layers(model):
         raise ModelError(
             f"{wanted[0]} = true: {type(model).__name__} does not mark its layers as `transformers` does for this"

@@ -91,7 +91,7 @@ def truncation(run: Run) -> Iterator[Finding]:
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the answers are truncated. Raise sampling.max_tokens{limit}, exclude such answers "
-            "from training (train.mask_truncated), or add the reward overlong.",
+            "from training (train.mask_truncated = true), or add the reward overlong.",
         )
 
 

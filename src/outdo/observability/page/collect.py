@@ -39,7 +39,7 @@ Run = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class View:
     """What a page shows of a run."""
 
     steps: Sequence[int] = ()  # empty: the most informative ones
@@ -48,15 +48,15 @@ class Shown:
     comparison: Comparison | None = None
 
 
-USUAL = Shown()
+USUAL = View()
 
 
-def gather(folder: Path, shown: Shown = USUAL) -> Run:
+def collect_run(folder: Path, shown: View = USUAL) -> Run:
     """Collect what the page shows of the run in `folder`. It writes nothing into the folder.
 
     Raises: RunFolderError if a file of the folder cannot be opened.
     """
-    story = _Story(folder)
+    story = RunData(folder)
     recorded = files.recorded_steps(folder)
     chosen = _chosen(recorded, story, shown)
     comparison, compared = shown.comparison, None
@@ -74,15 +74,15 @@ def gather(folder: Path, shown: Shown = USUAL) -> Run:
         left = max(0, left - used)
         compared = {"step": step, "a": here.a, "b": here.b} if here else compared
     told = {"recorded": recorded, "chosen": entries, "compared": compared}
-    return {**story.told(after=-1), "about": _about(folder, story, recorded), **told}
+    return {**story.to_dict(after=-1), "about": _about(folder, story, recorded), **told}
 
 
-def news(folder: Path, *, after: int) -> Run:
+def metrics_since(folder: Path, *, after: int) -> Run:
     """Return what is new in `folder` since step `after`: metrics, findings and recorded steps, without tokens."""
-    story = _Story(folder)
+    story = RunData(folder)
     recorded = files.recorded_steps(folder)
     told = {"recorded": recorded, "chosen": [], "compared": None}
-    return {**story.told(after=after), "about": _about(folder, story, recorded), **told}
+    return {**story.to_dict(after=after), "about": _about(folder, story, recorded), **told}
 
 
 def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, Any] | None:
@@ -95,7 +95,7 @@ def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, A
     return entry(folder, step, "asked for", groups=None, tokens=tokens)[0]
 
 
-def _chosen(recorded: Sequence[int], story: "_Story", shown: Shown) -> list[tuple[int, str]]:
+def _chosen(recorded: Sequence[int], story: "RunData", shown: View) -> list[tuple[int, str]]:
     """Return the steps to show tokens of: the requested or the most informative ones, and the compared one."""
     best = _table_in(story.summary, "best").get("step")
     usual = choose(recorded, story.metrics, story.findings, best if read.is_step(best) else None)
@@ -145,7 +145,7 @@ def _may_live(holder: bytes) -> bool:
 # -------------------------------------------------------------------------------------------------- metrics and words
 
 
-class _Story:
+class RunData:
     """The metrics of a run (numbers only, sorted by step), its findings, and what was left out.
 
     Step 0 is the evaluation before the first step; it is known if the run has ended and wrote `summary.json`.
@@ -167,7 +167,7 @@ class _Story:
         """Add a finding about the files of the run, not about its metrics."""
         self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
 
-    def told(self, *, after: int) -> Run:
+    def to_dict(self, *, after: int) -> Run:
         """Return what the page shows except tokens, with the metrics after a step."""
         lines = [line for line in self.metrics if line["step"] > after]
         written = sorted({name for line in lines for name in line} - {"step"})
@@ -205,7 +205,7 @@ def _words(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {name: {key: getattr(each, key) for key in told} for name, each in entries.items() if each is not None}
 
 
-def _about(folder: Path, story: _Story, recorded: Sequence[int]) -> list[list[str]]:
+def _about(folder: Path, story: RunData, recorded: Sequence[int]) -> list[list[str]]:
     """Return a short description of the run. Only these fields are shown: no command, no other setting, no secret."""
     recipe, environment = story.recipe, story.environment
     record = _told_by_record(folder, recorded) if recorded else {}

@@ -22,9 +22,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outdo.observability.page.collect import USUAL, Shown, chosen_step, gather, news
+from outdo.observability.page.collect import USUAL, View, chosen_step, collect_run, metrics_since
 from outdo.observability.page.html import page, policy
-from outdo.utils.errors import Mistakes, RunFolderError
+from outdo.utils.errors import RunFolderError, UserError
 
 HOST = "127.0.0.1"
 
@@ -37,7 +37,7 @@ HEADERS = {
 """The headers of every response, including errors; the page's policy is added."""
 
 
-def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) -> ASGIApp:
+def app(runs: Sequence[Path], *, port: int, token: str, shown: View = USUAL) -> ASGIApp:
     """Return the server's application for the run folders `runs`, at `port`, for requests with `token`."""
     headers = {**HEADERS, "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'"}
 
@@ -48,10 +48,10 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) ->
             return PlainTextResponse("run and after must be numbers, and the run must exist", 400)
         match request.scope["path"].split("/"):
             case ["", ""]:
-                told = [gather(each, shown) for each in runs]
+                told = [collect_run(each, shown) for each in runs]
                 return HTMLResponse(page(told, live={"url": "/", "token": token}))
             case ["", "data"]:
-                return _json(news(runs[run], after=after))
+                return _json(metrics_since(runs[run], after=after))
             case ["", "step", number] if (step := _number(number)) is not None:
                 found = chosen_step(runs[run], step)
                 return PlainTextResponse("this step is not recorded", 404) if found is None else _json(found)
@@ -70,7 +70,7 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: Shown = USUAL) ->
     return application
 
 
-def serve(runs: Sequence[Path], *, port: int, shown: Shown = USUAL, say: Callable[[str], None] = print) -> None:
+def serve(runs: Sequence[Path], *, port: int, shown: View = USUAL, say: Callable[[str], None] = print) -> None:
     """Serve the page until interrupted. Port 0 takes a free port; `say` gets the address, which includes the token.
 
     Raises: UserError if the port is not available.
@@ -82,7 +82,7 @@ def serve(runs: Sequence[Path], *, port: int, shown: Shown = USUAL, say: Callabl
             listening.bind((HOST, port))
             listening.listen()  # so that a browser that opens the address at once waits instead of failing
         except (OSError, OverflowError) as error:
-            raise Mistakes([f"inspect: --port {port}: {error}; --port 0 takes a free one"]) from error
+            raise UserError([f"inspect: --port {port}: {error}; --port 0 takes a free one"]) from error
         port = listening.getsockname()[1]
         application = app(runs, port=port, token=token, shown=shown)
         # The access log would show the token. There is no proxy before this server whose headers can be trusted.

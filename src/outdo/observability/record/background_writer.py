@@ -8,7 +8,7 @@ from typing import Self
 from outdo.utils.errors import RunFolderError
 
 
-class Behind:
+class BackgroundWriter:
     """Runs one function at a time in a background thread. Leaving its `with` block waits for it."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Behind:
         assert self._under_way is None
         self._under_way = self._thread.submit(write)
 
-    def refused(self) -> RunFolderError | None:
+    def wait(self) -> RunFolderError | None:
         """Wait for the running call. Return its RunFolderError, if it raised one; raise any other error."""
         under_way, self._under_way = self._under_way, None
         try:

@@ -54,7 +54,7 @@ def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float 
         return (before > 0) & ~(after > 0) & (turned | (before > FADED * start))
 
     found = stops(torch.ones_like(old[:, :1]))
-    if objective.needs.whole_groups:  # for any two answers, move only one: its push must end at the same place
+    if objective.requires.whole_groups:  # for any two answers, move only one: its push must end at the same place
         for half in _halves(batch.group):
             found &= torch.where(half, stops(half), stops(~half))
     return (old + way * (short + past) / 2).where(found, torch.nan)

@@ -35,7 +35,7 @@ from outdo.observability.record.token_text import Spelling
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import RunFolder
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, TokenScores, Update
-from outdo.utils.errors import Mistakes
+from outdo.utils.errors import UserError
 
 Text = str | Sequence[int]
 """A text, or its token ids."""
@@ -159,7 +159,7 @@ class _Given:
         lengths = [len(each) for each in self.completions]
         self.per_token = {name: _rows(values, lengths) for name, values in per_token.items() if values is not None}
         if mistakes := self._mistakes():
-            raise Mistakes(mistakes)
+            raise UserError(mistakes)
         places: dict[tuple[int, ...], list[int]] = {}
         for place, prompt in enumerate(self.prompts):
             places.setdefault(prompt, []).append(place)

@@ -20,7 +20,7 @@ from torch import Tensor
 from outdo.observability.record.parquet import FORMAT, KEY
 from outdo.observability.record.token_text import Spelling
 from outdo.observability.record.tokens import CLIP, TokenRecord
-from outdo.storage.run_folder import version_of
+from outdo.storage.provenance import version_of
 from outdo.types import Group, Rollout, Step
 
 COLUMNS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import Formula, Objective, as_it_is, given
+from outdo.algorithms.objectives.base import ComposedObjective, Objective, as_it_is, given
 from outdo.algorithms.objectives.target.rules import prefix_tree
 from outdo.observability.record.bounds import bounds, out_of_reach, policy_push
 from outdo.types import Batch, Step
@@ -156,7 +156,9 @@ def _measured(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _state(objective: Objective, batch: Batch, start: Tensor, last: Tensor, bound: Tensor) -> Tensor:
     """Return the first state that holds for each trained token, by its pushes at π_old and in the last pass. [B, T]"""
     neutral = torch.zeros_like(batch.loss_mask) if batch.advantages is None else batch.advantages == 0
-    if isinstance(objective, Formula) and objective.preparation is not as_it_is:  # it sets Â = 0 to leave tokens out
+    if (
+        isinstance(objective, ComposedObjective) and objective.batch_transform is not as_it_is
+    ):  # it sets Â = 0 to leave tokens out
         neutral = neutral & neutral.where(batch.loss_mask, True).all(1, keepdim=True)
     stopped = (start != 0) & (last * start <= 0)
     pushed = last != 0

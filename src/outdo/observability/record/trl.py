@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from outdo.algorithms.objectives import presets
-from outdo.algorithms.objectives.base import Formula, Objective
-from outdo.algorithms.objectives.compat import like
+from outdo.algorithms.objectives.base import ComposedObjective, Objective
+from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.ratios import sequence, token
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
@@ -204,7 +204,7 @@ def _ending(trainer: Any, ids: Tensor, mask: Tensor) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- TRL's own objective
 
 
-def objective_of(trainer: Any) -> Formula:
+def objective_of(trainer: Any) -> ComposedObjective:
     """Return the loss of a GRPOTrainer's arguments as an objective.
 
     It does not include masks and weights for the mismatch with the engine or for tokens of low entropy.
@@ -220,10 +220,10 @@ def objective_of(trainer: Any) -> Formula:
     }
     others = {"cispo": lambda: presets.cispo(ratio_max=high), "sapo": presets.sapo, "vespo": presets.vespo}
     if args.loss_type in weights:
-        chosen = Formula(surrogate=clip(low=low, high=high, dual=args.delta), weight=weights[args.loss_type])
+        chosen = ComposedObjective(surrogate=clip(low=low, high=high, dual=args.delta), weight=weights[args.loss_type])
     elif args.loss_type in others:
         chosen = others[args.loss_type]()
     else:
         raise ValueError(f"loss_type {args.loss_type!r} has no counterpart in outdo: pass `objective` to TrlRecord")
     level = {"token": token, "sequence": sequence}[trainer.importance_sampling_level]
-    return like("trl", replace(chosen, level=level, beta=trainer.beta, kl_ratio=args.use_bias_correction_kl))
+    return compat("trl", replace(chosen, level=level, beta=trainer.beta, kl_ratio=args.use_bias_correction_kl))

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from outdo.rollouts.engines.base import Engine, SamplingParams, Weights
+from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Group, Prompt, Rollout
 from outdo.utils.timing import span
 
@@ -26,7 +27,7 @@ class Environment(Protocol):
         ...
 
 
-class Rollouts:
+class GroupSampler:
     """`rollout` of the loop: `group_size` answers to each question, by an engine, in an environment.
 
     With `greedy_baseline` each question is also asked once at temperature 0, and the reward of that answer is its
@@ -55,7 +56,7 @@ class Rollouts:
         """What the last step has to say besides its groups; nothing here."""
 
     def __call__(
-        self, policy: Weights, questions: Sequence[Prompt], *, step: int, purpose: str = "train"
+        self, policy: PolicyView, questions: Sequence[Prompt], *, step: int, purpose: str = "train"
     ) -> list[Group]:
         """One group per question. `purpose` keys the random numbers: another call in the same step has another."""
         with span("sample"):

@@ -14,12 +14,12 @@ nor never. What the others do instead:
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from outdo.rollouts.engines.base import Weights
-from outdo.rollouts.environments.base import Rollouts
+from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.environments.base import GroupSampler
 from outdo.types import Group, Prompt
 
 
-class Source(Protocol):
+class QuestionSource(Protocol):
     """Where further questions come from: the loop's own `Prompts`."""
 
     def take(self, count: int) -> Sequence[Prompt]:
@@ -27,7 +27,7 @@ class Source(Protocol):
         ...
 
 
-class Refill:
+class DynamicSampling:
     """`rollout` of the loop, with groups that teach nothing replaced by those of further questions.
 
     As many questions as are missing are taken from `prompts` and asked, up to `rounds` times; then the step goes on
@@ -36,7 +36,7 @@ class Refill:
     A round's random numbers have a purpose of their own, so that none is used again.
     """
 
-    def __init__(self, rollouts: Rollouts, prompts: Source, *, rounds: int) -> None:
+    def __init__(self, rollouts: GroupSampler, prompts: QuestionSource, *, rounds: int) -> None:
         if rounds < 1:
             raise ValueError(f"rounds must be 1 or more, not {rounds}: without any, use the rollouts as they are")
         self.rollouts = rollouts
@@ -46,7 +46,7 @@ class Refill:
         """Of the last step: further rounds asked, groups left out and still missing, the mean reward of everything
         asked, and the tokens sampled for what was left out."""
 
-    def __call__(self, policy: Weights, questions: Sequence[Prompt], *, step: int) -> list[Group]:
+    def __call__(self, policy: PolicyView, questions: Sequence[Prompt], *, step: int) -> list[Group]:
         """At most one group per question, each of them informative; none if nothing was."""
         asked = self.rollouts(policy, questions, step=step)
         done = 0

@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outdo.rewards.failures import check_failures
-from outdo.rewards.types import Answered, Reward, Scored
-from outdo.rollouts.engines.base import Engine, SamplingParams
+from outdo.rewards.types import Reward, RewardInput, RewardOutput
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
 
 
-class Question:
+class SingleTurn:
     """Asks each question n times and has `reward` read the answers.
 
     A reward that fails, hangs or gives no number leaves its rollout out of training; if that happens to more than
@@ -22,8 +23,8 @@ class Question:
     def __init__(self, reward: Reward, *, max_failed: float = 0.5) -> None:
         self.reward = reward
         self.max_failed = max_failed
-        self._scored: list[Scored] = []  # by the last call and its further ones
-        self._answered: list[Answered] = []
+        self._scored: list[RewardOutput] = []  # by the last call and its further ones
+        self._answered: list[RewardInput] = []
 
     def rollouts(
         self, engine: Engine, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
@@ -49,7 +50,7 @@ class Question:
             completions = engine.generate(requests, sampling)
         with span("reward"):
             answered = [
-                Answered(
+                RewardInput(
                     prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
                     completion=engine.decode(completion.token_ids),
                     answer=prompt.answer,
@@ -69,13 +70,13 @@ class Question:
             for number, prompt in enumerate(prompts)
         ]
 
-    def _check_failures(self, scored: list[Scored], answered: list[Answered], *, further: bool) -> None:
+    def _check_failures(self, scored: list[RewardOutput], answered: list[RewardInput], *, further: bool) -> None:
         self._scored = self._scored + scored if further else scored
         self._answered = self._answered + answered if further else answered
         check_failures(self._scored, self._answered, self.max_failed)
 
 
-def _rollout(completion: Completion, text: str, scored: Scored, temperature: float) -> Rollout:
+def _rollout(completion: Completion, text: str, scored: RewardOutput, temperature: float) -> Rollout:
     return Rollout(
         token_ids=completion.token_ids,
         loss_mask=(True,) * len(completion.token_ids),

@@ -20,9 +20,9 @@ from outdo.algorithms.objectives.target.rules import (
     tilt_rule,
     with_targets,
 )
-from outdo.algorithms.requirements import Needs
+from outdo.algorithms.requirements import Requires
 from outdo.types import Batch, Terms, TokenScores
-from outdo.utils.imports import did_you_mean
+from outdo.utils.errors import did_you_mean
 
 CAP = 3.0
 """The farthest a target of `squared` and `hinge` may be (nats), whose pull would otherwise grow with the distance."""
@@ -104,9 +104,9 @@ class TargetObjective:
     hold: bool = False
 
     @property
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """π_old always; whole groups where the loss adds up over the rows of one."""
-        return Needs(old_logprobs=True, whole_groups=self.merge and self.loss is cross_entropy)
+        return Requires(old_logprobs=True, whole_groups=self.merge and self.loss is cross_entropy)
 
     def prepare(self, batch: Batch) -> Batch:
         """Set the targets, from `old_logprobs` and `advantages`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.objectives.target.rules import known_logprobs
-from outdo.algorithms.requirements import Needs
+from outdo.algorithms.requirements import Requires
 from outdo.types import Batch, Terms, TokenScores
 
 
@@ -39,9 +39,9 @@ class TargetPolicy:
     eta: float
 
     @property
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """π_old, and every answer of a group at once."""
-        return Needs(old_logprobs=True, whole_groups=True)
+        return Requires(old_logprobs=True, whole_groups=True)
 
     def prepare(self, batch: Batch) -> Batch:
         """Fix q; every token of an answer carries its answer's."""

@@ -14,10 +14,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from outdo.rollouts.engines.base import SamplingParams, Weights
+from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.hf_generate import generate_padded
 from outdo.rollouts.engines.builtin.kv_cache import Layer, Prefill, RowCache
-from outdo.rollouts.engines.builtin.sequences import Row, StopRule, extend
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, extend
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.rng import stream_key
 
@@ -28,12 +29,12 @@ CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512  # tokens by which the cache grows, and a
 class BuiltinEngine:
     """`rows` sequences are sampled at a time; `seed` is the run's."""
 
-    def __init__(self, policy: Weights | None = None, *, seed: int = 0, rows: int = 256) -> None:
+    def __init__(self, policy: PolicyView | None = None, *, seed: int = 0, rows: int = 256) -> None:
         self.policy = policy
         self.seed = seed
         self.rows = rows
 
-    def load(self, policy: Weights) -> None:
+    def load(self, policy: PolicyView) -> None:
         """Sample from this policy's weights, as they are at each call of `generate`."""
         self.policy = policy
 
@@ -46,7 +47,9 @@ class BuiltinEngine:
         """One completion per request, in their order. An answer ends at the latest where the model's context does."""
         policy = self._loaded()
         rule = StopRule(policy, sampling)
-        rows = [Row(request, stream_key(self.seed, request.stream), rule.limit(request)) for request in requests]
+        rows = [
+            SequenceState(request, stream_key(self.seed, request.stream), rule.limit(request)) for request in requests
+        ]
         with policy.forward.prepared(packed=True):
             if policy.forward.way == "padded":
                 generate_padded(policy, rows, sampling, rule, at_once=self.rows)
@@ -62,7 +65,7 @@ class BuiltinEngine:
             for row in rows
         ]
 
-    def _loaded(self) -> Weights:
+    def _loaded(self) -> PolicyView:
         if self.policy is None:
             raise ValueError("the engine has no policy yet: call `load(policy)` first")
         return self.policy
@@ -79,18 +82,18 @@ class ReadPrompt:
 class Sampler:
     """One call of `generate`: row i of the cache belongs to `active[i]`."""
 
-    def __init__(self, policy: Weights, sampling: SamplingParams, rule: StopRule, rows: int) -> None:
+    def __init__(self, policy: PolicyView, sampling: SamplingParams, rule: StopRule, rows: int) -> None:
         self.forward = policy.forward
         self.sampling = sampling
         self.rule = rule
         self.rows = rows
-        self.active: list[Row] = []
+        self.active: list[SequenceState] = []
         self.read: dict[tuple[int, ...], ReadPrompt] = {}
         device = self.forward.device
         block = CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
         self.cache = RowCache(_round_up(rows), block=block, device=device)
 
-    def run(self, rows: Sequence[Row]) -> None:
+    def run(self, rows: Sequence[SequenceState]) -> None:
         """Fill in every row."""
         waiting = deque(rows)
         siblings = Counter(row.request.token_ids for row in rows)
@@ -101,7 +104,7 @@ class Sampler:
             if self.active:
                 self._step()
 
-    def _admit(self, rows: list[Row], siblings: Counter[tuple[int, ...]]) -> None:
+    def _admit(self, rows: list[SequenceState], siblings: Counter[tuple[int, ...]]) -> None:
         """Give rows their first token, and those that go on a place in the cache."""
         self._read(dict.fromkeys(row.request.token_ids for row in rows if row.request.token_ids not in self.read))
         logits = torch.stack([self.read[row.request.token_ids].logits for row in rows])

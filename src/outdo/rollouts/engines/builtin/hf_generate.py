@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from outdo.rollouts.engines.base import SamplingParams, Weights
-from outdo.rollouts.engines.builtin.sequences import Row, StopRule, extend
+from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, extend
+from outdo.rollouts.engines.sampling import SamplingParams
 
 
 class _Choose(LogitsProcessor):
     """Replaces scores by the choice already taken from them."""
 
-    def __init__(self, rows: Sequence[Row], sampling: SamplingParams, rule: StopRule) -> None:
+    def __init__(self, rows: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule) -> None:
         self.rows, self.sampling, self.rule = rows, sampling, rule
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ class _Choose(LogitsProcessor):
 
 
 class _AllDone(StoppingCriteria):
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[SequenceState]) -> None:
         self.rows = rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
@@ -38,7 +39,7 @@ class _AllDone(StoppingCriteria):
 
 
 def generate_padded(
-    policy: Weights, rows: Sequence[Row], sampling: SamplingParams, rule: StopRule, *, at_once: int
+    policy: PolicyView, rows: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule, *, at_once: int
 ) -> None:
     """Fill in the rows, at most `at_once` at a time, those with prompts of like length together."""
     for part in _parts(rows, at_once, policy.context):
@@ -60,9 +61,9 @@ def generate_padded(
             )
 
 
-def _parts(rows: Sequence[Row], at_once: int, context: int | None) -> list[list[Row]]:
+def _parts(rows: Sequence[SequenceState], at_once: int, context: int | None) -> list[list[SequenceState]]:
     """Rows that are sampled together: a finished one goes on being fed, and must not leave the model's context."""
-    parts: list[list[Row]] = []
+    parts: list[list[SequenceState]] = []
     for row in sorted(rows, key=lambda row: len(row.request.token_ids)):
         part = [*(parts[-1] if parts else []), row]
         longest = len(row.request.token_ids) + max(each.limit for each in part)

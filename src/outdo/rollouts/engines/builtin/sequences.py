@@ -7,13 +7,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from outdo.rollouts.engines.base import SamplingParams, Weights, choose
+from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.sampling import SamplingParams, choose
 from outdo.types import FinishReason, Request
 from outdo.utils.rng import uniforms
 
 
 @dataclass(slots=True)
-class Row:
+class SequenceState:
     """One answer in the making."""
 
     request: Request
@@ -27,7 +28,7 @@ class Row:
 class StopRule:
     """Ends an answer at an end-of-sequence token, a stop string, the token limit, or the end of the context."""
 
-    def __init__(self, policy: Weights, sampling: SamplingParams) -> None:
+    def __init__(self, policy: PolicyView, sampling: SamplingParams) -> None:
         self.stop_ids = frozenset(policy.end_ids) | frozenset(sampling.stop_token_ids)
         self.stop = sampling.stop
         self.tokenizer = policy.tokenizer
@@ -54,7 +55,7 @@ class StopRule:
             )
         return min(allowed, left)
 
-    def reason(self, row: Row) -> FinishReason | None:
+    def reason(self, row: SequenceState) -> FinishReason | None:
         """Why the answer ends with its last token, or None."""
         if row.token_ids[-1] in self.stop_ids:
             return FinishReason.stop
@@ -65,7 +66,7 @@ class StopRule:
         return FinishReason.length if len(row.token_ids) >= row.limit else None
 
 
-def extend(rows: Sequence[Row], logits: Tensor, sampling: SamplingParams, rule: StopRule) -> None:
+def extend(rows: Sequence[SequenceState], logits: Tensor, sampling: SamplingParams, rule: StopRule) -> None:
     """Choose the next token of every row from its logits [n, V], and end the rows that are done."""
     keys = numpy.array([row.key for row in rows], dtype=numpy.uint64)
     positions = numpy.array([row.request.position + len(row.token_ids) for row in rows], dtype=numpy.uint64)

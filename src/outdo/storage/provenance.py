@@ -1,0 +1,63 @@
+"""What besides the recipe decides a run: versions, device, command and commit, without secrets."""
+
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from outdo.storage.run_folder import timestamp
+
+SECRET = re.compile(r"(?:^|[._-])(?:token|secret|password|passwd|credentials?|(?:api|access)[_-]?key)$", re.IGNORECASE)
+"""Names of settings whose values are not written down. `sampling.max_tokens` is not one of them."""
+
+
+def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
+    """What besides the recipe decides a run, for `environment.json`. No environment variables, and no secrets."""
+    packages = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+    return {
+        "python": platform.python_version(),
+        **{name: version_of(name) for name in packages},
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "device": device,
+        "threads": threads,
+        "world_size": world_size,
+        "seed": seed,
+        "command": without_secrets(sys.argv),
+        "git_commit": _git_commit(),
+        "started": timestamp(),
+    }
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like."""
+    shown: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_secret = SECRET.search(name) is not None
+        shown.append("***" if hide_next else f"{name}=***" if is_secret and equals else argument)
+        hide_next = is_secret and not equals and name.startswith("-")
+    return shown
+
+
+def version_of(package: str) -> str | None:
+    """The version that is installed; None where the package is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the folder the command runs in; None outside a repository or without git."""
+    try:
+        asked = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None
