@@ -151,7 +151,7 @@ def start_run(folder: Path, *, steps: int, hostile: Sequence[str] | None = None,
     (folder / "recipe.toml").write_text(
         f'model = "models/small"\nrun = "{folder.name}"\nseed = {seed}\nsteps = {steps}\nrewards = ["exact"]\n'
         '\n[data]\npath = "questions.jsonl"\n\n[sampling]\ntemperature = 1.0\nmax_tokens = 48\n'
-        f'\n[train]\nprompts = 4\ngroup = 8\nupdates = {PASSES}\nobjective = {{name = "grpo", beta = {BETA}}}\n'
+        f'\n[train]\nprompts = 4\ngroup_size = 8\npasses = {PASSES}\nobjective = {{name = "grpo", beta = {BETA}}}\n'
         "\n[optim]\nlr = 1e-4\n\n[eval]\nevery = 2\n",
         encoding="utf-8",
     )
