@@ -182,7 +182,7 @@ HOME = {  # public name: the room it lives in
     "leave_one_out": "outdo.algorithms.advantages",
     "length_weighted": "outdo.algorithms.advantages",
     "likelihood": "outdo.algorithms.objectives.presets",
-    "load_reference": "outdo.models.bundle",
+    "load_reference": "outdo.models.reference",
     "load_reward": "outdo.rewards",
     "luspo": "outdo.algorithms.objectives.presets",
     "max_rl": "outdo.algorithms.advantages",

@@ -153,7 +153,7 @@ def test_every_objective_can_be_explained(name: str) -> None:
 class Parabola:
     """An objective that is no ComposedObjective: -(πθ - 0.7)²."""
 
-    needs = Requires()
+    requires = Requires()
 
     def prepare(self, batch: Batch) -> Batch:
         return batch

@@ -123,7 +123,7 @@ def test_two_runs_stand_side_by_side_and_share_the_budget(tmp_path: Path, monkey
         budgets.append(shown.tokens)
         return gathering.collect_run(folder, shown)
 
-    monkeypatch.setattr(inspect, "gather", spied)
+    monkeypatch.setattr(inspect, "collect_run", spied)
     run_inspect(folders, display=display(), out=tmp_path / "page.html", steps=[2])
     told = data(tmp_path / "page.html")
     assert [run["name"] for run in told["runs"]] == ["a", "b"]
