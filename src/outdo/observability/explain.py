@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import ComposedObjective, Objective
+from outdo.algorithms.objectives.base import ComposedObjective, Objective, given
 from outdo.algorithms.objectives.weights import total
+from outdo.observability.record.bounds import bounds, policy_push
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Terms, TokenScores
 from outdo.utils.errors import UserError
 
 FARTHEST = (1e-6, 30.0)
 """The search range around π_old, as ratios: no clamp of log-ratios or saturated sigmoid acts inside it."""
 STEPS = 2001  # grid points of one search
+SCANNED, HALVINGS = 64, 50  # steps and bisections of the search for the bound: to the last digit
 ASIDE = 1e-10  # share of the way back to π_old: gradients are taken on that side of a kink
 ELSEWHERE = 1e-9  # probability of the tokens of the group's other answers
 
@@ -228,10 +230,11 @@ class _Token:
 
     def bound(self) -> float | None:
         """Return where the policy term alone stops pulling in its direction at π_old; it can be above 1."""
-        at_old = self.pull(_tensor(self.old)).item()
-        if at_old == 0:
-            return None
-        return _first_change(self.pull, self.old, self.old * FARTHEST[1 if at_old > 0 else 0])
+        batch = self.objective.prepare(self.batch)
+        push = policy_push(self.objective, batch, given(batch.old_logprobs, "old_logprobs"))
+        farthest = abs(math.log(FARTHEST[1 if push.sum() > 0 else 0]))
+        at = bounds(self.objective, batch, push, farthest=farthest, scanned=SCANNED, halvings=HALVINGS)[0, 1].item()
+        return None if math.isnan(at) else math.exp(at)
 
     def destination(self) -> float:
         """Return the first probability, starting from π_old and moving uphill, at which the objective stops rising."""

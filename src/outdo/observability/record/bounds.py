@@ -19,7 +19,15 @@ FARTHER = 1.001
 """Where a push changes sign, it can round to 0; this much farther out the new sign is certain."""
 
 
-def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float = 5.0) -> Tensor:
+def bounds(
+    objective: Objective,
+    batch: Batch,
+    push: Tensor,
+    *,
+    farthest: float = 5.0,
+    scanned: int = SCANNED,
+    halvings: int = HALVINGS,
+) -> Tensor:
     """Find the log-probability at which the objective stops pushing each token. [B, T] nats
 
     `push` [B, T] is the derivative of the policy term with respect to the log-probability at π_old (`policy_push`), and
@@ -44,7 +52,7 @@ def bounds(objective: Objective, batch: Batch, push: Tensor, *, farthest: float 
         """Return how strongly each token is pushed on at this distance; below 0 it is pushed back. [B, T]"""
         return policy_push(objective, batch, old + way * distance) * way
 
-    short, past = _search(pushed, way, farthest)
+    short, past = _search(pushed, way, farthest, scanned, halvings)
     start = pushed(torch.zeros_like(old))
 
     def stops(rows: Tensor) -> Tensor:
@@ -76,17 +84,19 @@ def out_of_reach(bound: Tensor, batch: Batch) -> Tensor:
     return (beyond | (bound > -FULL)) & batch.loss_mask
 
 
-def _search(pushed: Callable[[Tensor], Tensor], way: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
+def _search(
+    pushed: Callable[[Tensor], Tensor], way: Tensor, farthest: float, scanned: int, halvings: int
+) -> tuple[Tensor, Tensor]:
     """Return the distances just before and just after the first stop; NaN without one. [B, T] each"""
     past = torch.full_like(way, torch.nan).where(way != 0, 0.0)
-    for stride in range(1, SCANNED + 1):
-        distance = torch.full_like(way, farthest * stride / SCANNED)
+    for stride in range(1, scanned + 1):
+        distance = torch.full_like(way, farthest * stride / scanned)
         stopped = ~(pushed(distance) > 0)
         past = past.where(past.isfinite() | ~stopped, distance)
         if past.isfinite().all():
             break
     short = torch.zeros_like(past).where(past.isfinite(), torch.nan)
-    for _ in range(HALVINGS if (past > 0).any() else 0):
+    for _ in range(halvings if (past > 0).any() else 0):
         middle = (short + past) / 2
         still = pushed(_together(middle)) > 0
         short, past = short.where(~still, middle), past.where(still, middle)
