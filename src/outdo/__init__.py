@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from outdo.models.reference import load_reference as load_reference
     from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.observability.notebook import show as show
+    from outdo.observability.record.external import TokenValues as TokenValues
     from outdo.observability.record.external import record_step as record_step
     from outdo.observability.record.recorder import Recorder as Recorder
     from outdo.observability.record.trl import TrlRecord as TrlRecord
@@ -145,6 +146,7 @@ HOME = {  # public name: the room it lives in
     "Stream": "outdo.utils.rng",
     "Terms": "outdo.types",
     "TokenScores": "outdo.types",
+    "TokenValues": "outdo.observability.record.external",
     "Totals": "outdo.types",
     "TrlRecord": "outdo.observability.record.trl",
     "Update": "outdo.types",

@@ -1,6 +1,7 @@
 """A loop that is not outdo's writes the record that outdo would have written."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
 from outdo.observability.record import parquet
-from outdo.observability.record.external import record_step, rewind
+from outdo.observability.record.external import TokenValues, record_step, rewind
 from outdo.observability.record.movement import moved_metrics
 from outdo.observability.record.table import COLUMNS, table
 from outdo.observability.record.token_text import Spelling
@@ -67,6 +68,12 @@ def completions_of(values: Tensor, batch: Batch) -> list[list[float]]:
     return [row[start:end].tolist() for row, start, end in rows]
 
 
+def record(folder: Path, **given: Any) -> Path:
+    """`record_step`, with the values of the tokens among the other arguments."""
+    tokens = {field.name: given.pop(field.name) for field in fields(TokenValues) if field.name in given}
+    return record_step(folder, tokens=TokenValues(**tokens), **given)
+
+
 def recorded(folder: Path, order: Sequence[int], step: Step, new: Tensor, **changes: Any) -> Path:
     """The same step through the plain function, its completions in any order."""
     rows = [(group.prompt, each) for group in step.groups for each in group.rollouts]
@@ -87,7 +94,7 @@ def recorded(folder: Path, order: Sequence[int], step: Step, new: Tensor, **chan
     }
     shuffled = {name: [values[place] for place in order] for name, values in given.items()}
     parts = {"exact": [rows[place][1].reward for place in order]}
-    return record_step(folder, step=1, tokenizer=TOKENIZER, reward_parts=parts, objective=dapo(), **shuffled | changes)
+    return record(folder, step=1, tokenizer=TOKENIZER, reward_parts=parts, objective=dapo(), **shuffled | changes)
 
 
 def test_the_record_and_the_metrics_are_those_of_outdos_own_loop(tmp_path: Path) -> None:
@@ -118,7 +125,7 @@ def test_completions_of_a_prompt_are_a_group_wherever_they_stand(tmp_path: Path)
 
 
 def test_texts_and_rewards_are_enough(tmp_path: Path) -> None:
-    record_step(
+    record(
         tmp_path,
         step=3,
         tokenizer=TOKENIZER,
@@ -142,19 +149,19 @@ def test_texts_and_rewards_are_enough(tmp_path: Path) -> None:
 def test_padded_tensors_and_one_advantage_a_completion_will_do(tmp_path: Path) -> None:
     given: dict[str, Any] = {"tokenizer": TOKENIZER, "prompts": ["a", "a"], "completions": ["4", "123"]}
     padded = torch.tensor([[-1.0, 9.0, 9.0], [-1.0, -2.0, -3.0]])
-    record_step(tmp_path, step=1, **given, rewards=[1, 0], advantages=[1.0, -1.0], old_logprobs=padded)
+    record(tmp_path, step=1, **given, rewards=[1, 0], advantages=[1.0, -1.0], old_logprobs=padded)
     found = parquet.read(tmp_path, 1)
     assert found["old_logprobs"].to_pylist() == [[-1.0], [-1.0, -2.0, -3.0]]
     assert found["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
     assert found["policy_push"].to_pylist() == [[0.25], [-0.25] * 3]
     assert found["bound"].to_pylist() == [[None], [None] * 3]
     assert "entropy" not in read_metrics(tmp_path / "metrics.jsonl")[0]  # nobody said it
-    record_step(tmp_path, step=2, **given, rewards=[1, 0], advantages=torch.tensor([1.0, -1.0]), old_logprobs=padded)
+    record(tmp_path, step=2, **given, rewards=[1, 0], advantages=torch.tensor([1.0, -1.0]), old_logprobs=padded)
     assert parquet.read(tmp_path, 2)["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
 
 
 def test_what_is_not_trained_on_is_left_out(tmp_path: Path) -> None:
-    record_step(
+    record(
         tmp_path,
         step=1,
         tokenizer=TOKENIZER,
@@ -173,7 +180,7 @@ def test_what_is_not_trained_on_is_left_out(tmp_path: Path) -> None:
 
 def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        record_step(
+        record(
             tmp_path / "run",
             step=1,
             tokenizer=TOKENIZER,
@@ -194,16 +201,16 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_a_step_is_written_once_and_a_loop_that_goes_back_says_so(tmp_path: Path) -> None:
-    def record(step: int, text: str) -> None:
-        record_step(tmp_path, step=step, tokenizer=TOKENIZER, prompts=["a"], completions=[text], rewards=[1.0])
+    def written(step: int, text: str) -> None:
+        record(tmp_path, step=step, tokenizer=TOKENIZER, prompts=["a"], completions=[text], rewards=[1.0])
 
-    record(1, "first")
-    record(2, "second")
+    written(1, "first")
+    written(2, "second")
     with pytest.raises(RunFolderError, match="step 2 cannot follow step 2"):
-        record(2, "again")
+        written(2, "again")
     assert parquet.read(tmp_path, 2)["text"].to_pylist() == ["second"]
     rewind(tmp_path, 1)
     assert parquet.recorded_steps(tmp_path) == [1]
-    record(2, "again")
+    written(2, "again")
     assert parquet.read(tmp_path, 2)["text"].to_pylist() == ["again"]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]

@@ -6,8 +6,9 @@
         before, advantages = my_logprobs(prompts, completions), my_advantages(rewards)
         my_update(before, advantages)
         after = my_logprobs(prompts, completions)                      # a number for each token of each completion
+        tokens = TokenValues(advantages=advantages, old_logprobs=before, new_logprobs=after)
         record_step("runs/mine", step=step, tokenizer=tokenizer, prompts=prompts, completions=completions,
-                    rewards=rewards, advantages=advantages, old_logprobs=before, new_logprobs=after, objective=grpo())
+                    rewards=rewards, tokens=tokens, objective=grpo())
 
 Then `outdo inspect runs/mine` shows what was trained, as for a run of outdo.
 """
@@ -16,7 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ Numbers = Tensor | Sequence[Sequence[float]]
 """One number per token of each completion: one list per completion, or a tensor [B, T] padded on the right."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenValues:
+    """What a training loop knows about the tokens of a step's completions. Log-probabilities and entropy in nats."""
+
+    advantages: Numbers | Sequence[float] | None = None  # one number per completion, or per token
+    old_logprobs: Numbers | None = None  # of the policy before the step
+    new_logprobs: Numbers | None = None  # of the policy after the step
+    ref_logprobs: Numbers | None = None  # of the reference
+    rollout_logprobs: Numbers | None = None  # as the engine reported them
+    entropy: Numbers | None = None  # of the policy before the step
+    loss_mask: Numbers | None = None  # whether the policy chose the token and it is trained on; by default all are
+
+
 def record_step(
     folder: str | Path,
     *,
@@ -55,13 +69,7 @@ def record_step(
     reward_parts: Mapping[str, Sequence[float | None]] | None = None,
     answers: Sequence[Any] | None = None,
     truncated: Sequence[bool] | None = None,
-    advantages: Numbers | Sequence[float] | None = None,
-    old_logprobs: Numbers | None = None,
-    new_logprobs: Numbers | None = None,
-    ref_logprobs: Numbers | None = None,
-    rollout_logprobs: Numbers | None = None,
-    entropy: Numbers | None = None,
-    loss_mask: Numbers | None = None,
+    tokens: TokenValues | None = None,
     temperature: float = 1.0,
     objective: Objective | None = None,
     metrics: Mapping[str, float] | None = None,
@@ -72,10 +80,7 @@ def record_step(
 
     - `rewards`: None or NaN if the reward failed; `reward_parts` are its parts, `answers` the expected answers.
       `truncated` marks truncated completions.
-    - `advantages`: one number per completion, or per token.
-    - `old_logprobs`, `new_logprobs`: of the policy before and after the step; `ref_logprobs` of the reference,
-      `rollout_logprobs` as the engine reported them; `entropy` of the policy before the step. All in nats.
-    - `loss_mask`: whether the policy chose the token and it is trained on. By default all tokens are.
+    - `tokens`: advantages, log-probabilities and what else the loop knows about the tokens; see `TokenValues`.
     - `metrics` are added to those that outdo computes.
 
     With `old_logprobs` and `advantages`, the record says how each token was pushed. The pushes are those of `objective`
@@ -87,15 +92,8 @@ def record_step(
     """
     per_completion = {"rewards": rewards, "answers": answers, "truncated": truncated}
     per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
-    per_token = {
-        "advantages": advantages,
-        "old_logprobs": old_logprobs,
-        "new_logprobs": new_logprobs,
-        "ref_logprobs": ref_logprobs,
-        "rollout_logprobs": rollout_logprobs,
-        "entropy": entropy,
-        "loss_mask": loss_mask,
-    }
+    tokens = tokens or TokenValues()
+    per_token = {field.name: getattr(tokens, field.name) for field in fields(TokenValues)}
     given = _Given(tokenizer, prompts, completions, per_completion, per_token)
     groups = given.groups(reward_parts or {}, temperature)
     batch = given.filled(Batch.from_groups(groups))

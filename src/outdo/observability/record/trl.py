@@ -8,7 +8,7 @@ Then `outdo inspect runs/mine` shows what was trained. A step of the record is a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.ratios import sequence, token
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
-from outdo.observability.record.external import record_step, rewind
+from outdo.observability.record.external import TokenValues, record_step, rewind
 
 KEPT = "outdo"
 """The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
@@ -120,7 +120,8 @@ class TrlRecord(TrainerCallback):
     def _write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         rewards, parts = columns.pop("rewards"), columns.pop("reward_parts")
-        given: dict[str, Any] = {name: values for name, values in columns.items() if any(v is not None for v in values)}
+        known: dict[str, Any] = {name: values for name, values in columns.items() if any(v is not None for v in values)}
+        tokens = TokenValues(**{field.name: known.pop(field.name, None) for field in fields(TokenValues)})
         record_step(
             self.folder,
             step=step,
@@ -129,7 +130,8 @@ class TrlRecord(TrainerCallback):
             reward_parts={name: [each[name] for each in parts] for name in parts[0]},
             temperature=self.trainer.temperature,
             objective=self.objective,
-            **given,
+            tokens=tokens,
+            **known,
         )
 
 
