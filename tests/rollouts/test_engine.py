@@ -250,12 +250,14 @@ def test_a_stop_text_ends_an_answer_where_it_is_complete_and_belongs_to_it(atten
 def growing(tokenizer: PreTrainedTokenizerFast, text: str, stop: str) -> list[FinishReason | None]:
     """What the rule says after each token of `text`."""
     policy = shared("qwen3")
-    row = SequenceState(Request(token_ids=(5,), stream=Stream("test", 1, "", 0), max_tokens=999), key=0, limit=999)
+    row = SequenceState(
+        Request(token_ids=(5,), stream=Stream("test", 1, "", 0), max_tokens=999), stream_key=0, max_tokens=999
+    )
     rule = StopRule(policy, SamplingParams(stop=(stop,)))
     said = []
     for token in tokenizer.encode(text):
         row.token_ids.append(token)
-        said.append(rule.reason(row))
+        said.append(rule.finish_reason(row))
     return said
 
 

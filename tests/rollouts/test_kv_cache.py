@@ -6,8 +6,8 @@ from engine_cases import requests, shared
 from torch import Tensor
 
 from outdo.models.attention.kernel import Rule, attention, within
-from outdo.rollouts.engines.builtin.engine import Sampler
-from outdo.rollouts.engines.builtin.kv_cache import RowCache
+from outdo.rollouts.engines.builtin.engine import ContinuousBatch
+from outdo.rollouts.engines.builtin.kv_cache import KVCache
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 
@@ -21,7 +21,7 @@ def sequence(length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(1, heads, length, D, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
 
 
-def step(cache: RowCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: Rule) -> Tensor:
+def step(cache: KVCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: Rule) -> Tensor:
     """The next token of each sequence, [n, heads, d]."""
     at = cache.lengths[: len(sequences)].tolist()
     query, key, value = (
@@ -40,7 +40,7 @@ def whole(sequence: tuple[Tensor, Tensor, Tensor], rule: Rule) -> Tensor:
 @pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, window=3), Rule(0.3, softcap=2.0)], ids=str)
 def test_step_by_step_is_all_at_once(rule):
     sequences, prompts = [sequence(30, seed) for seed in range(4)], (1, 4, 7, 13)
-    cache = RowCache(4, block=BLOCK, device=CPU)
+    cache = KVCache(4, block=BLOCK, device=CPU)
     for row, ((_, key, value), length) in enumerate(zip(sequences, prompts, strict=True)):
         cache.admit(row, 1, [(key[0, :, :length], value[0, :, :length])])
     for offset in range(15):
@@ -51,7 +51,7 @@ def test_step_by_step_is_all_at_once(rule):
 
 def test_a_block_made_for_few_rows_takes_more_when_more_come():
     rule, (first, second) = Rule(0.3), (sequence(12, 0), sequence(12, 1))
-    cache = RowCache(2, block=BLOCK, device=CPU)
+    cache = KVCache(2, block=BLOCK, device=CPU)
     cache.admit(0, 1, [(first[1][0, :, :3], first[2][0, :, :3])])
     for _ in range(3):
         step(cache, [first], rule)
@@ -67,8 +67,8 @@ def test_where_one_long_answer_is_left_its_blocks_hold_it_alone():
     policy, sampling = shared("qwen3"), SamplingParams(max_tokens=200)
     asked = requests((3,), siblings=16, limit=lambda index: 200 if index == 5 else 4)
     rule = StopRule(policy, sampling)
-    sampler = Sampler(policy, sampling, rule, 16)
-    rows = [SequenceState(request, key, rule.limit(request)) for key, request in enumerate(asked)]
+    sampler = ContinuousBatch(policy, sampling, rule, 16)
+    rows = [SequenceState(request, key, rule.max_new_tokens(request)) for key, request in enumerate(asked)]
     rule.stop_ids = frozenset()
     sampler.run(rows)
     assert [len(row.token_ids) for row in rows] == [200 if index == 5 else 4 for index in range(16)]

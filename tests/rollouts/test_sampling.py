@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outdo.rollouts.engines.sampling import SamplingParams, _filtered, choose
+from outdo.rollouts.engines.sampling import SamplingParams, apply_filters, sample_tokens
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 # Distinct to three digits, so that no two tokens tie for a place.
@@ -23,7 +23,7 @@ def evenly(count: int) -> Tensor:
 
 
 def chosen(logits: Tensor, numbers: Tensor, **how: object) -> Tensor:
-    return choose(logits.expand(len(numbers), -1), numbers, SamplingParams(**how))[0]
+    return sample_tokens(logits.expand(len(numbers), -1), numbers, SamplingParams(**how))[0]
 
 
 # -------------------------------------------------------------------------------------------------------- the choice
@@ -52,7 +52,7 @@ def test_the_filters_keep_the_tokens_that_transformers_keeps(logits: Tensor, top
     if min_p:
         scores = MinPLogitsWarper(min_p)(None, scores)
     probabilities = logits[None].softmax(-1)
-    kept = _filtered(probabilities, SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p))
+    kept = apply_filters(probabilities, SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p))
     assert torch.equal(kept, probabilities * (scores > -torch.inf))
 
 
@@ -101,7 +101,7 @@ def test_a_number_that_rounds_up_to_one_does_not_fall_off_the_end():
     """As numbers next to 1 do in float32, which is all that some accelerators have."""
     logits = torch.randn(50, 99, generator=torch.Generator().manual_seed(0))
     logits[:, -1] = -torch.inf
-    tokens, logprobs = choose(logits, torch.ones(50, dtype=torch.float64), SamplingParams())
+    tokens, logprobs = sample_tokens(logits, torch.ones(50, dtype=torch.float64), SamplingParams())
     assert tokens.max() < 98
     assert logprobs.isfinite().all()
 
@@ -115,7 +115,7 @@ def test_a_token_of_one_chance_in_a_billion_keeps_it():
 
 @given(LOGITS)
 def test_temperature_zero_takes_the_likeliest(logits: Tensor):
-    tokens, logprobs = choose(logits[None], evenly(1), SamplingParams(temperature=0))
+    tokens, logprobs = sample_tokens(logits[None], evenly(1), SamplingParams(temperature=0))
     assert int(tokens) == int(logits.argmax())
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).max()[None])
 
@@ -124,7 +124,7 @@ def test_temperature_zero_takes_the_likeliest(logits: Tensor):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_temperature(temperature: float, how: dict):
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = choose(logits, evenly(50), SamplingParams(temperature=temperature, **how))
+    tokens, logprobs = sample_tokens(logits, evenly(50), SamplingParams(temperature=temperature, **how))
     expected = (logits / temperature).log_softmax(-1)[range(50), tokens]
     torch.testing.assert_close(logprobs, expected)
 
@@ -133,9 +133,9 @@ def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_tempera
 def test_a_row_is_chosen_alike_in_any_company(how: dict[str, float]):
     logits = torch.randn(70, 501, generator=torch.Generator().manual_seed(0)) * 3
     numbers = evenly(70)
-    together = choose(logits, numbers, SamplingParams(**how))
+    together = sample_tokens(logits, numbers, SamplingParams(**how))
     for rows in ([0], [69], [3, 1, 2], list(range(40, 70))):
-        tokens, logprobs = choose(logits[rows], numbers[rows], SamplingParams(**how))
+        tokens, logprobs = sample_tokens(logits[rows], numbers[rows], SamplingParams(**how))
         assert torch.equal(tokens, together[0][rows])
         assert torch.equal(logprobs, together[1][rows])
 
