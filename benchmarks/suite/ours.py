@@ -75,7 +75,7 @@ class EveryOther:
     def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
         """One verdict for each."""
         return [
-            RewardOutput(value=reward_of(index), verdict=Status.ok, parts={self.name: reward_of(index)})
+            RewardOutput(value=reward_of(index), status=Status.ok, parts={self.name: reward_of(index)})
             for index in range(len(answered))
         ]
 

@@ -8,7 +8,7 @@ from command_cases import SMALL, chain_model
 
 from outdo.config.file import load
 from outdo.data.pass_rates import fingerprint
-from outdo.data.questions import questions_of
+from outdo.data.questions import load_questions
 from outdo.utils.errors import UserError
 
 
@@ -42,7 +42,7 @@ def line(n: int, **changes: object) -> str:
 
 def of(data: Path, rates: Path, *overrides: str, low: float = 0.2, high: float = 0.5):
     chosen = f'data.select={{file = "{rates}", low = {low}, high = {high}}}'
-    return questions_of(load(None, ["model=m", f"data.path={data}", chosen, *overrides]))
+    return load_questions(load(None, ["model=m", f"data.path={data}", chosen, *overrides]))
 
 
 def mistakes(data: Path, rates: Path, *overrides: str, low: float = 0.2, high: float = 0.5) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def test_questions_within_the_bounds_are_trained_on_and_their_number_is_said(dat
 
 
 def test_held_out_questions_are_never_left_out_and_need_no_rate(data, rates):
-    everything = questions_of(load(None, ["model=m", f"data.path={data}", "data.eval_rows=4"]))
+    everything = load_questions(load(None, ["model=m", f"data.path={data}", "data.eval_rows=4"]))
     held_out = {question.id for question in everything.held_out}
     rates.write_text("".join(line(n) for n in range(10) if str(n + 1) not in held_out))
     found = of(data, rates, "data.eval_rows=4")

@@ -6,7 +6,7 @@ from itertools import chain, islice
 import pytest
 
 from outdo.data.prompts import Prompts
-from outdo.rewards.types import RewardInput, RewardOutput, judged
+from outdo.rewards.types import RewardInput, RewardOutput, to_output
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.types import Completion, FinishReason, Prompt, Request
@@ -90,7 +90,7 @@ class Half:
     name = "half"
 
     def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
-        return [judged(0.5, self.name) for _ in answered]
+        return [to_output(0.5, self.name) for _ in answered]
 
     def close(self) -> None: ...
 

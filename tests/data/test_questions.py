@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.config.file import load
-from outdo.data.files import fingerprint, read
-from outdo.data.questions import LONGEST_PROMPT, SHOWN, hold_out, overlap, questions_from, questions_of
+from outdo.data.files import fingerprint, read_rows
+from outdo.data.questions import LONGEST_PROMPT, SHOWN, hold_out, load_questions, overlap, questions_from
 from outdo.utils.errors import UserError
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
@@ -42,7 +42,7 @@ def mistakes(path, **columns):
 
 
 def of(path, *overrides):
-    return questions_of(load(None, ["model=m", f"data.path={path}", *overrides]))
+    return load_questions(load(None, ["model=m", f"data.path={path}", *overrides]))
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -62,7 +62,7 @@ def test_every_format_gives_the_same_questions(jsonl, tmp_path, suffix):
         path.write_text(json.dumps(ROWS))
     else:
         jsonl(ROWS)
-    assert [(q.prompt, q.answer) for q in questions_from(str(path))] == [(r["question"], r["answer"]) for r in ROWS]
+    assert [(q.text, q.answer) for q in questions_from(str(path))] == [(r["question"], r["answer"]) for r in ROWS]
 
 
 def test_the_whole_of_gsm8k_is_read_unchanged():
@@ -72,12 +72,12 @@ def test_the_whole_of_gsm8k_is_read_unchanged():
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         asked = questions_from(str(path))
         assert len(asked) == len(rows) == count
-        assert [(q.prompt, q.answer, q.columns) for q in asked] == [(r["question"], r["answer"], r) for r in rows]
+        assert [(q.text, q.answer, q.columns) for q in asked] == [(r["question"], r["answer"], r) for r in rows]
 
 
 def test_blank_lines_and_a_byte_order_mark_are_no_rows(jsonl):
     path = jsonl([b'\xef\xbb\xbf{"prompt": "a"}', b"", b'{"prompt": "b"}\r', b""])
-    assert [(q.id, q.prompt) for q in questions_from(path)] == [("1", "a"), ("3", "b")]
+    assert [(q.id, q.text) for q in questions_from(path)] == [("1", "a"), ("3", "b")]
 
 
 def test_limit_reads_no_further(jsonl):
@@ -148,7 +148,7 @@ def test_columns_are_found_and_said(jsonl, row, line):
 
 def test_columns_can_be_named_also_within_columns(jsonl):
     asked = questions_from(jsonl([{"a": {"b": {"c": "q"}}, "x": 1, "answer": 2}]), prompt="a.b.c", answer="x")
-    assert (asked[0].prompt, asked[0].answer) == ("q", 1)
+    assert (asked[0].text, asked[0].answer) == ("q", 1)
 
 
 def test_a_column_that_is_not_there_is_a_mistake_with_the_nearest_name(jsonl):
@@ -293,7 +293,7 @@ def test_held_out_questions_that_are_trained_on_are_counted_and_said(jsonl):
 
 
 def test_the_excerpt_is_the_beginning_of_gsm8k():
-    assert len(read(str(EXCERPT)).values) == 100
+    assert len(read_rows(str(EXCERPT)).values) == 100
     assert (EXCERPT.parent / "GSM8K_LICENSE").read_text().startswith("MIT License")
     if folder := os.environ.get("OUTDO_GSM8K"):
         assert Path(folder, "train.jsonl").read_bytes().startswith(EXCERPT.read_bytes())

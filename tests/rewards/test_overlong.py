@@ -39,7 +39,7 @@ def test_a_cache_that_does_not_fit_is_said(cache: int):
     scored = load_reward({"name": "overlong", "max_tokens": 4, "cache": cache})(
         [RewardInput(prompt="", completion="", answer=None)]
     )[0]
-    assert scored.verdict is Status.failed
+    assert scored.status is Status.failed
     assert f"cache = {cache} must lie between 0 and max_tokens = 4" in scored.reason
 
 

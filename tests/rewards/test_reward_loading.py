@@ -10,16 +10,16 @@ import pytest
 
 from outdo.rewards import (
     BUILTIN,
-    Combined,
-    Local,
+    FailureCount,
+    InProcessReward,
     Reward,
     RewardInput,
     RewardOutput,
     Status,
-    check_failures,
+    WeightedSum,
     load_reward,
 )
-from outdo.rewards.types import unscored
+from outdo.rewards.types import output_without_value
 from outdo.utils.errors import RewardError, UserError
 from outdo.utils.text import one_line
 
@@ -124,7 +124,7 @@ def test_a_worker_that_was_replaced_has_its_options_again(tmp_path: Path, sample
         "    return os._exit(1) if completion == 'bad' else day == datetime.date(2025, 1, 31)\n"
     )
     reward = load_reward({"name": f"{tmp_path / 'dies.py'}:score", "day": datetime.date(2025, 1, 31)})
-    assert [one.verdict for one in reward([sample("bad"), sample("good")])] == ["failed", "ok"]
+    assert [one.status for one in reward([sample("bad"), sample("good")])] == ["failed", "ok"]
     assert reward([sample("good")])[0].value == 1.0
     reward.close()
 
@@ -142,35 +142,36 @@ def test_an_option_that_only_a_default_or_a_column_could_fill_may_be_left_out(sa
 
 def combined(*weighted: tuple[object, float]) -> RewardOutput:
     parts = [
-        (Local(lambda completion, value=value: value, f"r{i}"), weight) for i, (value, weight) in enumerate(weighted)
+        (InProcessReward(lambda completion, value=value: value, f"r{i}"), weight)
+        for i, (value, weight) in enumerate(weighted)
     ]
-    return Combined(parts)([RewardInput(prompt="", completion="", answer=None)])[0]
+    return WeightedSum(parts)([RewardInput(prompt="", completion="", answer=None)])[0]
 
 
 def test_rewards_add_up_by_their_weights():
     scored = combined((1.0, 1.0), (0.5, -2.0), (True, 0.25))
-    assert (scored.value, scored.verdict) == (0.25, "ok")
+    assert (scored.value, scored.status) == (0.25, "ok")
     assert scored.parts == {"r0": 1.0, "r1": 0.5, "r2": 1.0}
 
 
 def test_a_part_that_does_not_apply_adds_nothing():
     scored = combined((0.5, 1.0), (None, 1.0))
-    assert (scored.value, scored.verdict, scored.parts) == (0.5, "ok", {"r0": 0.5, "r1": None})
+    assert (scored.value, scored.status, scored.parts) == (0.5, "ok", {"r0": 0.5, "r1": None})
 
 
 def test_nothing_that_applies_is_not_applicable():
-    assert combined((None, 1.0), (None, 1.0)).verdict is Status.not_applicable
+    assert combined((None, 1.0), (None, 1.0)).status is Status.not_applicable
 
 
-@pytest.mark.parametrize(("bad", "verdict"), [("text", "failed"), (float("nan"), "non_finite")])
-def test_one_part_without_a_value_leaves_the_sum_without_one(bad: object, verdict: str):
+@pytest.mark.parametrize(("bad", "status"), [("text", "failed"), (float("nan"), "non_finite")])
+def test_one_part_without_a_value_leaves_the_sum_without_one(bad: object, status: str):
     scored = combined((1.0, 1.0), (bad, 0.0))
-    assert (scored.value, scored.verdict, scored.parts) == (0.0, verdict, {"r0": 1.0, "r1": None})
+    assert (scored.value, scored.status, scored.parts) == (0.0, status, {"r0": 1.0, "r1": None})
     assert scored.reason.startswith("r1: ")
 
 
 def test_a_sum_out_of_range_is_non_finite():
-    assert combined((1.0, 1e6), (1.0, 1.0)).verdict is Status.non_finite
+    assert combined((1.0, 1e6), (1.0, 1.0)).status is Status.non_finite
 
 
 def test_two_rewards_of_one_name_keep_both_parts(sample: Sample):
@@ -191,7 +192,7 @@ def test_closing_a_combination_closes_its_parts():
             closed.append(self)
 
     parts: list[Reward] = [Closing(), Closing()]
-    Combined([(part, 1.0) for part in parts]).close()
+    WeightedSum([(part, 1.0) for part in parts]).close()
     assert closed == parts
 
 
@@ -201,13 +202,13 @@ def test_closing_a_combination_closes_its_parts():
 def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
     scored = [
         *load_reward(lambda completion: 1.0)([sample("fine")] * 2),
-        unscored(Status.timed_out, "score had no answer after 10 s", "score"),
-        unscored(Status.failed, "ValueError", "score"),
+        output_without_value(Status.timed_out, "score had no answer after 10 s", "score"),
+        output_without_value(Status.failed, "ValueError", "score"),
     ]
     answered = [sample("fine"), sample("fine"), sample("9**9\x1b[2J\u202e\n\ud800日本"), sample("other")]
-    check_failures(scored, answered, 0.5)
+    FailureCount().check(scored, answered, 0.5)
     with pytest.raises(RewardError) as caught:
-        check_failures(scored, answered, 0.49)
+        FailureCount().check(scored, answered, 0.49)
     assert str(caught.value).splitlines() == [
         "2 of 4 rewards of this step have no value (1 timed_out, 1 failed); allowed are 49%.",
         "The first: timed_out: score had no answer after 10 s",
@@ -216,7 +217,7 @@ def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
 
 
 def test_what_does_not_apply_is_no_failure(sample: Sample):
-    check_failures([unscored(Status.not_applicable, "", "f")], [sample("a")], 0.0)
+    FailureCount().check([output_without_value(Status.not_applicable, "", "f")], [sample("a")], 0.0)
 
 
 def test_a_long_completion_is_shown_by_its_ends():

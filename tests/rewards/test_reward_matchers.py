@@ -133,14 +133,14 @@ def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monste
     first, endless, last = reward([RewardInput(prompt="", completion=text, answer="1/2") for text in texts])
     reward.close()
     assert (first.value, last.value) == (1.0, 1.0)
-    assert (endless.verdict, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
+    assert (endless.status, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
 
 
 def test_nine_to_the_nine_to_the_nine_is_late_and_not_wrong():
     reward = load_reward("math", timeout=3.0)
     scored = reward([RewardInput(prompt="", completion="9**9**9", answer="1/2")])[0]
     reward.close()
-    assert (scored.verdict, scored.parts) == ("timed_out", {"math": None})
+    assert (scored.status, scored.parts) == ("timed_out", {"math": None})
 
 
 def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.models.optimiser import OptimiserSettings
-from outdo.rewards import Local, RewardInput, Status
+from outdo.rewards import InProcessReward, RewardInput, Status
 from outdo.rewards.model import (
     Comparison,
     Ranking,
     RewardModel,
     comparison_loss,
     comparisons_of,
-    endless_order,
     fit,
     pairs_of,
     ranking_of,
+    shuffled_epochs,
 )
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.state_file import pack, unpack
@@ -52,7 +52,7 @@ def answered(*completions, prompt="7+8="):
 
 
 def values(scored):
-    assert all(each.verdict is Status.ok for each in scored)
+    assert all(each.status is Status.ok for each in scored)
     return [each.value for each in scored]
 
 
@@ -131,7 +131,7 @@ def test_the_end_is_read_where_the_model_has_no_padding_of_its_own(pad, policy, 
 def test_what_is_too_long_has_failed_and_the_others_are_scored(saved):
     model = RewardModel.load(saved, device="cpu")
     first, long, last = model(answered("15", "9" * 600, "16"))
-    assert long.verdict is Status.failed
+    assert long.status is Status.failed
     assert "512" in long.reason
     assert [first.value, last.value] == pytest.approx(values(model(answered("15", "16"))), abs=1e-5)
     assert not model.fits(Comparison(prompt="1", completions=("1", "9" * 600), values=(1, 0)))
@@ -141,7 +141,7 @@ def test_a_prompt_that_the_chat_template_refuses_has_failed(saved):
     model = RewardModel.load(saved, device="cpu")
     refused = RewardInput(prompt=[{"role": "user", "content": "1+1="}], completion="2", answer=None)
     (scored,) = model([refused])
-    assert scored.verdict is Status.failed
+    assert scored.status is Status.failed
     assert "chat template" in scored.reason
 
 
@@ -273,10 +273,10 @@ def test_it_learns_a_rule_it_was_never_told(loss, policy):
 
 
 def test_every_epoch_takes_each_comparison_once_in_another_order():
-    drawn = [place for place, _ in zip(endless_order(7, 0, "x"), range(14), strict=False)]
+    drawn = [place for place, _ in zip(shuffled_epochs(7, 0, "x"), range(14), strict=False)]
     assert sorted(drawn[:7]) == sorted(drawn[7:]) == list(range(7))
     assert drawn[:7] != drawn[7:]
-    assert drawn[:7] != [place for place, _ in zip(endless_order(7, 1, "x"), range(7), strict=False)]
+    assert drawn[:7] != [place for place, _ in zip(shuffled_epochs(7, 1, "x"), range(7), strict=False)]
 
 
 def test_nothing_to_learn_from_is_said(policy):
@@ -288,7 +288,7 @@ def test_nothing_to_learn_from_is_said(policy):
 # ------------------------------------------------------------------------------------------------------------- refresh
 
 
-def group(number, completions, reward=0.0, verdict="ok"):
+def group(number, completions, reward=0.0, status="ok"):
     prompt = Prompt(id=str(number), text=f"{number}?", token_ids=(1,), answer=str(number))
     return Group(
         prompt=prompt,
@@ -299,7 +299,7 @@ def group(number, completions, reward=0.0, verdict="ok"):
                 logprobs=(0.0,),
                 text=text,
                 reward=reward,
-                verdict=verdict,
+                status=status,
                 finish_reason=FinishReason.stop,
                 policy_version=0,
             )
@@ -315,17 +315,17 @@ def step_of(number):
 
 def refreshed(saved, **how):
     model = RewardModel.load(saved, device="cpu", optimiser=LEARNING)
-    return OnlineRewardModel(model, Local(even), **{"every": 2, "steps": 2, "batch": 4} | how)
+    return OnlineRewardModel(model, InProcessReward(even), **{"every": 2, "steps": 2, "batch": 4} | how)
 
 
 def test_a_killed_and_resumed_run_has_the_same_bits(saved):
     unbroken, resumed = refreshed(saved), refreshed(saved)
     for number in (1, 2, 3):
-        unbroken.after(number, step_of(number))
+        unbroken.after_step(number, step_of(number))
     tree, tensors = pack(unbroken.state())
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     resumed.load_state(unpack(json.loads(json.dumps(tree)), copies))
-    metrics = [each.after(4, step_of(4)) for each in (unbroken, resumed)]
+    metrics = [each.after_step(4, step_of(4)) for each in (unbroken, resumed)]
     assert metrics[0] == metrics[1]
     assert metrics[0]["reward_model/replayed"] > 0
     ours, theirs = (pack(each.state()) for each in (unbroken, resumed))
@@ -336,9 +336,9 @@ def test_a_killed_and_resumed_run_has_the_same_bits(saved):
 def test_a_refresh_is_due_every_so_many_steps_and_moves_the_scores(saved):
     reward = refreshed(saved)
     before = values(reward(answered("10", "11")))
-    assert "reward_model/loss" not in reward.after(1, step_of(1))
+    assert "reward_model/loss" not in reward.after_step(1, step_of(1))
     assert values(reward(answered("10", "11"))) == before
-    assert reward.after(2, step_of(2))["reward_model/fresh"] == 8
+    assert reward.after_step(2, step_of(2))["reward_model/fresh"] == 8
     assert values(reward(answered("10", "11"))) != before
 
 
@@ -364,7 +364,7 @@ def test_what_is_replayed_is_older_and_changes_from_refresh_to_refresh(saved, mo
     monkeypatch.setattr("outdo.rewards.online_model.fit", noted)
     reward = refreshed(saved, replay=0.5, steps=1, every=1)
     for number in range(6):
-        reward.after(number, step_of(number))
+        reward.after_step(number, step_of(number))
     for number, data in enumerate(trained):
         new = [f"{4 * number + each}?" for each in range(4)]
         assert data[:4] == new
@@ -392,7 +392,7 @@ def test_the_labels_are_told_from_the_rewards(saved):
 
 def test_rollouts_without_a_reward_are_not_learnt_from(saved):
     reward = refreshed(saved)
-    assert reward.observe([group(1, ["10", "11"], verdict="failed")]) == {}
+    assert reward.observe([group(1, ["10", "11"], status="failed")]) == {}
     assert reward.kept == []
     assert reward.refresh() == {"reward_model/fresh": 0, "reward_model/replayed": 0}
 
@@ -401,7 +401,7 @@ def test_labels_that_fail_stop_the_run(saved):
     def broken(completion):
         raise RuntimeError("out of order")
 
-    reward = OnlineRewardModel(RewardModel.load(saved, device="cpu"), Local(broken), every=1)
+    reward = OnlineRewardModel(RewardModel.load(saved, device="cpu"), InProcessReward(broken), every=1)
     with pytest.raises(RewardError, match="out of order"):
         reward.observe(step_of(1))
 

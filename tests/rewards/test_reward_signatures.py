@@ -19,7 +19,7 @@ def values(function: Callable[..., Any], answered: list[RewardInput]) -> list[fl
     reward = load_reward(function)
     scored = reward(answered)
     reward.close()
-    assert [one.reason for one in scored if one.verdict is Status.failed] == []
+    assert [one.reason for one in scored if one.status is Status.failed] == []
     return [one.value for one in scored]
 
 
@@ -60,8 +60,8 @@ def test_a_trl_reward_of_trl_itself_runs_unchanged():
 
 
 def test_none_from_a_trl_function_is_not_applicable(sample: Sample):
-    verdicts = [one.verdict for one in load_reward(lambda completions, **_: [None, 1.0])([sample("a"), sample("b")])]
-    assert verdicts == ["not_applicable", "ok"]
+    statuses = [one.status for one in load_reward(lambda completions, **_: [None, 1.0])([sample("a"), sample("b")])]
+    assert statuses == ["not_applicable", "ok"]
 
 
 def test_a_verl_function_gets_its_four_arguments_and_may_return_a_dict(sample: Sample):
@@ -73,7 +73,7 @@ def test_a_verl_function_gets_its_four_arguments_and_may_return_a_dict(sample: S
 
 def test_a_verl_dict_without_a_score_has_failed(sample: Sample):
     scored = load_reward(lambda solution_str: {"acc": 1.0})([sample("a")])[0]
-    assert (scored.verdict, '"score"' in scored.reason) == ("failed", True)
+    assert (scored.status, '"score"' in scored.reason) == ("failed", True)
 
 
 def test_asynchronous_calls_wait_at_the_same_time(sample: Sample):
@@ -134,7 +134,7 @@ def test_a_batch_that_raises_is_repeated_so_that_only_the_guilty_fail(sample: Sa
         return [1 / len(completion) for completion in completions]
 
     scored = load_reward(score)([sample("a"), sample(""), sample("bb")])
-    assert [(one.value, one.verdict) for one in scored] == [(1.0, "ok"), (0.0, "failed"), (0.5, "ok")]
+    assert [(one.value, one.status) for one in scored] == [(1.0, "ok"), (0.0, "failed"), (0.5, "ok")]
     assert scored[1].reason.startswith("ZeroDivisionError: division by zero (test_reward_signatures.py, line")
 
 
@@ -152,7 +152,7 @@ def test_what_a_function_raises_is_the_verdict_of_that_completion(
         return score(completion)
 
     reward = load_reward(score_later if asynchronous else score)
-    assert [one.verdict for one in reward([sample("a"), sample("bad"), sample("b")])] == ["ok", "failed", "ok"]
+    assert [one.status for one in reward([sample("a"), sample("bad"), sample("b")])] == ["ok", "failed", "ok"]
     reward.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, judged, judged_all
+from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, to_output, to_outputs
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, judged, jud
     ],
 )
 def test_numbers_and_truths_are_their_value(returned: object, value: float):
-    scored = judged(returned, "f")
-    assert (scored.value, scored.verdict, scored.parts) == (value, Status.ok, {"f": value})
+    scored = to_output(returned, "f")
+    assert (scored.value, scored.status, scored.parts) == (value, Status.ok, {"f": value})
 
 
 @pytest.mark.parametrize(
-    ("returned", "verdict", "said"),
+    ("returned", "status", "said"),
     [
         (None, "not_applicable", ""),
         (float("nan"), "non_finite", "nan"),
@@ -46,32 +46,32 @@ def test_numbers_and_truths_are_their_value(returned: object, value: float):
         (Decimal(1), "failed", "a Decimal"),
     ],
 )
-def test_everything_else_is_a_verdict_that_names_it(returned: object, verdict: str, said: str):
-    scored = judged(returned, "f")
-    assert (scored.value, scored.verdict, scored.parts) == (0.0, verdict, {"f": None})
+def test_everything_else_is_a_verdict_that_names_it(returned: object, status: str, said: str):
+    scored = to_output(returned, "f")
+    assert (scored.value, scored.status, scored.parts) == (0.0, status, {"f": None})
     assert said in scored.reason
 
 
 @given(st.one_of(st.floats(), st.integers(), st.none(), st.text(), st.booleans()))
 def test_no_value_is_ever_outside_the_range(returned: object):
-    assert abs(judged(returned, "f").value) <= LARGEST_VALUE
+    assert abs(to_output(returned, "f").value) <= LARGEST_VALUE
 
 
 @pytest.mark.parametrize("returned", [[1.0], 1.0, [1.0, 1.0, 1.0, 1.0], "abc", {0: 1, 1: 1, 2: 1}, np.array(1.0), None])
 def test_a_batch_with_the_wrong_count_fails_everywhere_and_names_both_counts(returned: object):
-    scored = judged_all(returned, 3, "f")
-    assert [one.verdict for one in scored] == ["failed"] * 3
+    scored = to_outputs(returned, 3, "f")
+    assert [one.status for one in scored] == ["failed"] * 3
     assert "for 3 completions; expected a list of 3" in scored[0].reason
 
 
 def test_a_batch_may_be_an_array():
-    assert [one.value for one in judged_all(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
+    assert [one.value for one in to_outputs(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(float("nan"), Status.ok), (1.0, Status.failed)])
-def test_a_value_without_meaning_cannot_be_written_down(value: float, verdict: Status):
+@pytest.mark.parametrize(("value", "status"), [(float("nan"), Status.ok), (1.0, Status.failed)])
+def test_a_value_without_meaning_cannot_be_written_down(value: float, status: Status):
     with pytest.raises(ValueError, match="cannot have the value"):
-        RewardOutput(value=value, verdict=verdict, parts={})
+        RewardOutput(value=value, status=status, parts={})
 
 
 def test_the_room_knows_neither_torch_nor_transformers():

@@ -80,8 +80,8 @@ def score(completion, answer):
 """
 
 
-def verdicts(reward: Reward, answered: list[RewardInput]) -> list[str]:
-    return [str(one.verdict) for one in reward(answered)]
+def statuses(reward: Reward, answered: list[RewardInput]) -> list[str]:
+    return [str(one.status) for one in reward(answered)]
 
 
 def group_of(reward: Any) -> int:
@@ -109,7 +109,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_what_hangs_is_killed_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
     reward = reward_of(SOURCE.replace("{fault}", fault), timeout=1.5)
     group = group_of(reward)
-    assert verdicts(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", "timed_out", *["ok"] * 100]
+    assert statuses(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", "timed_out", *["ok"] * 100]
     assert not is_group_alive(group)
     group = group_of(reward)
     reward.close()
@@ -121,7 +121,7 @@ def test_what_crashes_has_failed_and_the_next_hundred_are_scored(reward_of: Make
     reward = reward_of(SOURCE.replace("{fault}", fault))
     group = group_of(reward)
     scored = reward([sample("1"), sample("bad"), *[sample("1")] * 100])
-    assert [one.verdict for one in scored] == ["ok", "failed", *["ok"] * 100]
+    assert [one.status for one in scored] == ["ok", "failed", *["ok"] * 100]
     assert [one.value for one in scored] == [1.0, 0.0, *[1.0] * 100]
     assert scored[1].reason
     reward.close()
@@ -141,12 +141,12 @@ RETURNED = {
 }
 
 
-@pytest.mark.parametrize(("returned", "verdict"), RETURNED.items())
+@pytest.mark.parametrize(("returned", "status"), RETURNED.items())
 def test_what_is_returned_gets_its_verdict_in_the_worker_too(
-    reward_of: Make, sample: Sample, returned: str, verdict: str
+    reward_of: Make, sample: Sample, returned: str, status: str
 ):
     reward = reward_of(f"def score(completion): return {returned} if completion == 'bad' else 1")
-    assert verdicts(reward, [sample("bad"), *[sample("1")] * 100]) == [verdict, *["ok"] * 100]
+    assert statuses(reward, [sample("bad"), *[sample("1")] * 100]) == [status, *["ok"] * 100]
 
 
 def test_a_segmentation_fault_is_called_by_its_name(reward_of: Make, sample: Sample):
@@ -161,7 +161,7 @@ def test_an_exception_is_told_with_its_file_and_line(reward_of: Make, sample: Sa
 
 def test_printing_much_harms_nothing(reward_of: Make, sample: Sample, capfd: pytest.CaptureFixture[str]):
     reward = reward_of("def score(completion):\n    print('x' * 10**6)\n    return 1.0")
-    assert verdicts(reward, [sample("a")] * 3) == ["ok"] * 3
+    assert statuses(reward, [sample("a")] * 3) == ["ok"] * 3
     out, err = capfd.readouterr()
     assert (out, len(err)) == ("", 3 * (10**6 + 1))
 
@@ -175,13 +175,13 @@ def test_a_worker_found_dead_is_replaced_and_nobody_is_blamed(reward_of: Make, s
     reward = reward_of("def score(completion): return 1.0")
     os.kill(group_of(reward), signal.SIGKILL)
     wait_until(lambda: not is_group_alive(group_of(reward)))
-    assert verdicts(reward, [sample("a")] * 2) == ["ok", "ok"]
+    assert statuses(reward, [sample("a")] * 2) == ["ok", "ok"]
 
 
 def test_no_zombie_and_no_open_file_is_left(reward_of: Make, sample: Sample):
     reward = reward_of(SOURCE.replace("{fault}", "os._exit(0)"))
     before = len(os.listdir("/proc/self/fd"))
-    verdicts(reward, [sample("bad")] * 10)
+    statuses(reward, [sample("bad")] * 10)
     reward.close()
     assert len(os.listdir("/proc/self/fd")) <= before
     with contextlib.suppress(ChildProcessError):  # there is none; or one of another test's, alive
@@ -191,12 +191,12 @@ def test_no_zombie_and_no_open_file_is_left(reward_of: Make, sample: Sample):
 def test_a_reward_that_ends_every_worker_is_not_tried_for_ever(
     reward_of: Make, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(worker_module, "ENDED_IN_A_ROW", 3)
+    monkeypatch.setattr(worker_module, "MAX_CONSECUTIVE_CRASHES", 3)
     reward = reward_of(SOURCE.replace("{fault}", "os._exit(0)"))
     scored = reward([sample(text) for text in ("bad", "bad", "1", "bad", "bad", "bad", "1", "1")])
-    assert [one.verdict for one in scored] == ["failed", "failed", "ok", *["failed"] * 5]
+    assert [one.status for one in scored] == ["failed", "failed", "ok", *["failed"] * 5]
     assert scored[-1].reason.startswith("not tried: each of the 3 completions before it")
-    assert verdicts(reward, [sample("1")]) == ["ok"]
+    assert statuses(reward, [sample("1")]) == ["ok"]
 
 
 # ---- functions that take all completions at once, and asynchronous ones
@@ -216,18 +216,18 @@ def score(completions, **columns):
 def test_a_batch_that_crashes_is_tried_again_one_by_one(reward_of: Make, sample: Sample, fault: str):
     reward = reward_of(BATCH.replace("{fault}", fault))
     answered = [sample("1"), sample("bad"), *[sample("1")] * 100]
-    assert verdicts(reward, answered) == ["ok", "failed", *["ok"] * 100]
+    assert statuses(reward, answered) == ["ok", "failed", *["ok"] * 100]
 
 
 def test_a_batch_that_hangs_has_timed_out_as_a_whole(reward_of: Make, sample: Sample):
     reward = reward_of(BATCH.replace("{fault}", "hang"), timeout=1.5)
-    assert verdicts(reward, [sample("1"), sample("bad")]) == ["timed_out", "timed_out"]
-    assert verdicts(reward, [sample("1")] * 100) == ["ok"] * 100
+    assert statuses(reward, [sample("1"), sample("bad")]) == ["timed_out", "timed_out"]
+    assert statuses(reward, [sample("1")] * 100) == ["ok"] * 100
 
 
 def test_one_value_for_many_is_never_spread_over_them(reward_of: Make, sample: Sample):
     scored = reward_of(BATCH.replace("{fault}", "count"))([sample("1")] * 3)
-    assert [one.verdict for one in scored] == ["failed"] * 3
+    assert [one.status for one in scored] == ["failed"] * 3
     assert scored[0].reason == "score returned 1 value for 3 completions; expected a list of 3"
 
 
@@ -243,7 +243,7 @@ def test_one_of_many_asynchronous_calls_costs_only_itself(reward_of: Make, sampl
     """
     reward = reward_of(source, timeout=1.5)
     bad = "timed_out" if "sleep" in fault else "failed"
-    assert verdicts(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", bad, *["ok"] * 100]
+    assert statuses(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", bad, *["ok"] * 100]
 
 
 def test_a_late_asynchronous_call_is_cancelled_without_a_new_worker(reward_of: Make, sample: Sample):
@@ -255,7 +255,7 @@ def test_a_late_asynchronous_call_is_cancelled_without_a_new_worker(reward_of: M
     """
     reward = reward_of(source, timeout=1.5)
     group = group_of(reward)
-    assert verdicts(reward, [sample("1"), sample("bad")]) == ["ok", "timed_out"]
+    assert statuses(reward, [sample("1"), sample("bad")]) == ["ok", "timed_out"]
     assert group_of(reward) == group
 
 
@@ -265,7 +265,7 @@ def test_an_asynchronous_batch_that_leaves_has_failed_and_does_not_hang(reward_o
         async def score(completions, **columns):
             sys.exit(2)
     """
-    assert verdicts(reward_of(source, timeout=5.0), [sample("1")]) == ["failed"]
+    assert statuses(reward_of(source, timeout=5.0), [sample("1")]) == ["failed"]
 
 
 # ---- what crosses the line
@@ -279,17 +279,17 @@ def test_any_column_that_data_can_hold_reaches_the_function(reward_of: Make, sam
 def test_a_column_that_cannot_be_sent_costs_its_own_completion(reward_of: Make, sample: Sample):
     reward = reward_of("def score(completion): return 1.0")
     scored = reward([sample("a", column=lambda: 0), sample("a")])
-    assert [one.verdict for one in scored] == ["failed", "ok"]
+    assert [one.status for one in scored] == ["failed", "ok"]
     assert "cannot be sent to the worker" in scored[0].reason
 
 
 FORGED = [
-    b'{"scored": [[NaN, "ok", ""]]}',
-    b'{"scored": [[1, "fine", ""]]}',
-    b'{"scored": []}',
+    b'{"outputs": [[NaN, "ok", ""]]}',
+    b'{"outputs": [[1, "fine", ""]]}',
+    b'{"outputs": []}',
     b"[]",
     b"\x80",
-    b'{"scored": 1}',
+    b'{"outputs": 1}',
 ]
 
 
@@ -303,7 +303,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure(reward_of: Make, sample: Sam
             return 1.0
     """
     scored = reward_of(source)([sample("a")])[0]
-    assert scored.verdict in (Status.failed, Status.non_finite)
+    assert scored.status in (Status.failed, Status.non_finite)
 
 
 def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
@@ -314,7 +314,7 @@ def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
             line.sendall(b"\\xff" * 8)
             return 1.0
     """
-    assert "its answer had 18446744073709551615 bytes" in reward_of(source)([sample("a")])[0].reason
+    assert "its response had 18446744073709551615 bytes" in reward_of(source)([sample("a")])[0].reason
 
 
 # ---- starting and ending
@@ -354,7 +354,7 @@ def test_a_worker_that_does_not_start_again_stops_the_run(reward_of: Make, sampl
 def test_the_file_finds_its_neighbours_and_may_be_called_like_a_module_of_python(tmp_path: Path, sample: Sample):
     (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 0.5")
     (tmp_path / "json.py").write_text("from neighbour_of_reward import VALUE\ndef score(completion): return VALUE")
-    reward = worker_module.Worker(f"{tmp_path}/json.py:score")
+    reward = worker_module.WorkerReward(f"{tmp_path}/json.py:score")
     assert reward([sample("a")])[0].value == 0.5
     reward.close()
 

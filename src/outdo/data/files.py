@@ -55,7 +55,7 @@ class Rows:
         return tuple(dict.fromkeys(name for row in self.values.values() for name in row))
 
 
-def read(path: str, *, limit: int | None = None) -> Rows:
+def read_rows(path: str, *, limit: int | None = None) -> Rows:
     """The first `limit` rows (all, if `None`) of a file or of a Hub data set `owner/name:split`.
 
     The Hub is asked only where `path` cannot mean a file here. Raises `UserError` if there is no such file, if it is

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outdo.data.files import Rows, read
+from outdo.data.files import Rows, read_rows
 from outdo.storage.run_folder import write_text_atomically
 from outdo.utils.errors import UserError
 
@@ -39,7 +39,7 @@ def fingerprint(text: Text) -> str:
     return hashlib.sha256(written).hexdigest()[:16]
 
 
-def check_target(path: Path) -> None:
+def check_output_path(path: Path) -> None:
     """Raise `UserError` where rates could not be written, or not be read again, before anything was spent on them."""
     if path.suffix != ".jsonl":
         raise UserError([f"{path}: pass rates are written one a line, to a file ending in .jsonl"])
@@ -57,11 +57,11 @@ def write(path: Path, rates: Iterable[PassRate]) -> None:
 
 def load(path: str) -> tuple[dict[str, PassRate], str]:
     """The rates of a file by the questions' ids, and the file's SHA-256. Raises `UserError` with every faulty line."""
-    rows = read(path)
+    rows = read_rows(path)
     faults = {fault.row: fault.reason for fault in rows.faults}
     rates: dict[str, PassRate] = {}
     for number, row in rows.values.items():
-        reason = _wrong_with(row)
+        reason = _fault_in(row)
         if reason is None and row["id"] in rates:
             reason = f'the id "{row["id"]}" was there before'
         if reason is None:
@@ -73,7 +73,7 @@ def load(path: str) -> tuple[dict[str, PassRate], str]:
     return rates, rows.fingerprint
 
 
-def _wrong_with(row: Mapping[str, Any]) -> str | None:
+def _fault_in(row: Mapping[str, Any]) -> str | None:
     """Why a line is no pass rate."""
     match row:
         case {"id": str(), "pass_rate": int() | float() as rate, "right": int(), "k": int(), "fingerprint": str()}:

@@ -36,7 +36,7 @@ def tokenise(
     for question in questions:
         where = f"question {question.id}"
         try:
-            ids = encode_prompt(tokenizer, question.prompt, template=template, system=system, where=where)
+            ids = encode_prompt(tokenizer, question.text, template=template, system=system, where=where)
         except ModelError as error:
             refused.append(str(error))
             continue
@@ -46,7 +46,7 @@ def tokenise(
         prompts.append(
             Prompt(
                 id=question.id,
-                text=question.prompt,
+                text=question.text,
                 token_ids=tuple(ids),
                 answer=question.answer,
                 columns=question.columns,

@@ -9,7 +9,7 @@ from typing import Any
 
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
-from outdo.data.files import Fault, Rows, read
+from outdo.data.files import Fault, Rows, read_rows
 from outdo.data.pass_rates import PassRate
 from outdo.utils.errors import UserError, did_you_mean
 
@@ -37,7 +37,7 @@ class Question:
     """One question, before any tokenizer has seen it."""
 
     id: str  # the row's own `id`, or its number; unique within the file
-    prompt: str | tuple[Message, ...]  # text, or chat messages {"role": ..., "content": ...}
+    text: str | tuple[Message, ...]  # text, or chat messages {"role": ..., "content": ...}
     answer: Any  # the reference the reward compares with; None where there is none
     columns: Mapping[str, Any]  # the whole row, for the reward
 
@@ -64,7 +64,7 @@ class Questions:
     notes: tuple[str, ...]  # what the user should know: columns found, overlap, how many were selected
 
 
-def questions_of(recipe: Recipe) -> Questions:
+def load_questions(recipe: Recipe) -> Questions:
     """Read the training and held-out questions of a recipe. Raises `UserError` with all that is wrong in its files."""
     data, mistakes = recipe.data, []
     found: dict[str, Sequence[Question]] = {}
@@ -73,14 +73,14 @@ def questions_of(recipe: Recipe) -> Questions:
     notes: list[str] = []
     for key, path, limit in (("data.path", data.path, data.limit), ("data.eval_path", data.eval_path, None)):
         if path is not None:
-            with _noted(mistakes, key):
-                rows = read(path, limit=limit)
-                columns = detect(rows, prompt=data.prompt, answer=data.answer)
+            with _collect_mistakes(mistakes, key):
+                rows = read_rows(path, limit=limit)
+                columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
                 _check_answer_column(recipe, rows, columns)
-                found[key], fingerprints[key] = questions(rows, columns), rows.fingerprint
+                found[key], fingerprints[key] = to_questions(rows, columns), rows.fingerprint
                 notes += [f"{key}: {len(found[key]):,} questions; {columns}", *_ragged(rows)]
     if data.select is not None:
-        with _noted(mistakes, "data.select"):
+        with _collect_mistakes(mistakes, "data.select"):
             rates, fingerprints["data.select"] = pass_rates.load(data.select.file)
     if not mistakes and data.eval_rows >= len(found["data.path"]):
         mistakes.append(f"data.eval_rows = {data.eval_rows}: no row of {len(found['data.path'])} is left to train on")
@@ -89,7 +89,9 @@ def questions_of(recipe: Recipe) -> Questions:
     train, held_out = _held_out(data, found, recipe.seed)
     if data.select is not None:
         kept = select(train, rates, data.select)
-        notes.append(f"data.select: {len(kept):,} of {len(train):,} training questions kept: {_within(data.select)}")
+        notes.append(
+            f"data.select: {len(kept):,} of {len(train):,} training questions kept: {_range_text(data.select)}"
+        )
         train = kept
     if held_out:
         again = overlap(train, held_out)
@@ -101,37 +103,39 @@ def questions_from(
     path: str, *, prompt: str | None = None, answer: str | None = None, limit: int | None = None
 ) -> tuple[Question, ...]:
     """The questions of one file or Hub data set, by itself. Raises `UserError` with everything that is wrong in it."""
-    rows = read(path, limit=limit)
-    return questions(rows, detect(rows, prompt=prompt, answer=answer))
+    rows = read_rows(path, limit=limit)
+    return to_questions(rows, detect_columns(rows, prompt=prompt, answer=answer))
 
 
-def detect(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
+def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
     """The columns of question and answer: those named, else the likeliest that are there.
 
     Raises `UserError` if a named one does not exist, or if nothing looks like the question.
     """
-    known = _with_inner(rows)
+    known = _all_columns(rows)
     mistakes = [
-        f'{rows.source}: no column "{name}" (asked for by data.{role}){did_you_mean(name, known)} {_listed(rows)}'
+        f'{rows.source}: no column "{name}" (asked for by data.{role}){did_you_mean(name, known)} {_list_columns(rows)}'
         for role, name in (("prompt", prompt), ("answer", answer))
         if name is not None and rows.values and not _is_column(rows, name)
     ]
     prompt = prompt or _first(PROMPT_COLUMNS, known)
     if prompt is None and rows.values:
-        mistakes.append(f"{rows.source}: no column looks like the question; name it: data.prompt=NAME {_listed(rows)}")
+        mistakes.append(
+            f"{rows.source}: no column looks like the question; name it: data.prompt=NAME {_list_columns(rows)}"
+        )
     if mistakes:
         raise UserError(mistakes)
     others = [name for name in known if name != prompt]
     return Columns(prompt=prompt or "", answer=answer or _first(ANSWER_COLUMNS, others))
 
 
-def questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
+def to_questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
     """The rows as questions. Raises `UserError` with every row that cannot be one, its number and the reason."""
     faults = list(rows.faults)
     made: list[Question] = []
     first_with: dict[str, int] = {}
     for number, row in rows.values.items():
-        reasons = list(_wrong_with(row, columns))
+        reasons = list(_row_faults(row, columns))
         own_id = str(row["id"]) if row.get("id") is not None else str(number)
         if own_id in first_with:
             reasons.append(f'the id "{own_id}" is that of row {first_with[own_id]} too')
@@ -141,7 +145,7 @@ def questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
             prompt = _value(row, columns.prompt)
             answer = _value(row, columns.answer) if columns.answer else None
             text = prompt if isinstance(prompt, str) else tuple(prompt)
-            made.append(Question(id=own_id, prompt=text, answer=answer, columns=row))
+            made.append(Question(id=own_id, text=text, answer=answer, columns=row))
     if faults:
         faults.sort(key=lambda fault: fault.row)
         shown = [f"{rows.source}, row {fault.row}: {fault.reason}" for fault in faults[:SHOWN]]
@@ -168,7 +172,7 @@ def select(asked: Sequence[Question], rates: Mapping[str, PassRate], by: Selecti
     """
     without = [question for question in asked if question.id not in rates]
     rated = [question for question in asked if question.id in rates]
-    changed = [each for each in rated if rates[each.id].fingerprint != pass_rates.fingerprint(each.prompt)]
+    changed = [each for each in rated if rates[each.id].fingerprint != pass_rates.fingerprint(each.text)]
     kept = [each for each in rated if by.low <= rates[each.id].pass_rate <= by.high]
     counts = ((without, "have no pass rate"), (changed, "do not read as they did when they were rated"))
     mistakes = [
@@ -178,30 +182,30 @@ def select(asked: Sequence[Question], rates: Mapping[str, PassRate], by: Selecti
         if those
     ]
     if not mistakes and not kept:
-        mistakes.append(f"data.select: none of the {len(asked):,} training questions is left: {_within(by)}")
+        mistakes.append(f"data.select: none of the {len(asked):,} training questions is left: {_range_text(by)}")
     if mistakes:
         raise UserError(mistakes)
     return kept
 
 
-def _within(by: Selection) -> str:
+def _range_text(by: Selection) -> str:
     return f"pass rate from {by.low:g} to {by.high:g} in {by.file}"
 
 
 def overlap(train: Sequence[Question], held_out: Sequence[Question]) -> int:
     """How many held-out prompts are training prompts too, letter case and white space aside."""
-    trained = {normalised(question.prompt) for question in train}
-    return sum(normalised(question.prompt) in trained for question in held_out)
+    trained = {normalise(question.text) for question in train}
+    return sum(normalise(question.text) in trained for question in held_out)
 
 
-def normalised(prompt: str | Sequence[Message]) -> str:
+def normalise(prompt: str | Sequence[Message]) -> str:
     """A prompt in Unicode's NFKC form, without letter case, every run of white space as one space."""
     text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 @contextmanager
-def _noted(mistakes: list[str], key: str) -> Iterator[None]:
+def _collect_mistakes(mistakes: list[str], key: str) -> Iterator[None]:
     """Add what is wrong with the file that `key` names to `mistakes`, and go on."""
     try:
         yield
@@ -221,10 +225,10 @@ def _check_answer_column(recipe: Recipe, rows: Rows, columns: Columns) -> None:
     requires = sorted({reward.name for reward in recipe.rewards} & NEED_AN_ANSWER)
     if requires and columns.answer is None and rows.values:
         missing = f"no column looks like the reference answer, which the reward {requires[0]} needs"
-        raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_listed(rows)}"])
+        raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_list_columns(rows)}"])
 
 
-def _with_inner(rows: Rows) -> list[str]:
+def _all_columns(rows: Rows) -> list[str]:
     """Columns, and columns within columns as `outer.inner`."""
     inner = {
         f"{name}.{key}": None
@@ -244,7 +248,7 @@ def _is_column(rows: Rows, name: str) -> bool:
     return any(_value(row, name) is not ABSENT for row in rows.values.values())
 
 
-def _listed(rows: Rows) -> str:
+def _list_columns(rows: Rows) -> str:
     return f"(columns: {', '.join(rows.columns[:20])})"
 
 
@@ -260,7 +264,7 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     return _value(nested, inner) if inner and isinstance(nested, Mapping) else ABSENT
 
 
-def _wrong_with(row: Mapping[str, Any], columns: Columns) -> Iterator[str]:
+def _row_faults(row: Mapping[str, Any], columns: Columns) -> Iterator[str]:
     for name in filter(None, (columns.prompt, columns.answer)):
         value = _value(row, name)
         if value is ABSENT:
@@ -268,10 +272,10 @@ def _wrong_with(row: Mapping[str, Any], columns: Columns) -> Iterator[str]:
         elif value is None:
             yield f'column "{name}" is null'
         elif name == columns.prompt:
-            yield from _wrong_with_prompt(name, value)
+            yield from _prompt_faults(name, value)
 
 
-def _wrong_with_prompt(name: str, prompt: Any) -> Iterator[str]:
+def _prompt_faults(name: str, prompt: Any) -> Iterator[str]:
     if isinstance(prompt, str):
         if not prompt.strip():
             yield f'column "{name}" is empty'
