@@ -113,7 +113,7 @@ def test_a_question_without_a_rate_is_a_mistake(data, rates):
 def test_a_question_that_was_rewritten_since_is_a_mistake(data, rates):
     data.write_text(data.read_text().replace("4=", "4 =").replace("6=", "6 ="))
     (said,) = mistakes(data, rates)
-    assert "2 of 10 training questions do not read as they did when they were rated" in said
+    assert "2 of 10 training questions have another text than the one rated" in said
     assert said.endswith("the first is question 5")
 
 
@@ -137,7 +137,7 @@ def test_bounds_that_leave_nothing_are_a_mistake(data, rates):
         (line(1, pass_rate=1.5), "row 2: the pass rate 1.5 is not between 0 and 1"),
         (line(1, pass_rate="0.5"), "row 2: expected id, pass_rate, right, k and fingerprint"),
         ('{"id": "2", "pass_rate": 0.5}', "row 2: expected id, pass_rate, right, k and fingerprint"),
-        (line(0), 'row 2: the id "1" was there before'),
+        (line(0), 'row 2: the id "1" is in an earlier row too'),
     ],
 )
 def test_a_faulty_line_is_told_with_its_number(data, rates, content, said):

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.config.file import load
-from outdo.data.files import fingerprint, read_rows
-from outdo.data.questions import LONGEST_PROMPT, SHOWN, hold_out, load_questions, overlap, questions_from
+from outdo.data.files import MAX_SHOWN, fingerprint, read_rows
+from outdo.data.questions import LONGEST_PROMPT, hold_out, load_questions, overlap, questions_from
 from outdo.utils.errors import UserError
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
@@ -153,8 +153,8 @@ def test_columns_can_be_named_also_within_columns(jsonl):
 
 def test_a_column_that_is_not_there_is_a_mistake_with_the_nearest_name(jsonl):
     assert mistakes(jsonl(ROWS), prompt="questoin", answer="anwser") == [
-        'no column "questoin" (asked for by data.prompt); did you mean question? (columns: question, answer)',
-        'no column "anwser" (asked for by data.answer); did you mean answer? (columns: question, answer)',
+        'no column "questoin" (named by data.prompt); did you mean question? (columns: question, answer)',
+        'no column "anwser" (named by data.answer); did you mean answer? (columns: question, answer)',
     ]
     assert mistakes(jsonl([{"a": 1}])) == ["no column looks like the question; name it: data.prompt=NAME (columns: a)"]
 
@@ -196,7 +196,7 @@ def test_columns_that_some_rows_lack_are_said(jsonl):
         (b"[" * 100_000, "nested too deeply"),
         (b'{"question": ' + b"[" * 900 + b"]" * 900 + b"}", 'column "question" is nested too deeply'),
         (b'["a", "b"]', 'expected an object with columns, found ["a", "b"]'),
-        ({"id": "1", "question": "a", "answer": "b"}, 'the id "1" is that of row 1 too'),
+        ({"id": "1", "question": "a", "answer": "b"}, 'the id "1" is also that of row 1'),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -221,7 +221,7 @@ def test_all_faults_of_both_files_are_told_at_once(jsonl):
 
 def test_the_first_faults_are_shown_and_the_rest_is_counted(jsonl):
     told = mistakes(jsonl([ROWS[0], *[b"{"] * 50]))
-    assert len(told) == SHOWN + 1
+    assert len(told) == MAX_SHOWN + 1
     assert told[-1] == "and 30 more faults like these"
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from outdo.data.files import Rows, read_rows
-from outdo.data.questions import PROMPT_COLUMNS, SHOWN, Columns, to_questions
+from outdo.data.files import Rows, read_rows, shorten
+from outdo.data.questions import PROMPT_COLUMNS, Columns, to_questions
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
@@ -150,8 +150,7 @@ def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -
         told += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, Wrong)]
         answers.append((prompt, first, second))
     if told:
-        rest = [f"{path}: and {len(told) - SHOWN} more faults like these"] if len(told) > SHOWN else []
-        raise UserError([*told[:SHOWN], *rest])
+        raise UserError(shorten(told, source=path))
     if kind == "pairs":
         return [Comparison(prompt=prompt, completions=tuple(pair), values=(1.0, 0.0)) for prompt, *pair in answers]
     return comparisons_of(answers)
