@@ -292,6 +292,22 @@ def test_held_out_questions_that_are_trained_on_are_counted_and_said(jsonl):
     assert "1 of 2 held-out questions are also trained on" in found.notes
 
 
+@pytest.mark.parametrize(
+    ("trained", "held_out"),
+    [
+        ("Solve 12 + 3", "Solve \uff11\uff12 \uff0b \uff13"),  # full-width digits and plus sign
+        ("Find x\u00b2", "\ufb01nd x2"),  # a superscript, and a ligature
+        ("Caf\u00e9", "cafe\u0301"),  # an accent as part of the letter, and as a character of its own
+    ],
+)
+def test_the_overlap_finds_the_same_text_in_another_unicode_form(jsonl, trained, held_out):
+    path = jsonl([{"question": trained, "answer": "1"}])
+    eval_path = jsonl([{"question": held_out, "answer": "1"}, {"question": "Other", "answer": "1"}], "eval.jsonl")
+    questions = of(path, f"data.eval_path={eval_path}")
+    assert overlap(questions.train, questions.held_out) == 1
+    assert "1 of 2 held-out questions are also trained on" in questions.notes
+
+
 def test_the_excerpt_is_the_beginning_of_gsm8k():
     assert len(read_rows(str(EXCERPT)).values) == 100
     assert (EXCERPT.parent / "GSM8K_LICENSE").read_text().startswith("MIT License")
