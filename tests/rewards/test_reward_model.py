@@ -420,9 +420,9 @@ def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
 
 
 def test_all_wrong_options_are_reported_at_once(tmp_path):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         reward_model(path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
-    assert [each.split(" must")[0] for each in told.value.problems] == [
+    assert [each.split(" must")[0] for each in caught.value.problems] == [
         "reward_model: labels and every",
         "reward_model: replay",
         "reward_model: steps",

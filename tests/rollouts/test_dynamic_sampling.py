@@ -50,15 +50,17 @@ def right(completion: str, answer: str) -> float | None:
 
 
 def group_sampler(
-    script: Callable[[Request], str], reward: Callable[..., object] = right, **how: object
+    script: Callable[[Request], str], reward: Callable[..., object] = right, **settings: object
 ) -> GroupSampler:
-    return GroupSampler(Recording(script), SingleTurn(load_reward(reward)), group_size=2, sampling=SAMPLING, **how)
+    return GroupSampler(Recording(script), SingleTurn(load_reward(reward)), group_size=2, sampling=SAMPLING, **settings)
 
 
-def dynamic(script: Callable[[Request], str], *, rounds: int = 2, **how: object) -> tuple[DynamicSampling, Prompts]:
+def dynamic(
+    script: Callable[[Request], str], *, rounds: int = 2, **settings: object
+) -> tuple[DynamicSampling, Prompts]:
     """Three questions a step, in the file's order."""
     prompts = Prompts(QUESTIONS, per_step=3, shuffle=False)
-    return DynamicSampling(group_sampler(script, **how), prompts, rounds=rounds), prompts
+    return DynamicSampling(group_sampler(script, **settings), prompts, rounds=rounds), prompts
 
 
 def ids(sampled: Sampled) -> list[str]:

@@ -19,7 +19,9 @@ from outdo.utils.rng import Stream
 
 LONG = SamplingParams(max_tokens=100)
 MODELS = [(arch, {}) for arch in SHARED] + [("qwen3", {"sharpness": 6.0}), ("qwen3", {"hidden": 128})]
-EVERY_MODEL = pytest.mark.parametrize(("arch", "how"), MODELS, ids=lambda x: x if isinstance(x, str) else str(x or ""))
+EVERY_MODEL = pytest.mark.parametrize(
+    ("arch", "settings"), MODELS, ids=lambda x: x if isinstance(x, str) else str(x or "")
+)
 
 
 def many() -> list[Request]:
@@ -66,9 +68,9 @@ def assert_the_batch_does_not_matter(policy: Policy, batch: list[Request]) -> li
 
 
 @EVERY_MODEL
-def test_an_answer_has_the_same_bits_in_any_batch(arch, how):
+def test_an_answer_has_the_same_bits_in_any_batch(arch, settings):
     """On a CPU in float32: alone, in batches of any size, in any order, with siblings and without."""
-    together = assert_the_batch_does_not_matter(shared(arch, **how), many())
+    together = assert_the_batch_does_not_matter(shared(arch, **settings), many())
     assert max(len(answer.token_ids) for answer in together) > 64
 
 
@@ -133,8 +135,8 @@ def test_no_requests_give_no_completions():
 
 
 @EVERY_MODEL
-def test_log_probabilities_equal_those_of_the_training_forward_pass(arch, how):
-    policy, batch = shared(arch, **how), many()
+def test_log_probabilities_equal_those_of_the_training_forward_pass(arch, settings):
+    policy, batch = shared(arch, **settings), many()
     for temperature in (1.0, 0.6):
         sampling = SamplingParams(max_tokens=100, temperature=temperature, top_p=0.9, top_k=100)
         answers = BuiltinEngine(policy).generate(batch, sampling)
@@ -142,8 +144,8 @@ def test_log_probabilities_equal_those_of_the_training_forward_pass(arch, how):
 
 
 @EVERY_MODEL
-def test_greedy_tokens_equal_those_of_transformers(arch, how):
-    policy, batch = shared(arch, **how), requests((1, 17, 90), siblings=1, limit=lambda index: 70)
+def test_greedy_tokens_equal_those_of_transformers(arch, settings):
+    policy, batch = shared(arch, **settings), requests((1, 17, 90), siblings=1, limit=lambda index: 70)
     answers = BuiltinEngine(policy).generate(batch, SamplingParams(max_tokens=70, temperature=0))
     for request, answer in zip(batch, answers, strict=True):
         ids = torch.tensor([request.token_ids])

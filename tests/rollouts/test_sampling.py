@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outdo.rollouts.engines.sampling import SamplingParams, apply_filters, sample_tokens
+from outdo.rollouts.engines.builtin.sequences import apply_filters, sample_tokens
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 # Distinct to three digits, so that no two tokens tie for a place.
@@ -22,8 +23,8 @@ def evenly(count: int) -> Tensor:
     return (torch.arange(count, dtype=torch.float64) + 0.5) / count
 
 
-def sample(logits: Tensor, numbers: Tensor, **how: object) -> Tensor:
-    return sample_tokens(logits.expand(len(numbers), -1), numbers, SamplingParams(**how))[0]
+def sample(logits: Tensor, numbers: Tensor, **settings: object) -> Tensor:
+    return sample_tokens(logits.expand(len(numbers), -1), numbers, SamplingParams(**settings))[0]
 
 
 # -------------------------------------------------------------------------------------------------------- a token
@@ -57,7 +58,7 @@ def test_the_filters_keep_the_same_tokens_as_transformers(logits: Tensor, top_k:
 
 
 @pytest.mark.parametrize(
-    ("how", "kept"),
+    ("settings", "kept"),
     [
         ({}, {0, 1, 2, 3}),
         ({"top_k": 2}, {1, 3}),
@@ -71,9 +72,9 @@ def test_the_filters_keep_the_same_tokens_as_transformers(logits: Tensor, top_k:
         ({"top_k": 99}, {0, 1, 2, 3}),
     ],
 )
-def test_filters_on_examples_computed_by_hand(how: dict[str, float], kept: set[int]):
+def test_filters_on_examples_computed_by_hand(settings: dict[str, float], kept: set[int]):
     logits = torch.tensor([0.125, 0.5, 0.0625, 0.3125]).log()
-    assert set(sample(logits, evenly(500), **how).tolist()) == kept
+    assert set(sample(logits, evenly(500), **settings).tolist()) == kept
 
 
 def test_top_k_keeps_exactly_k_of_equally_likely_tokens():
@@ -89,12 +90,12 @@ def test_filters_follow_the_temperature():
 
 
 @pytest.mark.parametrize("possible", [{0}, {3}, {7}, {0, 7}, {2, 3, 5}])
-@pytest.mark.parametrize("how", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_a_token_of_probability_zero_is_never_sampled(possible: set[int], how: dict[str, float]):
+@pytest.mark.parametrize("settings", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_token_of_probability_zero_is_never_sampled(possible: set[int], settings: dict[str, float]):
     logits = torch.full((8,), -torch.inf)
     logits[list(possible)] = torch.randn(len(possible), generator=torch.Generator().manual_seed(0)) / 10
     numbers = torch.cat([torch.tensor([0.0, 2.0**-53, 1 - 2.0**-53], dtype=torch.float64), evenly(200)])
-    assert set(sample(logits, numbers, **how).tolist()) <= possible
+    assert set(sample(logits, numbers, **settings).tolist()) <= possible
 
 
 def test_a_number_that_rounds_up_to_one_samples_a_possible_token():
@@ -120,22 +121,24 @@ def test_temperature_zero_takes_the_likeliest_token(logits: Tensor):
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).max()[None])
 
 
-@pytest.mark.parametrize("how", [{}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_temperature(temperature: float, how: dict):
+def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_temperature(
+    temperature: float, settings: dict
+):
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = sample_tokens(logits, evenly(50), SamplingParams(temperature=temperature, **how))
+    tokens, logprobs = sample_tokens(logits, evenly(50), SamplingParams(temperature=temperature, **settings))
     expected = (logits / temperature).log_softmax(-1)[range(50), tokens]
     torch.testing.assert_close(logprobs, expected)
 
 
-@pytest.mark.parametrize("how", [{}, {"top_p": 0.8, "top_k": 40, "min_p": 0.01}])
-def test_the_token_of_a_row_does_not_depend_on_other_rows(how: dict[str, float]):
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.8, "top_k": 40, "min_p": 0.01}])
+def test_the_token_of_a_row_does_not_depend_on_other_rows(settings: dict[str, float]):
     logits = torch.randn(70, 501, generator=torch.Generator().manual_seed(0)) * 3
     numbers = evenly(70)
-    together = sample_tokens(logits, numbers, SamplingParams(**how))
+    together = sample_tokens(logits, numbers, SamplingParams(**settings))
     for rows in ([0], [69], [3, 1, 2], list(range(40, 70))):
-        tokens, logprobs = sample_tokens(logits[rows], numbers[rows], SamplingParams(**how))
+        tokens, logprobs = sample_tokens(logits[rows], numbers[rows], SamplingParams(**settings))
         assert torch.equal(tokens, together[0][rows])
         assert torch.equal(logprobs, together[1][rows])
 

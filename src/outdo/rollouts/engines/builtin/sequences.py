@@ -1,4 +1,4 @@
-"""The state of the sequences being sampled: their tokens so far, the next token, and when they end."""
+"""The sequences being sampled: their tokens so far, how the next token is sampled, and when they end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.sampling import SamplingParams, sample_tokens
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.rng import uniforms
 
@@ -87,3 +87,39 @@ def append_next_tokens(rows: Sequence[SequenceState], logits: Tensor, sampling: 
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         row.finish_reason = rule.finish_reason(row)
+
+
+def sample_tokens(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return the next tokens [n] and their log-probabilities [n], from logits [n, V] and uniform numbers [n].
+
+    Log-probabilities are at the sampling temperature over the whole vocabulary, before any filter (at temperature 0: at
+    temperature 1). The result of a row depends only on that row.
+    """
+    probabilities = (logits.float() / (sampling.temperature or 1.0)).softmax(-1)
+    if sampling.temperature == 0:
+        tokens = probabilities.argmax(-1, keepdim=True)
+    else:
+        weights = apply_filters(probabilities, sampling)
+        # The first token whose cumulative weight exceeds the threshold: never a token of weight 0.
+        cumulative = weights.cumsum(-1, dtype=torch.float32 if weights.device.type == "mps" else torch.float64)
+        total = cumulative[:, -1:]
+        # A number is below 1, but its product with the total may round up to the total.
+        threshold = torch.minimum(numbers.to(total)[:, None] * total, total.nextafter(torch.zeros_like(total)))
+        tokens = torch.searchsorted(cumulative, threshold, right=True)
+    return tokens.squeeze(1), probabilities.gather(-1, tokens).squeeze(1).log()
+
+
+def apply_filters(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
+    """Return the probabilities [n, V] with those of excluded tokens set to 0; the likeliest token is never excluded."""
+    if sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0:
+        return probabilities
+    ranked, order = probabilities.sort(stable=True, dim=-1, descending=True)
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if sampling.top_k:
+        keep[:, sampling.top_k :] = False
+    if sampling.top_p < 1:
+        kept = ranked * keep
+        keep &= kept.cumsum(-1) - kept < sampling.top_p * kept.sum(-1, keepdim=True)
+    keep &= ranked >= sampling.min_p * ranked[:, :1]
+    keep[:, 0] = True
+    return probabilities * torch.zeros_like(keep).scatter(-1, order, keep)
