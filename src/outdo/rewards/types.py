@@ -93,7 +93,7 @@ class Reward(Protocol):
         """The name of the function; it names the part in `RewardOutput.parts`."""
         ...
 
-    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+    def __call__(self, inputs: Sequence[RewardInput], /) -> list[RewardOutput]:
         """Score every completion."""
         ...
 
