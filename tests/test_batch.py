@@ -34,7 +34,7 @@ def test_tokens_that_an_environment_inserted_are_not_trained() -> None:
 
 
 def test_a_rollout_without_a_reward_is_not_trained_and_its_reward_is_never_read() -> None:
-    batch = batch_of([rollout(2, 1.0), rollout(2, float("nan"), verdict="non_finite")])
+    batch = batch_of([rollout(2, 1.0), rollout(2, float("nan"), status="non_finite")])
     assert batch.scored.tolist() == [True, False]
     assert batch.rewards.tolist() == [1.0, 0.0]
     assert batch.loss_mask.any(1).tolist() == [True, False]
@@ -48,8 +48,8 @@ def test_a_reward_part_that_said_nothing_is_nan() -> None:
 
 def test_rows_without_a_trained_token_are_in_no_total_but_that_of_rows() -> None:
     batch = batch_of(
-        [rollout(3), rollout(0), rollout(2, verdict="failed"), rollout(2, mask=(False, False))],
-        [rollout(0), rollout(4, verdict="timed_out")],
+        [rollout(3), rollout(0), rollout(2, status="failed"), rollout(2, mask=(False, False))],
+        [rollout(0), rollout(4, status="timed_out")],
         [rollout(1)],
     )
     assert batch.totals == Totals(rows=7, sequences=2, tokens=4, groups=2, padded_length=6)
@@ -146,7 +146,7 @@ def test_a_group_that_fits_the_budget_is_never_cut(members: list[Rollout]) -> No
 
 def test_rewards_of_steps_reach_the_batch_and_a_reward_of_the_whole_falls_on_the_last_token() -> None:
     steps = rollout(3, 0.7, mask=(True, False, True), token_rewards=(0.2, 0.0, 0.5))
-    batch = batch_of([steps, rollout(2, 1.0), rollout(1, verdict="failed")])
+    batch = batch_of([steps, rollout(2, 1.0), rollout(1, status="failed")])
     assert batch.token_rewards is not None
     torch.testing.assert_close(
         batch.token_rewards, torch.tensor([[0.0, 0.2, 0.0, 0.5], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])

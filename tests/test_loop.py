@@ -15,6 +15,7 @@ from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import BatchSizes, Policy
 from outdo.models.reference import frozen
+from outdo.observability.metrics import step_metrics
 from outdo.observability.notebook import show
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -22,7 +23,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
-from outdo.types import Completion, FinishReason, Prompt, Request
+from outdo.types import Completion, FinishReason, Prompt, Request, Sampled
 from outdo.utils.errors import EngineError
 from outdo.utils.rng import Stream
 
@@ -225,6 +226,26 @@ def test_answers_that_are_all_alike_move_no_weight():
     step = next(steps)
     assert (len(step.updates), step.update.metrics["updates/empty"]) == (1, 1.0)
     assert torch.equal(weights(policy.model), before)
+
+
+# ------------------------------------------------------------------------------------------- what a sampler returns
+
+
+def test_a_sampler_may_return_metrics_with_its_groups():
+    def with_metrics(policy, questions, *, step):
+        return Sampled(groups=rollouts()(policy, questions, step=step), metrics={"my/metric": float(step)})
+
+    first, second = islice(train(Models(small()), data(), with_metrics, ADVANTAGE, grpo(beta=0)), 2)
+    assert [group.prompt.id for group in first.groups] == ["0", "1"]
+    assert [step_metrics(step)["my/metric"] for step in (first, second)] == [1.0, 2.0]
+
+
+def test_a_sampler_may_return_a_plain_list_of_groups():
+    def plain_list(policy, questions, *, step):
+        return rollouts()(policy, questions, step=step)
+
+    step = next(train(Models(small()), data(), plain_list, ADVANTAGE, grpo(beta=0)))
+    assert ([group.prompt.id for group in step.groups], step.sampled.metrics) == (["0", "1"], {})
 
 
 # -------------------------------------------------------------------------------------------------- the scripted engine

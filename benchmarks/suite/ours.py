@@ -72,15 +72,15 @@ class EveryOther:
 
     name = "every_other"
 
-    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
-        """One verdict for each."""
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+        """Return one output for each."""
         return [
-            RewardOutput(value=reward_of(index), verdict=Status.ok, parts={self.name: reward_of(index)})
-            for index in range(len(answered))
+            RewardOutput(value=reward_of(index), status=Status.ok, parts={self.name: reward_of(index)})
+            for index in range(len(inputs))
         ]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 class Steps:

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from outdo.types import Prompt as Prompt
     from outdo.types import Request as Request
     from outdo.types import Rollout as Rollout
+    from outdo.types import Sampled as Sampled
     from outdo.types import Step as Step
     from outdo.types import Terms as Terms
     from outdo.types import TokenScores as TokenScores
@@ -140,7 +141,8 @@ HOME = {  # public name: the room it lives in
     "Requires": "outdo.algorithms.requirements",
     "RewardModel": "outdo.rewards.model",
     "Rollout": "outdo.types",
-    "SamplingParams": "outdo.rollouts.engines.base",
+    "Sampled": "outdo.types",
+    "SamplingParams": "outdo.rollouts.engines.sampling",
     "SingleTurn": "outdo.rollouts.environments.single_turn",
     "Step": "outdo.types",
     "Stream": "outdo.utils.rng",

@@ -9,15 +9,15 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.bundle import Models
 from outdo.models.policy import Policy
-from outdo.types import Batch, Group, Prompt, Step, Update
+from outdo.types import Batch, Group, Prompt, Sampled, Step, Update
 from outdo.utils.timing import span
 
 
 class Sampler(Protocol):
     """Sample a group of answers to each question from the policy, and score them."""
 
-    def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> list[Group]:
-        """One group per question; fewer where questions were dropped."""
+    def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
+        """One group per question; fewer where questions were dropped. `Sampled` adds metrics of the sampling."""
         ...
 
 
@@ -41,8 +41,8 @@ def train(
     needs = requirements_of(advantage, objective)
     models.check(needs)
     for index, questions in enumerate(prompts, start):  # a batch of questions from D
-        groups = sample(models.policy, questions, step=index)  # π_old ← πθ: G outputs each, and their rewards
-        batch = score(Batch.from_groups(groups), models, needs, passes=passes)  # log π_old, log π_ref, values
+        sampled = Sampled.of(sample(models.policy, questions, step=index))  # π_old ← πθ: G outputs each, rewards
+        batch = score(Batch.from_groups(sampled.groups), models, needs, passes=passes)  # log π_old, log π_ref, values
         batch = objective.prepare(advantage(batch))  # Â; totals and targets: fixed for this batch
         updates: list[Update] = []
         reason = ""
@@ -50,7 +50,7 @@ def train(
             updates.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
             reason = stop(batch, updates) if updates[-1].tokens else ""  # none: a critic warms up alone
         models.refresh(index)  # π_ref ← πθ when an iteration ends
-        yield Step(index=index, groups=groups, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
+        yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
 
 
 def score(batch: Batch, models: Models, needs: Requires, *, passes: int) -> Batch:

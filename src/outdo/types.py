@@ -76,8 +76,8 @@ class Rollout:
     loss_mask: tuple[bool, ...]  # True where the policy chose the token
     logprobs: tuple[float, ...]  # by the engine; 0 where the policy did not choose
     text: str  # what the reward read
-    reward: float  # finite; 0 where the verdict is not "ok"
-    verdict: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · no_baseline
+    reward: float  # finite; 0 where the status is not "ok"
+    status: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · no_baseline
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     finish_reason: FinishReason
     policy_version: int
@@ -96,7 +96,7 @@ class Rollout:
     @property
     def scored(self) -> bool:
         """Whether `reward` is a reward: otherwise the rollout is in no mean, no deviation and no loss."""
-        return self.verdict == "ok"
+        return self.status == "ok"
 
     @property
     def right(self) -> bool:
@@ -111,6 +111,19 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     baseline: float | None = None  # reward of the likeliest answer, where an advantage is relative to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """The groups of a step, and metrics of how they were sampled."""
+
+    groups: Sequence[Group]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: "Sampled | Sequence[Group]") -> "Sampled":
+        """Return what a sampler returned as `Sampled`: a plain list of groups has no metrics."""
+        return result if isinstance(result, Sampled) else cls(groups=result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,10 +366,15 @@ class Step:
     """Everything a training step saw and did; what `train` yields."""
 
     index: int  # 1, 2, ...
-    groups: Sequence[Group]
+    sampled: Sampled  # the groups, and metrics of how they were sampled
     batch: Batch
     updates: Sequence[Update]  # one per inner pass; none where there was no token to train on
     stopped: str = "maximum"  # why the inner passes ended: they were all done, or a stopping rule's name
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups that were sampled."""
+        return self.sampled.groups
 
     @property
     def update(self) -> Update | None:

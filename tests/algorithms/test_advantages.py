@@ -147,7 +147,7 @@ def test_a_constant_added_to_every_reward_changes_nothing(values: list[float], s
 @EVERY_RELATIVE
 def test_a_rollout_without_a_reward_is_in_no_mean_and_no_deviation(advantage: RewardAdvantage) -> None:
     good, poor, bad = rollout(2, 1.0), rollout(2, 0.25), rollout(2, 0.0)
-    failed = rollout(2, 0.0, verdict="failed")
+    failed = rollout(2, 0.0, status="failed")
     with_failed = advantages_of([good, failed, poor, bad, failed], advantage)
     assert with_failed[[1, 4]].eq(0).all()
     assert with_failed[[0, 2, 3]].equal(advantages_of([good, poor, bad], advantage))
@@ -165,7 +165,7 @@ def test_an_empty_answer_still_counts_in_the_mean_of_its_group() -> None:
 
 @EVERY_RELATIVE
 def test_a_batch_without_any_reward_has_no_advantages(advantage: RewardAdvantage) -> None:
-    assert advantages_of([rollout(verdict="failed"), rollout(verdict="timed_out")], advantage).eq(0).all()
+    assert advantages_of([rollout(status="failed"), rollout(status="timed_out")], advantage).eq(0).all()
 
 
 # ------------------------------------------------------------------------------------------ the other group estimators
@@ -253,13 +253,13 @@ def filled(batch: Batch, advantage: Advantage) -> Tensor:
 
 
 def test_opo_weighs_rewards_by_length_for_the_baseline() -> None:
-    batch = batch_of([rollout(1, 1.0), rollout(3, 0.0), rollout(4, 0.0, verdict="failed")])
+    batch = batch_of([rollout(1, 1.0), rollout(3, 0.0), rollout(4, 0.0, status="failed")])
     assert filled(batch, length_weighted).tolist() == [[0, 0.75, 0, 0, 0], [0, *[-0.25] * 3, 0], [0] * 5]
 
 
 def test_gdpo_standardises_every_part_before_it_adds_them_up() -> None:
-    def answer(right: float, style: float | None, verdict: str = "ok") -> Rollout:
-        return rollout(1, right, reward_parts={"right": right, "style": style}, verdict=verdict)
+    def answer(right: float, style: float | None, status: str = "ok") -> Rollout:
+        return rollout(1, right, reward_parts={"right": right, "style": style}, status=status)
 
     batch = batch_of([answer(1, 0.0), answer(0, 100.0), answer(0, None), answer(9, 9.0, "failed")])
     right, style = group_standardised(rewards(1, 0, 0), one_group(rewards(1, 0, 0)), eps=0.0), rewards(-1, 1, 0)
@@ -399,4 +399,4 @@ def test_the_order_of_the_rows_does_not_matter(advantage: Advantage, members: li
 @EVERY_ONE
 def test_a_batch_of_nothing_is_no_mistake(advantage: Advantage) -> None:
     assert filled(batch_of(), advantage).shape == (0, 1)
-    assert filled(batch_of([rollout(2, verdict="failed")]).with_(baselines=torch.zeros(1)), advantage).eq(0).all()
+    assert filled(batch_of([rollout(2, status="failed")]).with_(baselines=torch.zeros(1)), advantage).eq(0).all()

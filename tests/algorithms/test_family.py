@@ -35,7 +35,7 @@ from outdo.types import Batch, Rollout
 
 Groups = list[list[Rollout]]
 RAGGED: Groups = [
-    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, verdict="failed")],
+    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, status="failed")],
     [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 0.0)],
     [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
 ]

@@ -136,6 +136,6 @@ def test_it_says_that_it_needs_values() -> None:
     assert requirements_of(gae) == Requires(values=True)
     with pytest.raises(ValueError, match="needs `values`"):
         gae(batch_of([rollout(2, 1.0)]))
-    nothing = gae(batch_of([rollout(2, verdict="failed")]))  # a step without a token to train on is given no values
+    nothing = gae(batch_of([rollout(2, status="failed")]))  # a step without a token to train on is given no values
     assert nothing.advantages is not None
     assert nothing.advantages.eq(0).all()

@@ -161,7 +161,7 @@ def grpo_by_hand(logprobs: np.ndarray, batch: Batch, low: float, high: float, be
 
 
 RAGGED: Groups = [
-    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, verdict="failed")],
+    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, status="failed")],
     [rollout(2, 1.0), rollout(5, 1.0)],  # nobody was better
     [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
     [rollout(2, 1.0)],  # nobody to compare with
@@ -293,7 +293,7 @@ def test_the_pieces_are_given_0_outside_the_mask() -> None:
 def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(
     objective: ComposedObjective, members: Groups
 ) -> None:
-    useless = [rollout(3, verdict="failed"), rollout(2, verdict="timed_out")]
+    useless = [rollout(3, status="failed"), rollout(2, status="timed_out")]
     batch, logprobs = with_noise(batch_of(*(useless + group for group in members)))
     absent, _ = with_noise(batch_of(*members))
     at = [row for number in range(len(members)) for row in (batch.group == number).nonzero().squeeze(1).tolist()[2:]]
@@ -310,7 +310,7 @@ def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(
     "members",
     [
         [[rollout(0), rollout(0)]],
-        [[rollout(3, verdict="failed")]],
+        [[rollout(3, status="failed")]],
         [[rollout(2, mask=(False, False))]],
     ],
     ids=["empty answers", "no reward", "nothing chosen"],

@@ -8,7 +8,7 @@ from command_cases import SMALL, chain_model
 
 from outdo.config.file import load
 from outdo.data.pass_rates import fingerprint
-from outdo.data.questions import questions_of
+from outdo.data.questions import load_questions
 from outdo.utils.errors import UserError
 
 
@@ -42,7 +42,7 @@ def line(n: int, **changes: object) -> str:
 
 def of(data: Path, rates: Path, *overrides: str, low: float = 0.2, high: float = 0.5):
     chosen = f'data.select={{file = "{rates}", low = {low}, high = {high}}}'
-    return questions_of(load(None, ["model=m", f"data.path={data}", chosen, *overrides]))
+    return load_questions(load(None, ["model=m", f"data.path={data}", chosen, *overrides]))
 
 
 def mistakes(data: Path, rates: Path, *overrides: str, low: float = 0.2, high: float = 0.5) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def test_questions_within_the_bounds_are_trained_on_and_their_number_is_said(dat
 
 
 def test_held_out_questions_are_never_left_out_and_need_no_rate(data, rates):
-    everything = questions_of(load(None, ["model=m", f"data.path={data}", "data.eval_rows=4"]))
+    everything = load_questions(load(None, ["model=m", f"data.path={data}", "data.eval_rows=4"]))
     held_out = {question.id for question in everything.held_out}
     rates.write_text("".join(line(n) for n in range(10) if str(n + 1) not in held_out))
     found = of(data, rates, "data.eval_rows=4")
@@ -113,7 +113,7 @@ def test_a_question_without_a_rate_is_a_mistake(data, rates):
 def test_a_question_that_was_rewritten_since_is_a_mistake(data, rates):
     data.write_text(data.read_text().replace("4=", "4 =").replace("6=", "6 ="))
     (said,) = mistakes(data, rates)
-    assert "2 of 10 training questions do not read as they did when they were rated" in said
+    assert "2 of 10 training questions have another text than the one rated" in said
     assert said.endswith("the first is question 5")
 
 
@@ -137,7 +137,7 @@ def test_bounds_that_leave_nothing_are_a_mistake(data, rates):
         (line(1, pass_rate=1.5), "row 2: the pass rate 1.5 is not between 0 and 1"),
         (line(1, pass_rate="0.5"), "row 2: expected id, pass_rate, right, k and fingerprint"),
         ('{"id": "2", "pass_rate": 0.5}', "row 2: expected id, pass_rate, right, k and fingerprint"),
-        (line(0), 'row 2: the id "1" was there before'),
+        (line(0), 'row 2: the id "1" is in an earlier row too'),
     ],
 )
 def test_a_faulty_line_is_told_with_its_number(data, rates, content, said):

@@ -1,4 +1,4 @@
-"""The order of the questions: its own in every epoch, and taken up again from its position alone."""
+"""The order of the questions: different in every epoch, and resumed from the position alone."""
 
 from collections.abc import Sequence
 from itertools import chain, islice
@@ -6,7 +6,7 @@ from itertools import chain, islice
 import pytest
 
 from outdo.data.prompts import Prompts
-from outdo.rewards.types import RewardInput, RewardOutput, judged
+from outdo.rewards.types import RewardInput, RewardOutput, to_output
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.types import Completion, FinishReason, Prompt, Request
@@ -15,17 +15,17 @@ from outdo.utils.rng import Stream
 TEN = [Prompt(id=str(number), text=f"{number}?", token_ids=(number + 1,)) for number in range(10)]
 
 
-def given(prompts: Prompts, steps: int) -> list[list[str]]:
+def take_ids(prompts: Prompts, steps: int) -> list[list[str]]:
     return [[prompt.id for prompt in batch] for batch in islice(prompts, steps)]
 
 
 def epochs(seed: int, steps: int = 10, per_step: int = 4) -> list[list[str]]:
-    asked = list(chain.from_iterable(given(Prompts(TEN, per_step=per_step, seed=seed), steps)))
-    return [asked[start : start + len(TEN)] for start in range(0, len(asked), len(TEN))]
+    ids = list(chain.from_iterable(take_ids(Prompts(TEN, per_step=per_step, seed=seed), steps)))
+    return [ids[start : start + len(TEN)] for start in range(0, len(ids), len(TEN))]
 
 
 @pytest.mark.parametrize("per_step", [1, 4, 10, 25])  # 25: a step longer than two epochs
-def test_every_epoch_asks_each_question_once(per_step):
+def test_every_epoch_has_each_question_once(per_step):
     everything = sorted(prompt.id for prompt in TEN)
     assert all(sorted(epoch) == everything for epoch in epochs(0, steps=100 // per_step, per_step=per_step))
 
@@ -39,22 +39,22 @@ def test_the_same_seed_gives_the_same_order():
     assert epochs(7) == epochs(7)
 
 
-def test_without_shuffling_the_order_is_the_files():
+def test_without_shuffling_the_order_is_that_of_the_file():
     prompts = Prompts(TEN, per_step=4, shuffle=False)
-    assert given(prompts, 3) == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9", "0", "1"]]
+    assert take_ids(prompts, 3) == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9", "0", "1"]]
 
 
 @pytest.mark.parametrize("steps", range(8))
-def test_the_position_is_all_that_has_to_be_kept(steps):
-    straight = given(Prompts(TEN, per_step=3, seed=1), 12)
+def test_the_position_is_the_whole_state(steps):
+    uninterrupted = take_ids(Prompts(TEN, per_step=3, seed=1), 12)
     interrupted = Prompts(TEN, per_step=3, seed=1)
-    before = given(interrupted, steps)
+    before = take_ids(interrupted, steps)
     resumed = Prompts(TEN, per_step=3, seed=1)
     resumed.load_state(interrupted.state())
-    assert before + given(resumed, 12 - steps) == straight
+    assert before + take_ids(resumed, 12 - steps) == uninterrupted
 
 
-def test_what_is_taken_between_two_steps_is_missing_in_the_next():
+def test_prompts_taken_between_two_steps_are_not_in_the_next():
     prompts = Prompts(TEN, per_step=3, shuffle=False)
     steps = iter(prompts)
     assert [prompt.id for prompt in next(steps)] == ["0", "1", "2"]
@@ -64,13 +64,13 @@ def test_what_is_taken_between_two_steps_is_missing_in_the_next():
     assert prompts.state() == {"position": 8}
 
 
-def test_no_questions_are_refused():
+def test_an_empty_list_of_prompts_is_refused():
     with pytest.raises(ValueError, match="there are no prompts"):
         Prompts([], per_step=1)
 
 
-class Recorder:
-    """An engine that answers everything with one token, and remembers what it was asked."""
+class RecordingEngine:
+    """An engine that answers every request with one token, and records the streams."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -84,20 +84,20 @@ class Recorder:
         return "five"
 
 
-class Half:
-    """A reward."""
+class ConstantReward:
+    """A reward of 0.5 for every completion."""
 
     name = "half"
 
-    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
-        return [judged(0.5, self.name) for _ in answered]
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+        return [to_output(0.5, self.name) for _ in inputs]
 
     def close(self) -> None: ...
 
 
-def test_a_question_twice_in_one_step_never_gets_the_same_random_numbers():
-    engine, questions = Recorder(), [TEN[0], TEN[1], TEN[0]]
-    environment = SingleTurn(Half())
+def test_a_question_that_is_twice_in_a_step_gets_different_random_numbers():
+    engine, questions = RecordingEngine(), [TEN[0], TEN[1], TEN[0]]
+    environment = SingleTurn(ConstantReward())
     groups = environment.rollouts(engine, questions, 4, SamplingParams(), step=3, purpose="train")
     assert [group.prompt.id for group in groups] == ["0", "1", "0"]
     assert [len(group.rollouts) for group in groups] == [4, 4, 4]

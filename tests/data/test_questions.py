@@ -1,4 +1,4 @@
-"""Rows become questions: columns are found, every faulty row is told with its number, held-out rows are honest."""
+"""Rows become questions: columns are detected, every faulty row is reported, and held-out rows are separate."""
 
 import csv
 import hashlib
@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.config.file import load
-from outdo.data.files import fingerprint, read
-from outdo.data.questions import LONGEST_PROMPT, SHOWN, hold_out, overlap, questions_from, questions_of
+from outdo.data.files import MAX_SHOWN, fingerprint, read_rows
+from outdo.data.questions import LONGEST_PROMPT, hold_out, load_questions, overlap, questions_from
 from outdo.utils.errors import UserError
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
@@ -42,7 +42,7 @@ def mistakes(path, **columns):
 
 
 def of(path, *overrides):
-    return questions_of(load(None, ["model=m", f"data.path={path}", *overrides]))
+    return load_questions(load(None, ["model=m", f"data.path={path}", *overrides]))
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -62,38 +62,38 @@ def test_every_format_gives_the_same_questions(jsonl, tmp_path, suffix):
         path.write_text(json.dumps(ROWS))
     else:
         jsonl(ROWS)
-    assert [(q.prompt, q.answer) for q in questions_from(str(path))] == [(r["question"], r["answer"]) for r in ROWS]
+    assert [(q.text, q.answer) for q in questions_from(str(path))] == [(r["question"], r["answer"]) for r in ROWS]
 
 
-def test_the_whole_of_gsm8k_is_read_unchanged():
+def test_gsm8k_is_read_unchanged():
     folder = os.environ.get("OUTDO_GSM8K")
     paths = {Path(folder, "train.jsonl"): 7473, Path(folder, "test.jsonl"): 1319} if folder else {EXCERPT: 100}
     for path, count in paths.items():
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        asked = questions_from(str(path))
-        assert len(asked) == len(rows) == count
-        assert [(q.prompt, q.answer, q.columns) for q in asked] == [(r["question"], r["answer"], r) for r in rows]
+        questions = questions_from(str(path))
+        assert len(questions) == len(rows) == count
+        assert [(q.text, q.answer, q.columns) for q in questions] == [(r["question"], r["answer"], r) for r in rows]
 
 
-def test_blank_lines_and_a_byte_order_mark_are_no_rows(jsonl):
+def test_blank_lines_and_a_byte_order_mark_are_ignored(jsonl):
     path = jsonl([b'\xef\xbb\xbf{"prompt": "a"}', b"", b'{"prompt": "b"}\r', b""])
-    assert [(q.id, q.prompt) for q in questions_from(path)] == [("1", "a"), ("3", "b")]
+    assert [(q.id, q.text) for q in questions_from(path)] == [("1", "a"), ("3", "b")]
 
 
-def test_limit_reads_no_further(jsonl):
+def test_rows_after_the_limit_are_not_read(jsonl):
     path = jsonl([*ROWS[:2], b"broken"])
     assert len(questions_from(path, limit=2)) == 2
 
 
-def test_a_row_may_bring_its_own_id(jsonl):
+def test_a_row_may_have_its_own_id(jsonl):
     assert [q.id for q in questions_from(jsonl([{"id": "x", "prompt": "a"}, {"prompt": "b"}]))] == ["x", "2"]
 
 
-def test_a_hub_data_set_is_asked_for_only_where_no_file_can_be_meant(monkeypatch, tmp_path):
-    asked = []
+def test_the_hub_is_contacted_only_if_the_path_cannot_be_a_file(monkeypatch, tmp_path):
+    requests = []
 
     def load_dataset(name, split):
-        asked.append((name, split))
+        requests.append((name, split))
         if name == "owner/gone":
             raise ConnectionError("offline\nand more")
         return iter(ROWS)
@@ -103,14 +103,14 @@ def test_a_hub_data_set_is_asked_for_only_where_no_file_can_be_meant(monkeypatch
     (tmp_path / "data").mkdir()
     assert len(questions_from("owner/name:test", limit=3)) == 3
     assert len(questions_from("owner/name")) == 10
-    assert asked == [("owner/name", "test"), ("owner/name", "train")]
+    assert requests == [("owner/name", "test"), ("owner/name", "train")]
     assert mistakes("owner/gone") == ["the Hub's data set cannot be loaded: ConnectionError: offline"]
     for local in ("data/train", "owner/train.jsonl", "train", "./owner/name", "../owner/name", "owner/../name"):
         assert mistakes(local)[0].startswith("no such file")
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
-def test_without_the_package_datasets_it_is_said_how_to_get_it(monkeypatch):
+def test_without_the_package_datasets_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert 'pip install "outdo[hub]"' in mistakes("owner/name")[0]
 
@@ -140,33 +140,33 @@ def test_the_fingerprint_is_the_files_sha256_and_changes_with_it(jsonl):
         ),
     ],
 )
-def test_columns_are_found_and_said(jsonl, row, line):
+def test_columns_are_detected_and_noted(jsonl, row, line):
     path = jsonl([row])
     assert questions_from(path)[0].answer == "b"
     assert f"data.path: 1 questions; columns: {line}" in of(path).notes
 
 
-def test_columns_can_be_named_also_within_columns(jsonl):
-    asked = questions_from(jsonl([{"a": {"b": {"c": "q"}}, "x": 1, "answer": 2}]), prompt="a.b.c", answer="x")
-    assert (asked[0].prompt, asked[0].answer) == ("q", 1)
+def test_a_column_within_a_column_can_be_named(jsonl):
+    questions = questions_from(jsonl([{"a": {"b": {"c": "q"}}, "x": 1, "answer": 2}]), prompt="a.b.c", answer="x")
+    assert (questions[0].text, questions[0].answer) == ("q", 1)
 
 
-def test_a_column_that_is_not_there_is_a_mistake_with_the_nearest_name(jsonl):
+def test_the_error_for_a_missing_column_offers_the_nearest_name(jsonl):
     assert mistakes(jsonl(ROWS), prompt="questoin", answer="anwser") == [
-        'no column "questoin" (asked for by data.prompt); did you mean question? (columns: question, answer)',
-        'no column "anwser" (asked for by data.answer); did you mean answer? (columns: question, answer)',
+        'no column "questoin" (named by data.prompt); did you mean question? (columns: question, answer)',
+        'no column "anwser" (named by data.answer); did you mean answer? (columns: question, answer)',
     ]
     assert mistakes(jsonl([{"a": 1}])) == ["no column looks like the question; name it: data.prompt=NAME (columns: a)"]
 
 
-def test_a_reward_that_needs_the_answer_needs_its_column(jsonl):
+def test_a_reward_that_compares_needs_an_answer_column(jsonl):
     path = jsonl([{"question": "a"}])
     assert of(path, "rewards=format").train[0].answer is None
     with pytest.raises(UserError, match=r"which the reward exact needs; name it: data.answer=NAME"):
         of(path)
 
 
-def test_columns_that_some_rows_lack_are_said(jsonl):
+def test_columns_that_some_rows_lack_are_noted(jsonl):
     path = jsonl([ROWS[0], ROWS[1] | {"level": 3}])
     assert f'{path}: only 1 of 2 rows (the first is row 2) have a column "level"' in of(path).notes
 
@@ -196,18 +196,18 @@ def test_columns_that_some_rows_lack_are_said(jsonl):
         (b"[" * 100_000, "nested too deeply"),
         (b'{"question": ' + b"[" * 900 + b"]" * 900 + b"}", 'column "question" is nested too deeply'),
         (b'["a", "b"]', 'expected an object with columns, found ["a", "b"]'),
-        ({"id": "1", "question": "a", "answer": "b"}, 'the id "1" is that of row 1 too'),
+        ({"id": "1", "question": "a", "answer": "b"}, 'the id "1" is also that of row 1'),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_faulty_row_is_told_with_its_number_and_the_reason(jsonl, row, reason):
-    told = mistakes(jsonl([ROWS[0], ROWS[1], row, ROWS[2]]))
-    assert len(told) == 1
-    assert told[0].startswith("row 3: ")
-    assert reason in told[0]
+def test_a_faulty_row_is_reported_with_its_number_and_reason(jsonl, row, reason):
+    reported = mistakes(jsonl([ROWS[0], ROWS[1], row, ROWS[2]]))
+    assert len(reported) == 1
+    assert reported[0].startswith("row 3: ")
+    assert reason in reported[0]
 
 
-def test_all_faults_of_both_files_are_told_at_once(jsonl):
+def test_all_faults_of_both_files_are_reported_at_once(jsonl):
     path = jsonl([ROWS[0], b"{", ROWS[1], {"question": None, "answer": "b"}])
     with pytest.raises(UserError) as caught:
         of(path, "data.eval_path=nowhere.jsonl")
@@ -219,10 +219,10 @@ def test_all_faults_of_both_files_are_told_at_once(jsonl):
     assert all(line.startswith(start) for line, start in zip(caught.value.problems, starts, strict=True))
 
 
-def test_the_first_faults_are_shown_and_the_rest_is_counted(jsonl):
-    told = mistakes(jsonl([ROWS[0], *[b"{"] * 50]))
-    assert len(told) == SHOWN + 1
-    assert told[-1] == "and 30 more faults like these"
+def test_the_first_faults_are_listed_and_the_rest_is_counted(jsonl):
+    reported = mistakes(jsonl([ROWS[0], *[b"{"] * 50]))
+    assert len(reported) == MAX_SHOWN + 1
+    assert reported[-1] == "and 30 more faults like these"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, c
     assert reason in mistakes(str(tmp_path / name))[0]
 
 
-def test_a_missing_file_and_a_folder_offer_what_is_there(jsonl, tmp_path):
+def test_errors_for_a_missing_file_and_a_folder_offer_existing_files(jsonl, tmp_path):
     path = jsonl(ROWS)
     assert mistakes(str(tmp_path / "dta.jsonl"))[0].endswith("did you mean data.jsonl?")
     assert mistakes(str(tmp_path)) == [f"is a folder; name a file in it, such as {path}"]
@@ -257,7 +257,7 @@ def test_a_missing_file_and_a_folder_offer_what_is_there(jsonl, tmp_path):
 @given(
     st.binary() | st.lists(st.dictionaries(st.sampled_from(["question", "answer", "id"]), st.text())).map(json.dumps)
 )
-def test_no_content_brings_anything_but_questions_or_mistakes(tmp_path_factory, content):
+def test_any_content_gives_questions_or_a_user_error(tmp_path_factory, content):
     for suffix in (".jsonl", ".json", ".csv", ".parquet"):
         path = tmp_path_factory.getbasetemp() / f"fuzzed{suffix}"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -268,23 +268,23 @@ def test_no_content_brings_anything_but_questions_or_mistakes(tmp_path_factory, 
 # ------------------------------------------------------------------------------------------------------------- held out
 
 
-def test_rows_are_held_out_by_seed_and_id_alone(jsonl):
-    asked = questions_from(jsonl(ROWS))
-    train, held_out = hold_out(asked, 3, seed=0)
+def test_the_held_out_rows_depend_only_on_seed_and_ids(jsonl):
+    questions = questions_from(jsonl(ROWS))
+    train, held_out = hold_out(questions, 3, seed=0)
     assert (len(train), len(held_out)) == (7, 3)
-    assert {q.id for q in train} | {q.id for q in held_out} == {q.id for q in asked}
-    assert set(map(id, hold_out(asked[::-1], 3, seed=0)[1])) == set(map(id, held_out))
-    assert any(hold_out(asked, 3, seed=seed)[1] != held_out for seed in range(1, 5))
+    assert {q.id for q in train} | {q.id for q in held_out} == {q.id for q in questions}
+    assert set(map(id, hold_out(questions[::-1], 3, seed=0)[1])) == set(map(id, held_out))
+    assert any(hold_out(questions, 3, seed=seed)[1] != held_out for seed in range(1, 5))
 
 
-def test_one_row_can_be_trained_on_but_not_split(jsonl):
+def test_a_single_row_can_be_trained_on_but_not_split(jsonl):
     path = jsonl(ROWS[:1])
     assert len(of(path).train) == 1
     with pytest.raises(UserError, match=r"data.eval_rows = 1: no row of 1 is left to train on"):
         of(path, "data.eval_rows=1")
 
 
-def test_held_out_questions_that_are_trained_on_are_counted_and_said(jsonl):
+def test_held_out_questions_that_are_also_trained_on_are_counted_and_noted(jsonl):
     path = jsonl(ROWS)
     again = [{"question": "WHAT is\t1 +  1?", "answer": "2"}, {"question": "Other", "answer": "x"}]
     found = of(path, f"data.eval_path={jsonl(again, 'eval.jsonl')}")
@@ -292,8 +292,24 @@ def test_held_out_questions_that_are_trained_on_are_counted_and_said(jsonl):
     assert "1 of 2 held-out questions are also trained on" in found.notes
 
 
+@pytest.mark.parametrize(
+    ("trained", "held_out"),
+    [
+        ("Solve 12 + 3", "Solve \uff11\uff12 \uff0b \uff13"),  # full-width digits and plus sign
+        ("Find x\u00b2", "\ufb01nd x2"),  # a superscript, and a ligature
+        ("Caf\u00e9", "cafe\u0301"),  # an accent as part of the letter, and as a character of its own
+    ],
+)
+def test_the_overlap_finds_the_same_text_in_another_unicode_form(jsonl, trained, held_out):
+    path = jsonl([{"question": trained, "answer": "1"}])
+    eval_path = jsonl([{"question": held_out, "answer": "1"}, {"question": "Other", "answer": "1"}], "eval.jsonl")
+    questions = of(path, f"data.eval_path={eval_path}")
+    assert overlap(questions.train, questions.held_out) == 1
+    assert "1 of 2 held-out questions are also trained on" in questions.notes
+
+
 def test_the_excerpt_is_the_beginning_of_gsm8k():
-    assert len(read(str(EXCERPT)).values) == 100
+    assert len(read_rows(str(EXCERPT)).values) == 100
     assert (EXCERPT.parent / "GSM8K_LICENSE").read_text().startswith("MIT License")
     if folder := os.environ.get("OUTDO_GSM8K"):
         assert Path(folder, "train.jsonl").read_bytes().startswith(EXCERPT.read_bytes())

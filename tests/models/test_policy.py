@@ -122,7 +122,7 @@ def test_minibatches_are_optimiser_steps_of_their_own():
 def test_a_minibatch_with_nothing_to_train_on_is_passed_over_and_its_rows_stay_where_they_were(failed):
     groups = ragged_groups()
     for number in {failed, failed ^ 1}:  # a whole half of the four groups
-        lost = [rollout(each.token_ids, verdict="failed") for each in groups[number].rollouts]
+        lost = [rollout(each.token_ids, status="failed") for each in groups[number].rollouts]
         groups[number] = Group(prompt=groups[number].prompt, rollouts=tuple(lost))
     batch = prepared(groups)
     policy = fresh(batch_sizes=BatchSizes(minibatches=2))
@@ -137,7 +137,7 @@ def test_a_minibatch_with_nothing_to_train_on_is_passed_over_and_its_rows_stay_w
 def test_a_microbatch_with_nothing_to_train_on_adds_nothing():
     """All of group 0 failed; with a budget of one token it fills micro-batches of its own."""
     groups = ragged_groups()
-    lost = [rollout(each.token_ids, verdict="failed") for each in groups[0].rollouts]
+    lost = [rollout(each.token_ids, status="failed") for each in groups[0].rollouts]
     groups[0] = Group(prompt=groups[0].prompt, rollouts=tuple(lost))
     batch = prepared(groups)
     whole, expected = updated(fresh(), batch)

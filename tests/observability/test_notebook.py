@@ -8,7 +8,7 @@ import torch
 
 from outdo.observability.notebook import LONGEST, Html, show
 from outdo.testing import byte_bpe_tokenizer
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, Update
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
 
@@ -67,7 +67,7 @@ def step(*groups: Group, passes: int = 2) -> Step:
     batch = Batch.from_groups(groups)
     push = (torch.arange(batch.token_ids.shape[1]) - 4.0).expand_as(batch.token_ids)
     updates = [Update(metrics={}, tokens={"policy_push": push})] * passes
-    return Step(index=40, groups=groups, batch=batch, updates=updates)
+    return Step(index=40, sampled=Sampled(groups=groups), batch=batch, updates=updates)
 
 
 def test_a_group_shows_its_prompt_and_its_rollouts_the_best_first() -> None:
@@ -75,7 +75,7 @@ def test_a_group_shows_its_prompt_and_its_rollouts_the_best_first() -> None:
         show(
             group(
                 rollout("bad", -1.0),
-                rollout("failing", verdict="timed_out"),
+                rollout("failing", status="timed_out"),
                 rollout("good", 1.0),
                 rollout("endless", 0.5, finish_reason=FinishReason.length),
             )
@@ -126,8 +126,8 @@ def test_a_step_without_updates_or_tokenizer_is_shown_all_the_same(passes: int) 
 
 def hostile() -> Group:
     ids = rollout("x").token_ids
-    bad = replace(rollout("x", 1.0), text=HOSTILE, verdict="ok")
-    failed = replace(rollout("x"), text="", verdict=HOSTILE, token_ids=ids)
+    bad = replace(rollout("x", 1.0), text=HOSTILE, status="ok")
+    failed = replace(rollout("x"), text="", status=HOSTILE, token_ids=ids)
     prompt = Prompt(id=HOSTILE, text=HOSTILE, token_ids=(5,), answer=HOSTILE)
     return Group(prompt=prompt, rollouts=(bad, failed), baseline=0.5)
 

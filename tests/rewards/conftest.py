@@ -1,4 +1,4 @@
-"""How these tests say "a completion", and write a user's reward file."""
+"""Fixtures of the reward tests: a completion, and a reward from a user's file."""
 
 import textwrap
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A name, a file, a function or a list becomes a reward, or every mistake in it is told at once."""
+"""A name, a file, a function or a list becomes a reward, or all mistakes in it are reported at once."""
 
 import datetime
 import re
@@ -10,16 +10,16 @@ import pytest
 
 from outdo.rewards import (
     BUILTIN,
-    Combined,
-    Local,
+    FailureCount,
+    InProcessReward,
     Reward,
     RewardInput,
     RewardOutput,
     Status,
-    check_failures,
+    WeightedSum,
     load_reward,
 )
-from outdo.rewards.types import unscored
+from outdo.rewards.types import output_without_value
 from outdo.utils.errors import RewardError, UserError
 from outdo.utils.text import one_line
 
@@ -41,11 +41,11 @@ def test_every_built_in_name_scores(name: str, sample: Sample):
 def test_the_examples_of_the_documentation_run(tmp_path: Path, sample: Sample, file: str, source: str, function: str):
     (tmp_path / file).write_text(source)
     reward = load_reward(f"{tmp_path / file}:{function}")
-    assert [one.value for one in reward([sample("it is 1"), sample("it is 2")])] == [1.0, 0.0]
+    assert [output.value for output in reward([sample("it is 1"), sample("it is 2")])] == [1.0, 0.0]
     reward.close()
 
 
-def test_the_documentation_has_an_example_of_each_convention():
+def test_the_documentation_has_an_example_of_each_signature():
     assert len(EXAMPLES) == 3
 
 
@@ -59,7 +59,7 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("exakt", "no reward is called 'exakt'; did you mean exact?"),
         ("my_rewards.py:score", "did you mean my_reward.py?"),
@@ -80,16 +80,16 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
         ({"name": ["exact"], "length": 3}, "not a function but of type list"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest_right_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, said: str
+def test_an_error_offers_the_nearest_right_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, message: str
 ):
     (tmp_path / "my_reward.py").write_text("def score(completion, length=1): return 1.0")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         load_reward(spec)
 
 
-def test_every_mistake_of_a_list_is_told():
+def test_all_mistakes_of_a_list_are_reported():
     with pytest.raises(UserError) as caught:
         load_reward(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
     assert len(caught.value.problems) == 2
@@ -105,7 +105,7 @@ PLAIN = "def score(completion, *, length): return float(length == 3)"
 
 @pytest.mark.parametrize("source", [TRL, VERL, PLAIN])
 @pytest.mark.parametrize("where", ["in a worker", "in this process"])
-def test_an_option_reaches_every_convention_and_wins_over_a_column(
+def test_an_option_works_with_every_signature_and_wins_over_a_column(
     tmp_path: Path, sample: Sample, source: str, where: str
 ):
     (tmp_path / "my_reward.py").write_text(source)
@@ -113,23 +113,23 @@ def test_an_option_reaches_every_convention_and_wins_over_a_column(
     exec(source, defined)
     spec = f"{tmp_path / 'my_reward.py'}:score" if where == "in a worker" else defined["score"]
     reward = load_reward([{"name": spec, "weight": 0.5, "length": 3}])
-    assert [one.value for one in reward([sample("a", length=9), sample("b")])] == [0.5, 0.5]
+    assert [output.value for output in reward([sample("a", length=9), sample("b")])] == [0.5, 0.5]
     reward.close()
 
 
-def test_a_worker_that_was_replaced_has_its_options_again(tmp_path: Path, sample: Sample):
+def test_a_replacement_worker_has_the_same_options(tmp_path: Path, sample: Sample):
     (tmp_path / "dies.py").write_text(
         "import os, datetime\n"
         "def score(completion, *, day):\n"
         "    return os._exit(1) if completion == 'bad' else day == datetime.date(2025, 1, 31)\n"
     )
     reward = load_reward({"name": f"{tmp_path / 'dies.py'}:score", "day": datetime.date(2025, 1, 31)})
-    assert [one.verdict for one in reward([sample("bad"), sample("good")])] == ["failed", "ok"]
+    assert [output.status for output in reward([sample("bad"), sample("good")])] == ["failed", "ok"]
     assert reward([sample("good")])[0].value == 1.0
     reward.close()
 
 
-def test_an_option_that_only_a_default_or_a_column_could_fill_may_be_left_out(sample: Sample):
+def test_an_option_may_be_omitted_if_a_default_or_a_column_fills_it(sample: Sample):
     def score(completion: str, length: int, factor: float = 2.0) -> float:
         return factor * length
 
@@ -142,56 +142,57 @@ def test_an_option_that_only_a_default_or_a_column_could_fill_may_be_left_out(sa
 
 def combined(*weighted: tuple[object, float]) -> RewardOutput:
     parts = [
-        (Local(lambda completion, value=value: value, f"r{i}"), weight) for i, (value, weight) in enumerate(weighted)
+        (InProcessReward(lambda completion, value=value: value, f"r{i}"), weight)
+        for i, (value, weight) in enumerate(weighted)
     ]
-    return Combined(parts)([RewardInput(prompt="", completion="", answer=None)])[0]
+    return WeightedSum(parts)([RewardInput(prompt="", completion="", answer=None)])[0]
 
 
-def test_rewards_add_up_by_their_weights():
-    scored = combined((1.0, 1.0), (0.5, -2.0), (True, 0.25))
-    assert (scored.value, scored.verdict) == (0.25, "ok")
-    assert scored.parts == {"r0": 1.0, "r1": 0.5, "r2": 1.0}
+def test_rewards_are_summed_by_their_weights():
+    output = combined((1.0, 1.0), (0.5, -2.0), (True, 0.25))
+    assert (output.value, output.status) == (0.25, "ok")
+    assert output.parts == {"r0": 1.0, "r1": 0.5, "r2": 1.0}
 
 
-def test_a_part_that_does_not_apply_adds_nothing():
-    scored = combined((0.5, 1.0), (None, 1.0))
-    assert (scored.value, scored.verdict, scored.parts) == (0.5, "ok", {"r0": 0.5, "r1": None})
+def test_a_reward_that_does_not_apply_adds_nothing():
+    output = combined((0.5, 1.0), (None, 1.0))
+    assert (output.value, output.status, output.parts) == (0.5, "ok", {"r0": 0.5, "r1": None})
 
 
-def test_nothing_that_applies_is_not_applicable():
-    assert combined((None, 1.0), (None, 1.0)).verdict is Status.not_applicable
+def test_if_no_reward_applies_the_sum_is_not_applicable():
+    assert combined((None, 1.0), (None, 1.0)).status is Status.not_applicable
 
 
-@pytest.mark.parametrize(("bad", "verdict"), [("text", "failed"), (float("nan"), "non_finite")])
-def test_one_part_without_a_value_leaves_the_sum_without_one(bad: object, verdict: str):
-    scored = combined((1.0, 1.0), (bad, 0.0))
-    assert (scored.value, scored.verdict, scored.parts) == (0.0, verdict, {"r0": 1.0, "r1": None})
-    assert scored.reason.startswith("r1: ")
+@pytest.mark.parametrize(("bad", "status"), [("text", "failed"), (float("nan"), "non_finite")])
+def test_one_failed_reward_makes_the_sum_failed(bad: object, status: str):
+    output = combined((1.0, 1.0), (bad, 0.0))
+    assert (output.value, output.status, output.parts) == (0.0, status, {"r0": 1.0, "r1": None})
+    assert output.reason.startswith("r1: ")
 
 
 def test_a_sum_out_of_range_is_non_finite():
-    assert combined((1.0, 1e6), (1.0, 1.0)).verdict is Status.non_finite
+    assert combined((1.0, 1e6), (1.0, 1.0)).status is Status.non_finite
 
 
-def test_two_rewards_of_one_name_keep_both_parts(sample: Sample):
-    scored = load_reward(["exact", "exact", {"name": "format", "weight": 0.1}])([sample("1")])[0]
-    assert scored.parts == {"exact": 1.0, "exact_2": 1.0, "format": 0.0}
+def test_two_rewards_with_the_same_name_keep_both_parts(sample: Sample):
+    output = load_reward(["exact", "exact", {"name": "format", "weight": 0.1}])([sample("1")])[0]
+    assert output.parts == {"exact": 1.0, "exact_2": 1.0, "format": 0.0}
 
 
-def test_closing_a_combination_closes_its_parts():
+def test_closing_a_weighted_sum_closes_its_rewards():
     closed = []
 
     class Closing:
         name = "closing"
 
-        def __call__(self, answered: list[RewardInput]) -> list[RewardOutput]:
+        def __call__(self, inputs: list[RewardInput]) -> list[RewardOutput]:
             return []
 
         def close(self) -> None:
             closed.append(self)
 
     parts: list[Reward] = [Closing(), Closing()]
-    Combined([(part, 1.0) for part in parts]).close()
+    WeightedSum([(part, 1.0) for part in parts]).close()
     assert closed == parts
 
 
@@ -199,15 +200,15 @@ def test_closing_a_combination_closes_its_parts():
 
 
 def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
-    scored = [
+    outputs = [
         *load_reward(lambda completion: 1.0)([sample("fine")] * 2),
-        unscored(Status.timed_out, "score had no answer after 10 s", "score"),
-        unscored(Status.failed, "ValueError", "score"),
+        output_without_value(Status.timed_out, "score had no answer after 10 s", "score"),
+        output_without_value(Status.failed, "ValueError", "score"),
     ]
-    answered = [sample("fine"), sample("fine"), sample("9**9\x1b[2J\u202e\n\ud800日本"), sample("other")]
-    check_failures(scored, answered, 0.5)
+    inputs = [sample("fine"), sample("fine"), sample("9**9\x1b[2J\u202e\n\ud800日本"), sample("other")]
+    FailureCount().check(outputs, inputs, 0.5)
     with pytest.raises(RewardError) as caught:
-        check_failures(scored, answered, 0.49)
+        FailureCount().check(outputs, inputs, 0.49)
     assert str(caught.value).splitlines() == [
         "2 of 4 rewards of this step have no value (1 timed_out, 1 failed); allowed are 49%.",
         "The first: timed_out: score had no answer after 10 s",
@@ -215,11 +216,11 @@ def test_too_many_failures_stop_the_run_and_show_the_first(sample: Sample):
     ]
 
 
-def test_what_does_not_apply_is_no_failure(sample: Sample):
-    check_failures([unscored(Status.not_applicable, "", "f")], [sample("a")], 0.0)
+def test_not_applicable_is_not_a_failure(sample: Sample):
+    FailureCount().check([output_without_value(Status.not_applicable, "", "f")], [sample("a")], 0.0)
 
 
-def test_a_long_completion_is_shown_by_its_ends():
+def test_a_message_shows_the_beginning_and_end_of_a_long_completion():
     shown = one_line("begin" + "x" * 10_000 + "end")
     assert shown.startswith("begin")
     assert shown.endswith("end")

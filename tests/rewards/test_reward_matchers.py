@@ -1,4 +1,4 @@
-"""exact, last_number, math and format: what is right, what is wrong, and what is nobody's answer."""
+"""exact, last_number, math and format: right answers, wrong answers, and texts that are no answer."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| ([01]) \| ([01]) \|", (ROOT / "do
 
 @pytest.fixture(scope="module")
 def gsm8k() -> list[str]:
-    """The reference solutions: the whole files where `OUTDO_GSM8K` says where they are, else the excerpt."""
+    """The reference solutions: of the whole files if `OUTDO_GSM8K` names their folder, otherwise of the excerpt."""
     folder = os.environ.get("OUTDO_GSM8K")
     files = (
         [Path(folder) / "train.jsonl", Path(folder) / "test.jsonl"] if folder else [ROOT / "examples/gsm8k_100.jsonl"]
@@ -34,7 +34,7 @@ def gsm8k() -> list[str]:
 
 
 @pytest.mark.parametrize("matcher", MATCHERS.values(), ids=MATCHERS.keys())
-def test_gsm8ks_own_solutions_are_all_right(matcher: Callable[[str, str], bool], gsm8k: list[str]):
+def test_the_reference_solutions_of_gsm8k_are_all_right(matcher: Callable[[str, str], bool], gsm8k: list[str]):
     assert [answer for answer in gsm8k if not matcher(answer, answer)] == []
     assert [answer for answer in gsm8k if not matcher(answer, answer.rpartition("####")[2].strip())] == []
 
@@ -49,14 +49,12 @@ def test_another_questions_solution_is_right_only_if_the_answer_is_the_same(
 
 
 @pytest.mark.parametrize(("completion", "reference", "number", "mathematics"), TABLE)
-def test_the_table_of_odd_answers_in_the_documentation_is_true(
-    completion: str, reference: str, number: str, mathematics: str
-):
+def test_the_documented_table_of_odd_answers_is_correct(completion: str, reference: str, number: str, mathematics: str):
     assert last_number(completion, reference) == bool(int(number))
     assert math(completion, reference) == bool(int(mathematics))
 
 
-def test_the_table_was_found():
+def test_the_documented_table_is_found():
     assert len(TABLE) >= 15
 
 
@@ -101,12 +99,12 @@ def test_last_number_compares_the_final_number(completion: str, answer: object, 
     assert last_number(completion, answer) is right
 
 
-def test_a_number_too_long_to_compare_is_none():
+def test_a_number_that_is_too_long_is_ignored():
     assert final_number("9" * 5000) is None
 
 
 @given(st.text(alphabet="0123456789,./-$%e#\\boxed{} \n", max_size=60))
-def test_any_text_has_a_final_number_or_none(text: str):
+def test_no_text_raises_an_exception(text: str):
     final_number(text)
 
 
@@ -127,23 +125,23 @@ def test_a_reference_may_be_latex_without_dollars(reference: str):
 
 
 @pytest.mark.parametrize("monster", ["$9^{9^{9^9}}$", "$" + "{" * 3000 + "$"], ids=["tower", "nested"])
-def test_mathematics_without_end_is_bounded_and_the_next_answer_is_scored(monster: str):
+def test_endless_mathematics_is_stopped_and_the_next_answer_is_scored(monster: str):
     reward = load_reward("math", timeout=3.0)
     texts = ["1/2", monster, "0.5"]
     first, endless, last = reward([RewardInput(prompt="", completion=text, answer="1/2") for text in texts])
     reward.close()
     assert (first.value, last.value) == (1.0, 1.0)
-    assert (endless.verdict, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
+    assert (endless.status, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
 
 
-def test_nine_to_the_nine_to_the_nine_is_late_and_not_wrong():
+def test_nine_to_the_nine_to_the_nine_times_out_and_is_not_wrong():
     reward = load_reward("math", timeout=3.0)
-    scored = reward([RewardInput(prompt="", completion="9**9**9", answer="1/2")])[0]
+    output = reward([RewardInput(prompt="", completion="9**9**9", answer="1/2")])[0]
     reward.close()
-    assert (scored.verdict, scored.parts) == ("timed_out", {"math": None})
+    assert (output.status, output.parts) == ("timed_out", {"math": None})
 
 
-def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_math_verify_the_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('as if not installed')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r'pip install "outdo\[math\]"'):
@@ -162,7 +160,7 @@ def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monk
         ("", False),
     ],
 )
-def test_format_wants_both_tags_once_and_nothing_else(completion: str, right: bool):
+def test_format_requires_both_tags_once_and_nothing_else(completion: str, right: bool):
     assert format(completion) is right
 
 

@@ -1,4 +1,4 @@
-"""A reward model scores as transformers does, learns what it is shown, and resumes with the same bits."""
+"""A reward model scores like transformers, learns from comparisons, and resumes with the same bits."""
 
 import json
 import math
@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.models.optimiser import OptimiserSettings
-from outdo.rewards import Local, RewardInput, Status
+from outdo.rewards import InProcessReward, RewardInput, Status
 from outdo.rewards.model import (
     Comparison,
     Ranking,
     RewardModel,
     comparison_loss,
     comparisons_of,
-    endless_order,
     fit,
     pairs_of,
     ranking_of,
+    shuffled_epochs,
 )
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.state_file import pack, unpack
@@ -47,13 +47,13 @@ def saved(policy, tmp_path_factory):
     return folder
 
 
-def answered(*completions, prompt="7+8="):
+def inputs_for(*completions, prompt="7+8="):
     return [RewardInput(prompt=prompt, completion=each, answer=None) for each in completions]
 
 
-def values(scored):
-    assert all(each.verdict is Status.ok for each in scored)
-    return [each.value for each in scored]
+def values(outputs):
+    assert all(each.status is Status.ok for each in outputs)
+    return [each.value for each in outputs]
 
 
 def even(completion):
@@ -72,7 +72,7 @@ def preferences(count, *, seed):
     good, bad = [text for text in texts if even(text)], [text for text in texts if not even(text)]
     pairs = zip(digits(count, seed=seed + 1), good, bad, strict=False)
     return [
-        Comparison(prompt=f"{asked}?", completions=(better, worse), values=(1, 0)) for asked, better, worse in pairs
+        Comparison(prompt=f"{digits_}?", completions=(better, worse), values=(1, 0)) for digits_, better, worse in pairs
     ]
 
 
@@ -80,13 +80,13 @@ def preferences(count, *, seed):
 
 
 @pytest.mark.parametrize("arch", CAUSAL)
-def test_a_score_is_that_of_transformers_for_the_row_alone(arch, tmp_path):
+def test_a_score_equals_that_of_transformers_for_the_single_row(arch, tmp_path):
     tiny_model(tmp_path / "policy", arch=arch)
     RewardModel.from_policy(tmp_path / "policy", device="cpu").save(tmp_path / "reward")
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
     completions = ["15", "", "a much longer answer, so that others are padded", "16"]
-    found = values(RewardModel.load(tmp_path / "reward", device="cpu")(answered(*completions)))
+    found = values(RewardModel.load(tmp_path / "reward", device="cpu")(inputs_for(*completions)))
     with torch.no_grad():
         rows = [[*tokenizer.encode("7+8=" + each), tokenizer.eos_token_id] for each in completions]
         alone = [float(theirs(torch.tensor([row])).logits) for row in rows]
@@ -97,13 +97,13 @@ def test_a_score_is_that_of_transformers_for_the_row_alone(arch, tmp_path):
 
 def test_a_score_does_not_depend_on_the_batch(saved):
     completions = [text * (1 + place % 5) for place, text in enumerate(digits(12, seed=3))]
-    together = values(RewardModel.load(saved, device="cpu")(answered(*completions)))
+    together = values(RewardModel.load(saved, device="cpu")(inputs_for(*completions)))
     few = RewardModel.load(saved, device="cpu", micro_batch_tokens=24)
-    assert values(few(answered(*completions))) == pytest.approx(together, abs=1e-5)
-    assert [values(few(answered(each)))[0] for each in completions] == pytest.approx(together, abs=1e-5)
+    assert values(few(inputs_for(*completions))) == pytest.approx(together, abs=1e-5)
+    assert [values(few(inputs_for(each)))[0] for each in completions] == pytest.approx(together, abs=1e-5)
 
 
-def test_the_prompt_goes_through_the_chat_template_as_the_policys_does(saved):
+def test_the_prompt_is_rendered_by_the_chat_template_like_that_of_the_policy(saved):
     model = RewardModel.load(saved, device="cpu")
     plain = model.encode("hello", "you")
     model.tokenizer.chat_template = CHAT_TEMPLATE
@@ -113,7 +113,7 @@ def test_the_prompt_goes_through_the_chat_template_as_the_policys_does(saved):
 
 
 @pytest.mark.parametrize("pad", [None, "end"])
-def test_the_end_is_read_where_the_model_has_no_padding_of_its_own(pad, policy, tmp_path):
+def test_the_score_is_read_at_the_end_token_if_the_model_has_no_pad_token(pad, policy, tmp_path):
     network, tokenizer = tiny_model()
     network.config.pad_token_id = tokenizer.eos_token_id if pad else None
     network.save_pretrained(tmp_path)
@@ -128,27 +128,27 @@ def test_the_end_is_read_where_the_model_has_no_padding_of_its_own(pad, policy, 
     assert model.tokenizer.pad_token_id == model.model.config.pad_token_id != model.tokenizer.eos_token_id
 
 
-def test_what_is_too_long_has_failed_and_the_others_are_scored(saved):
+def test_a_completion_that_is_too_long_fails_and_the_others_are_scored(saved):
     model = RewardModel.load(saved, device="cpu")
-    first, long, last = model(answered("15", "9" * 600, "16"))
-    assert long.verdict is Status.failed
+    first, long, last = model(inputs_for("15", "9" * 600, "16"))
+    assert long.status is Status.failed
     assert "512" in long.reason
-    assert [first.value, last.value] == pytest.approx(values(model(answered("15", "16"))), abs=1e-5)
+    assert [first.value, last.value] == pytest.approx(values(model(inputs_for("15", "16"))), abs=1e-5)
     assert not model.fits(Comparison(prompt="1", completions=("1", "9" * 600), values=(1, 0)))
 
 
-def test_a_prompt_that_the_chat_template_refuses_has_failed(saved):
+def test_a_prompt_that_the_chat_template_refuses_fails(saved):
     model = RewardModel.load(saved, device="cpu")
     refused = RewardInput(prompt=[{"role": "user", "content": "1+1="}], completion="2", answer=None)
-    (scored,) = model([refused])
-    assert scored.verdict is Status.failed
-    assert "chat template" in scored.reason
+    (output,) = model([refused])
+    assert output.status is Status.failed
+    assert "chat template" in output.reason
 
 
 # ----------------------------------------------------------------------------------------------------------- loading
 
 
-def test_a_new_head_follows_from_its_seed_alone(policy):
+def test_a_new_head_depends_only_on_its_seed(policy):
     first, again, other = (RewardModel.from_policy(policy, device="cpu", seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.model.score.weight, again.model.score.weight)
     assert not torch.equal(first.model.score.weight, other.model.score.weight)
@@ -156,7 +156,7 @@ def test_a_new_head_follows_from_its_seed_alone(policy):
     assert all(torch.equal(weight, first.model.base_model.state_dict()[name]) for name, weight in body.items())
 
 
-def test_loading_leaves_the_global_random_numbers_alone(policy):
+def test_loading_does_not_change_the_global_random_state(policy):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -165,12 +165,12 @@ def test_loading_leaves_the_global_random_numbers_alone(policy):
 
 
 @pytest.mark.parametrize("make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(path=str(path))])
-def test_a_folder_that_is_not_there_is_told_with_the_nearest_name(make, saved):
+def test_the_error_for_a_missing_folder_offers_the_nearest_name(make, saved):
     with pytest.raises(ModelError, match=r"no folder 'rewrad'.*nearest name there is reward"):
         make(saved.parent / "rewrad")
 
 
-def test_a_language_model_is_no_reward_model(policy):
+def test_a_language_model_is_refused_as_a_reward_model(policy):
     with pytest.raises(ModelError, match="Qwen3ForCausalLM is no reward model; `outdo reward-model` makes a"):
         RewardModel.load(policy)
 
@@ -203,7 +203,7 @@ def test_the_pair_loss_is_the_mean_over_all_pairs():
     assert pairs_of([3, 1, 2]) == [(0, 1), (0, 2), (2, 1)]
 
 
-def test_answers_worth_the_same_are_no_pair_and_pull_at_nothing():
+def test_answers_of_equal_value_are_no_pair_and_give_no_gradient():
     scores = torch.tensor([0.5, -1.0], requires_grad=True)
     comparison_loss(scores, [1, 1]).backward()
     assert scores.grad.tolist() == [0, 0]
@@ -215,17 +215,17 @@ def test_the_regression_loss_is_the_mean_squared_error():
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=6), st.floats(0.1, 5), st.floats(-3, 3))
-def test_the_pair_loss_knows_only_the_order_of_the_values_and_differences_of_scores(worth, scale, shift):
+def test_the_pair_loss_depends_only_on_the_order_of_the_values_and_differences_of_scores(worth, scale, shift):
     scores = torch.linspace(-1, 1, len(worth), dtype=torch.float64)
     moved = comparison_loss(scores + shift, [scale * each + shift for each in worth])
     assert float(moved) == pytest.approx(float(comparison_loss(scores, worth)), abs=1e-9)
 
 
-def test_equal_scores_rank_nothing_right():
+def test_a_pair_with_equal_scores_is_not_right():
     assert ranking_of([1.0, 1.0, 0.0], [2, 1, 0]) == Ranking(pairs=3, right=2)
 
 
-def test_rated_answers_are_gathered_by_prompt():
+def test_rated_answers_are_grouped_by_prompt():
     rated = [("a", "1", 0.0), ("b", "2", 1.0), ("a", "3", 2.0)]
     assert comparisons_of(rated) == [
         Comparison(prompt="a", completions=("1", "3"), values=(0.0, 2.0)),
@@ -233,7 +233,7 @@ def test_rated_answers_are_gathered_by_prompt():
     ]
 
 
-def test_a_prompt_with_many_pairs_weighs_no_more_than_one_with_one(policy):
+def test_every_prompt_has_the_same_weight_however_many_pairs_it_has(policy):
     """The loss of a step is the mean over its comparisons, however they are cut into micro-batches."""
     both = [
         Comparison(prompt="1", completions=tuple("13579"), values=(0, 1, 2, 3, 4)),
@@ -261,7 +261,7 @@ def test_a_prompt_with_many_pairs_weighs_no_more_than_one_with_one(policy):
 
 
 @pytest.mark.parametrize("loss", ["pairs", "regression"])
-def test_it_learns_a_rule_it_was_never_told(loss, policy):
+def test_training_learns_the_hidden_rule(loss, policy):
     model = RewardModel.from_policy(policy, device="cpu", optimiser=LEARNING)
     held_out = preferences(100, seed=1000)
     before = model.ranking(held_out).share
@@ -272,14 +272,14 @@ def test_it_learns_a_rule_it_was_never_told(loss, policy):
     assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
 
 
-def test_every_epoch_takes_each_comparison_once_in_another_order():
-    drawn = [place for place, _ in zip(endless_order(7, 0, "x"), range(14), strict=False)]
+def test_every_epoch_has_each_comparison_once_in_a_new_order():
+    drawn = [place for place, _ in zip(shuffled_epochs(7, 0, "x"), range(14), strict=False)]
     assert sorted(drawn[:7]) == sorted(drawn[7:]) == list(range(7))
     assert drawn[:7] != drawn[7:]
-    assert drawn[:7] != [place for place, _ in zip(endless_order(7, 1, "x"), range(7), strict=False)]
+    assert drawn[:7] != [place for place, _ in zip(shuffled_epochs(7, 1, "x"), range(7), strict=False)]
 
 
-def test_nothing_to_learn_from_is_said(policy):
+def test_training_without_any_pair_is_refused(policy):
     model = RewardModel.from_policy(policy, device="cpu")
     with pytest.raises(ValueError, match="no two answers"):
         list(fit(model, [Comparison(prompt="1", completions=("1", "2"), values=(1, 1))], steps=1, batch=1))
@@ -288,7 +288,7 @@ def test_nothing_to_learn_from_is_said(policy):
 # ------------------------------------------------------------------------------------------------------------- refresh
 
 
-def group(number, completions, reward=0.0, verdict="ok"):
+def group(number, completions, reward=0.0, status="ok"):
     prompt = Prompt(id=str(number), text=f"{number}?", token_ids=(1,), answer=str(number))
     return Group(
         prompt=prompt,
@@ -299,7 +299,7 @@ def group(number, completions, reward=0.0, verdict="ok"):
                 logprobs=(0.0,),
                 text=text,
                 reward=reward,
-                verdict=verdict,
+                status=status,
                 finish_reason=FinishReason.stop,
                 policy_version=0,
             )
@@ -313,19 +313,19 @@ def step_of(number):
     return [group(4 * number + each, [*digits(3, seed=number), "10", "11"]) for each in range(4)]
 
 
-def refreshed(saved, **how):
+def online_model(saved, **settings):
     model = RewardModel.load(saved, device="cpu", optimiser=LEARNING)
-    return OnlineRewardModel(model, Local(even), **{"every": 2, "steps": 2, "batch": 4} | how)
+    return OnlineRewardModel(model, InProcessReward(even), **{"every": 2, "steps": 2, "batch": 4} | settings)
 
 
 def test_a_killed_and_resumed_run_has_the_same_bits(saved):
-    unbroken, resumed = refreshed(saved), refreshed(saved)
+    unbroken, resumed = online_model(saved), online_model(saved)
     for number in (1, 2, 3):
-        unbroken.after(number, step_of(number))
+        unbroken.after_step(number, step_of(number))
     tree, tensors = pack(unbroken.state())
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     resumed.load_state(unpack(json.loads(json.dumps(tree)), copies))
-    metrics = [each.after(4, step_of(4)) for each in (unbroken, resumed)]
+    metrics = [each.after_step(4, step_of(4)) for each in (unbroken, resumed)]
     assert metrics[0] == metrics[1]
     assert metrics[0]["reward_model/replayed"] > 0
     ours, theirs = (pack(each.state()) for each in (unbroken, resumed))
@@ -333,18 +333,18 @@ def test_a_killed_and_resumed_run_has_the_same_bits(saved):
     assert all(torch.equal(ours[1][name], theirs[1][name]) for name in ours[1])
 
 
-def test_a_refresh_is_due_every_so_many_steps_and_moves_the_scores(saved):
-    reward = refreshed(saved)
-    before = values(reward(answered("10", "11")))
-    assert "reward_model/loss" not in reward.after(1, step_of(1))
-    assert values(reward(answered("10", "11"))) == before
-    assert reward.after(2, step_of(2))["reward_model/fresh"] == 8
-    assert values(reward(answered("10", "11"))) != before
+def test_a_refresh_runs_every_so_many_steps_and_changes_the_scores(saved):
+    reward = online_model(saved)
+    before = values(reward(inputs_for("10", "11")))
+    assert "reward_model/loss" not in reward.after_step(1, step_of(1))
+    assert values(reward(inputs_for("10", "11"))) == before
+    assert reward.after_step(2, step_of(2))["reward_model/fresh"] == 8
+    assert values(reward(inputs_for("10", "11"))) != before
 
 
 @pytest.mark.parametrize(("replay", "wanted"), [(0.0, 0), (0.1, 1), (0.5, 8), (0.9, 12)])
-def test_the_replayed_share_is_of_what_a_refresh_trains_on(replay, wanted, saved):
-    reward = refreshed(saved, replay=replay, steps=1)
+def test_replay_is_a_share_of_all_comparisons_of_a_refresh(replay, wanted, saved):
+    reward = online_model(saved, replay=replay, steps=1)
     for number in range(3):
         reward.observe(step_of(number))
     reward.refresh()
@@ -354,17 +354,17 @@ def test_the_replayed_share_is_of_what_a_refresh_trains_on(replay, wanted, saved
     assert (metrics["reward_model/fresh"], metrics["reward_model/replayed"]) == (8, wanted)  # 12 are older
 
 
-def test_what_is_replayed_is_older_and_changes_from_refresh_to_refresh(saved, monkeypatch):
+def test_replayed_comparisons_are_older_and_differ_between_refreshes(saved, monkeypatch):
     trained = []
 
-    def noted(model, comparisons, **how):
+    def recording_fit(model, comparisons, **settings):
         trained.append([each.prompt for each in comparisons])
-        return fit(model, comparisons, **how)
+        return fit(model, comparisons, **settings)
 
-    monkeypatch.setattr("outdo.rewards.online_model.fit", noted)
-    reward = refreshed(saved, replay=0.5, steps=1, every=1)
+    monkeypatch.setattr("outdo.rewards.online_model.fit", recording_fit)
+    reward = online_model(saved, replay=0.5, steps=1, every=1)
     for number in range(6):
-        reward.after(number, step_of(number))
+        reward.after_step(number, step_of(number))
     for number, data in enumerate(trained):
         new = [f"{4 * number + each}?" for each in range(4)]
         assert data[:4] == new
@@ -374,25 +374,25 @@ def test_what_is_replayed_is_older_and_changes_from_refresh_to_refresh(saved, mo
     assert places[-1] != places[-2]
 
 
-def test_the_history_keeps_the_newest(saved):
-    reward = refreshed(saved, history=6)
+def test_the_history_keeps_the_newest_comparisons(saved):
+    reward = online_model(saved, history=6)
     for number in range(3):
         reward.observe(step_of(number))
     assert [each.prompt for each in reward.kept] == [f"{number}?" for number in range(6, 12)]
     assert reward.fresh == 6
 
 
-def test_the_labels_are_told_from_the_rewards(saved):
-    reward = refreshed(saved)
+def test_labels_and_rewards_are_separate(saved):
+    reward = online_model(saved)
     metrics = reward.observe([group(1, ["10", "11"]), group(2, ["20", "30"], reward=1.0)])
     assert metrics["reward_model/label"] == 0.75
     assert metrics["reward_model/accuracy"] == 0.0  # one pair, and both were given the same
-    assert [each.prompt for each in reward.kept] == ["1?"]  # the other teaches nothing
+    assert [each.prompt for each in reward.kept] == ["1?"]  # the other has no pair
 
 
-def test_rollouts_without_a_reward_are_not_learnt_from(saved):
-    reward = refreshed(saved)
-    assert reward.observe([group(1, ["10", "11"], verdict="failed")]) == {}
+def test_rollouts_without_a_reward_are_not_kept(saved):
+    reward = online_model(saved)
+    assert reward.observe([group(1, ["10", "11"], status="failed")]) == {}
     assert reward.kept == []
     assert reward.refresh() == {"reward_model/fresh": 0, "reward_model/replayed": 0}
 
@@ -401,15 +401,15 @@ def test_labels_that_fail_stop_the_run(saved):
     def broken(completion):
         raise RuntimeError("out of order")
 
-    reward = OnlineRewardModel(RewardModel.load(saved, device="cpu"), Local(broken), every=1)
+    reward = OnlineRewardModel(RewardModel.load(saved, device="cpu"), InProcessReward(broken), every=1)
     with pytest.raises(RewardError, match="out of order"):
         reward.observe(step_of(1))
 
 
-# ----------------------------------------------------------------------------------------------------------- a recipe's
+# --------------------------------------------------------------------------------------------------------- in a recipe
 
 
-def test_a_recipes_reward_model_is_refreshed_if_labels_are_named(saved):
+def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
     plain = reward_model(path=str(saved), device="cpu")
     assert isinstance(plain, RewardModel)
     live = reward_model(path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
@@ -419,10 +419,10 @@ def test_a_recipes_reward_model_is_refreshed_if_labels_are_named(saved):
     live.close()
 
 
-def test_all_wrong_options_are_told_at_once(tmp_path):
-    with pytest.raises(UserError) as told:
+def test_all_wrong_options_are_reported_at_once(tmp_path):
+    with pytest.raises(UserError) as caught:
         reward_model(path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
-    assert [each.split(" must")[0] for each in told.value.problems] == [
+    assert [each.split(" must")[0] for each in caught.value.problems] == [
         "reward_model: labels and every",
         "reward_model: replay",
         "reward_model: steps",

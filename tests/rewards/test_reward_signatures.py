@@ -1,4 +1,4 @@
-"""Reward functions written for TRL, for verl, or for nobody run unchanged, told apart by their parameters' names."""
+"""Reward functions for TRL, for verl and plain ones run unchanged; the names of their parameters identify them."""
 
 import asyncio
 import sys
@@ -15,15 +15,15 @@ Sample = Callable[..., RewardInput]
 CHAT = [{"role": "user", "content": "1?"}]
 
 
-def values(function: Callable[..., Any], answered: list[RewardInput]) -> list[float]:
+def values(function: Callable[..., Any], inputs: list[RewardInput]) -> list[float]:
     reward = load_reward(function)
-    scored = reward(answered)
+    outputs = reward(inputs)
     reward.close()
-    assert [one.reason for one in scored if one.verdict is Status.failed] == []
-    return [one.value for one in scored]
+    assert [output.reason for output in outputs if output.status is Status.failed] == []
+    return [output.value for output in outputs]
 
 
-def test_a_plain_function_gets_what_it_names(sample: Sample):
+def test_a_plain_function_gets_the_arguments_it_names(sample: Sample):
     def score(completion, answer, prompt, level, completion_ids, unknown=7):
         return [completion, answer, prompt, level, completion_ids, unknown] == ["a", "b", "1?", 3, [1, 2], 7]
 
@@ -44,24 +44,24 @@ def test_a_trl_function_gets_lists_and_the_columns(sample: Sample):
     assert values(score, [sample("a", "1", level=3), sample("bb", "2")]) == [1.0, 2.0]
 
 
-def test_a_trl_function_gets_messages_where_the_prompt_is_messages():
+def test_a_trl_function_gets_messages_if_the_prompt_is_messages():
     def score(completions, log_extra=None, **kwargs):
         return [completion == [{"role": "assistant", "content": "a"}] for completion in completions]
 
     assert values(score, [RewardInput(prompt=CHAT, completion="a", answer=None)]) == [1.0]
 
 
-def test_a_trl_reward_of_trl_itself_runs_unchanged():
+def test_a_reward_from_trl_runs_unchanged():
     def think_format_reward(completions: list[list[dict[str, str]]], **kwargs) -> list[float]:
         return [float(completion[0]["content"].startswith("<think>")) for completion in completions]
 
-    answered = [RewardInput(prompt=CHAT, completion=text, answer=None) for text in ("<think>", "no")]
-    assert values(think_format_reward, answered) == [1.0, 0.0]
+    inputs = [RewardInput(prompt=CHAT, completion=text, answer=None) for text in ("<think>", "no")]
+    assert values(think_format_reward, inputs) == [1.0, 0.0]
 
 
 def test_none_from_a_trl_function_is_not_applicable(sample: Sample):
-    verdicts = [one.verdict for one in load_reward(lambda completions, **_: [None, 1.0])([sample("a"), sample("b")])]
-    assert verdicts == ["not_applicable", "ok"]
+    outputs = load_reward(lambda completions, **_: [None, 1.0])([sample("a"), sample("b")])
+    assert [output.status for output in outputs] == ["not_applicable", "ok"]
 
 
 def test_a_verl_function_gets_its_four_arguments_and_may_return_a_dict(sample: Sample):
@@ -71,12 +71,12 @@ def test_a_verl_function_gets_its_four_arguments_and_may_return_a_dict(sample: S
     assert values(compute_score, [sample("a", data_source="gsm8k", extra_info={"index": 3})]) == [1.0]
 
 
-def test_a_verl_dict_without_a_score_has_failed(sample: Sample):
-    scored = load_reward(lambda solution_str: {"acc": 1.0})([sample("a")])[0]
-    assert (scored.verdict, '"score"' in scored.reason) == ("failed", True)
+def test_a_verl_dict_without_a_score_fails(sample: Sample):
+    output = load_reward(lambda solution_str: {"acc": 1.0})([sample("a")])[0]
+    assert (output.status, '"score"' in output.reason) == ("failed", True)
 
 
-def test_asynchronous_calls_wait_at_the_same_time(sample: Sample):
+def test_asynchronous_calls_run_concurrently(sample: Sample):
     waiting = []
 
     async def score(completion):
@@ -88,25 +88,31 @@ def test_asynchronous_calls_wait_at_the_same_time(sample: Sample):
     assert values(score, [sample("a"), sample("bb"), sample("ccc")]) == [1.0, 2.0, 3.0]
 
 
-def test_every_convention_may_be_asynchronous_and_any_callable_will_do(sample: Sample):
+def test_every_signature_may_be_asynchronous_and_any_callable_is_accepted(sample: Sample):
     async def trl(completions, **columns):
         return [1.0 for _ in completions]
 
     async def verl(data_source, solution_str, ground_truth, extra_info):
         return 1.0
 
-    class Judge:
+    class Scorer:
         async def __call__(self, completion, answer):
             return True
 
     async def plain(completion, weight):
         return weight
 
-    for function in (trl, verl, Judge(), partial(plain, weight=1.0), lambda completion: Judge()(completion, "1")):
+    for function in (
+        trl,
+        verl,
+        Scorer(),
+        partial(plain, weight=1.0),
+        lambda completion: Scorer()(completion, "1"),
+    ):
         assert values(function, [sample("a"), sample("b")]) == [1.0, 1.0]
 
 
-def test_one_event_loop_serves_every_call(sample: Sample):
+def test_all_calls_share_one_event_loop(sample: Sample):
     loops = []
 
     async def score(completion):
@@ -129,20 +135,18 @@ def test_asynchronous_rewards_work_inside_a_running_loop(sample: Sample):
     assert asyncio.run(notebook_cell()) == [1.0]
 
 
-def test_a_batch_that_raises_is_repeated_so_that_only_the_guilty_fail(sample: Sample):
+def test_a_batch_that_raises_is_retried_one_by_one(sample: Sample):
     def score(completions, **columns):
         return [1 / len(completion) for completion in completions]
 
-    scored = load_reward(score)([sample("a"), sample(""), sample("bb")])
-    assert [(one.value, one.verdict) for one in scored] == [(1.0, "ok"), (0.0, "failed"), (0.5, "ok")]
-    assert scored[1].reason.startswith("ZeroDivisionError: division by zero (test_reward_signatures.py, line")
+    outputs = load_reward(score)([sample("a"), sample(""), sample("bb")])
+    assert [(output.value, output.status) for output in outputs] == [(1.0, "ok"), (0.0, "failed"), (0.5, "ok")]
+    assert outputs[1].reason.startswith("ZeroDivisionError: division by zero (test_reward_signatures.py, line")
 
 
 @pytest.mark.parametrize("leave", [SystemExit(0), MemoryError(), RecursionError("deep"), StopIteration()])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_a_function_raises_is_the_verdict_of_that_completion(
-    sample: Sample, leave: BaseException, asynchronous: bool
-):
+def test_an_exception_fails_only_its_completion(sample: Sample, leave: BaseException, asynchronous: bool):
     def score(completion):
         if completion == "bad":
             raise leave
@@ -152,11 +156,11 @@ def test_what_a_function_raises_is_the_verdict_of_that_completion(
         return score(completion)
 
     reward = load_reward(score_later if asynchronous else score)
-    assert [one.verdict for one in reward([sample("a"), sample("bad"), sample("b")])] == ["ok", "failed", "ok"]
+    assert [output.status for output in reward([sample("a"), sample("bad"), sample("b")])] == ["ok", "failed", "ok"]
     reward.close()
 
 
-def test_a_column_that_the_data_lacks_is_named(sample: Sample):
+def test_the_error_names_a_missing_column(sample: Sample):
     def score(completion, solution):
         return 1.0
 
@@ -165,7 +169,7 @@ def test_a_column_that_the_data_lacks_is_named(sample: Sample):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda c, a: 1.0, r"reward\(c, a\) has no known signature.*completion, answer.*as in TRL.*as in verl"),
         (lambda *args, **kwargs: 1.0, "no known signature"),
@@ -174,16 +178,16 @@ def test_a_column_that_the_data_lacks_is_named(sample: Sample):
         (7, "not a function but of type int"),
     ],
 )
-def test_an_unknown_signature_is_refused_with_the_known_ones(function: Any, said: str):
-    with pytest.raises(UserError, match=f"(?s){said}"):
+def test_an_unknown_signature_is_refused_with_a_list_of_the_known_ones(function: Any, message: str):
+    with pytest.raises(UserError, match=f"(?s){message}"):
         load_reward(function)
 
 
-def test_a_lambda_has_a_name_fit_for_a_metric(sample: Sample):
+def test_a_lambda_is_called_reward(sample: Sample):
     assert load_reward(lambda completion: 1.0)([sample("a")])[0].parts == {"reward": 1.0}
 
 
-def test_an_interrupt_of_the_person_is_nobodys_verdict(sample: Sample):
+def test_a_keyboard_interrupt_is_not_caught(sample: Sample):
     def score(completion):
         raise KeyboardInterrupt
 

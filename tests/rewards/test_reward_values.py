@@ -1,4 +1,4 @@
-"""Whatever a reward function returns becomes a finite value or a verdict; nothing becomes a silent zero."""
+"""Whatever a reward function returns becomes a finite value or a status; nothing becomes a silent zero."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, judged, judged_all
+from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, to_output, to_outputs
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ from outdo.rewards.types import LARGEST_VALUE, RewardOutput, Status, judged, jud
         (np.array(2), 2.0),
     ],
 )
-def test_numbers_and_truths_are_their_value(returned: object, value: float):
-    scored = judged(returned, "f")
-    assert (scored.value, scored.verdict, scored.parts) == (value, Status.ok, {"f": value})
+def test_numbers_and_booleans_are_their_value(returned: object, value: float):
+    output = to_output(returned, "f")
+    assert (output.value, output.status, output.parts) == (value, Status.ok, {"f": value})
 
 
 @pytest.mark.parametrize(
-    ("returned", "verdict", "said"),
+    ("returned", "status", "message"),
     [
         (None, "not_applicable", ""),
         (float("nan"), "non_finite", "nan"),
@@ -46,34 +46,34 @@ def test_numbers_and_truths_are_their_value(returned: object, value: float):
         (Decimal(1), "failed", "a Decimal"),
     ],
 )
-def test_everything_else_is_a_verdict_that_names_it(returned: object, verdict: str, said: str):
-    scored = judged(returned, "f")
-    assert (scored.value, scored.verdict, scored.parts) == (0.0, verdict, {"f": None})
-    assert said in scored.reason
+def test_everything_else_has_a_status_and_a_reason(returned: object, status: str, message: str):
+    output = to_output(returned, "f")
+    assert (output.value, output.status, output.parts) == (0.0, status, {"f": None})
+    assert message in output.reason
 
 
 @given(st.one_of(st.floats(), st.integers(), st.none(), st.text(), st.booleans()))
 def test_no_value_is_ever_outside_the_range(returned: object):
-    assert abs(judged(returned, "f").value) <= LARGEST_VALUE
+    assert abs(to_output(returned, "f").value) <= LARGEST_VALUE
 
 
 @pytest.mark.parametrize("returned", [[1.0], 1.0, [1.0, 1.0, 1.0, 1.0], "abc", {0: 1, 1: 1, 2: 1}, np.array(1.0), None])
 def test_a_batch_with_the_wrong_count_fails_everywhere_and_names_both_counts(returned: object):
-    scored = judged_all(returned, 3, "f")
-    assert [one.verdict for one in scored] == ["failed"] * 3
-    assert "for 3 completions; expected a list of 3" in scored[0].reason
+    outputs = to_outputs(returned, 3, "f")
+    assert [output.status for output in outputs] == ["failed"] * 3
+    assert "for 3 completions; expected a list of 3" in outputs[0].reason
 
 
 def test_a_batch_may_be_an_array():
-    assert [one.value for one in judged_all(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
+    assert [output.value for output in to_outputs(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(float("nan"), Status.ok), (1.0, Status.failed)])
-def test_a_value_without_meaning_cannot_be_written_down(value: float, verdict: Status):
+@pytest.mark.parametrize(("value", "status"), [(float("nan"), Status.ok), (1.0, Status.failed)])
+def test_an_output_with_a_contradictory_value_is_refused(value: float, status: Status):
     with pytest.raises(ValueError, match="cannot have the value"):
-        RewardOutput(value=value, verdict=verdict, parts={})
+        RewardOutput(value=value, status=status, parts={})
 
 
-def test_the_room_knows_neither_torch_nor_transformers():
+def test_importing_rewards_loads_neither_torch_nor_transformers():
     program = "import sys, outdo.rewards; sys.exit(bool({'torch', 'transformers', 'sympy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

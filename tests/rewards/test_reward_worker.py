@@ -1,4 +1,4 @@
-"""A user's function can do its worst: it costs its own completion, and the next hundred are scored."""
+"""A user's function that hangs, crashes or lies fails only its own completion; the next hundred are scored."""
 
 import contextlib
 import datetime
@@ -80,8 +80,8 @@ def score(completion, answer):
 """
 
 
-def verdicts(reward: Reward, answered: list[RewardInput]) -> list[str]:
-    return [str(one.verdict) for one in reward(answered)]
+def statuses(reward: Reward, inputs: list[RewardInput]) -> list[str]:
+    return [str(output.status) for output in reward(inputs)]
 
 
 def group_of(reward: Any) -> int:
@@ -106,10 +106,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("fault", HANGS.values(), ids=HANGS.keys())
-def test_what_hangs_is_killed_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
+def test_a_hanging_call_is_killed_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
     reward = reward_of(SOURCE.replace("{fault}", fault), timeout=1.5)
     group = group_of(reward)
-    assert verdicts(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", "timed_out", *["ok"] * 100]
+    assert statuses(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", "timed_out", *["ok"] * 100]
     assert not is_group_alive(group)
     group = group_of(reward)
     reward.close()
@@ -117,13 +117,13 @@ def test_what_hangs_is_killed_and_the_next_hundred_are_scored(reward_of: Make, s
 
 
 @pytest.mark.parametrize("fault", ENDS.values(), ids=ENDS.keys())
-def test_what_crashes_has_failed_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
+def test_a_crashing_call_fails_and_the_next_hundred_are_scored(reward_of: Make, sample: Sample, fault: str):
     reward = reward_of(SOURCE.replace("{fault}", fault))
     group = group_of(reward)
-    scored = reward([sample("1"), sample("bad"), *[sample("1")] * 100])
-    assert [one.verdict for one in scored] == ["ok", "failed", *["ok"] * 100]
-    assert [one.value for one in scored] == [1.0, 0.0, *[1.0] * 100]
-    assert scored[1].reason
+    outputs = reward([sample("1"), sample("bad"), *[sample("1")] * 100])
+    assert [output.status for output in outputs] == ["ok", "failed", *["ok"] * 100]
+    assert [output.value for output in outputs] == [1.0, 0.0, *[1.0] * 100]
+    assert outputs[1].reason
     reward.close()
     assert not is_group_alive(group)
 
@@ -141,62 +141,58 @@ RETURNED = {
 }
 
 
-@pytest.mark.parametrize(("returned", "verdict"), RETURNED.items())
-def test_what_is_returned_gets_its_verdict_in_the_worker_too(
-    reward_of: Make, sample: Sample, returned: str, verdict: str
-):
+@pytest.mark.parametrize(("returned", "status"), RETURNED.items())
+def test_return_values_have_the_same_status_in_a_worker(reward_of: Make, sample: Sample, returned: str, status: str):
     reward = reward_of(f"def score(completion): return {returned} if completion == 'bad' else 1")
-    assert verdicts(reward, [sample("bad"), *[sample("1")] * 100]) == [verdict, *["ok"] * 100]
+    assert statuses(reward, [sample("bad"), *[sample("1")] * 100]) == [status, *["ok"] * 100]
 
 
-def test_a_segmentation_fault_is_called_by_its_name(reward_of: Make, sample: Sample):
+def test_the_reason_names_a_segmentation_fault(reward_of: Make, sample: Sample):
     reward = reward_of(SOURCE.replace("{fault}", ENDS["segmentation fault"]))
     assert reward([sample("bad")])[0].reason == "score ended the worker: SIGSEGV"
 
 
-def test_an_exception_is_told_with_its_file_and_line(reward_of: Make, sample: Sample):
+def test_the_reason_of_an_exception_has_its_file_and_line(reward_of: Make, sample: Sample):
     reward = reward_of("def score(completion):\n    return 1 / 0")
     assert reward([sample("a")])[0].reason == "ZeroDivisionError: division by zero (my_reward.py, line 2)"
 
 
-def test_printing_much_harms_nothing(reward_of: Make, sample: Sample, capfd: pytest.CaptureFixture[str]):
+def test_a_function_may_print_much(reward_of: Make, sample: Sample, capfd: pytest.CaptureFixture[str]):
     reward = reward_of("def score(completion):\n    print('x' * 10**6)\n    return 1.0")
-    assert verdicts(reward, [sample("a")] * 3) == ["ok"] * 3
+    assert statuses(reward, [sample("a")] * 3) == ["ok"] * 3
     out, err = capfd.readouterr()
     assert (out, len(err)) == ("", 3 * (10**6 + 1))
 
 
-def test_a_worker_is_reused_and_its_function_keeps_its_memory(reward_of: Make, sample: Sample):
+def test_a_worker_is_reused_and_keeps_its_state(reward_of: Make, sample: Sample):
     reward = reward_of("calls = []\ndef score(completion):\n    calls.append(1)\n    return len(calls)")
-    assert [one.value for one in [*reward([sample("a")] * 2), *reward([sample("a")])]] == [1.0, 2.0, 3.0]
+    assert [output.value for output in [*reward([sample("a")] * 2), *reward([sample("a")])]] == [1.0, 2.0, 3.0]
 
 
-def test_a_worker_found_dead_is_replaced_and_nobody_is_blamed(reward_of: Make, sample: Sample):
+def test_a_worker_that_died_between_calls_is_replaced_without_a_failure(reward_of: Make, sample: Sample):
     reward = reward_of("def score(completion): return 1.0")
     os.kill(group_of(reward), signal.SIGKILL)
     wait_until(lambda: not is_group_alive(group_of(reward)))
-    assert verdicts(reward, [sample("a")] * 2) == ["ok", "ok"]
+    assert statuses(reward, [sample("a")] * 2) == ["ok", "ok"]
 
 
 def test_no_zombie_and_no_open_file_is_left(reward_of: Make, sample: Sample):
     reward = reward_of(SOURCE.replace("{fault}", "os._exit(0)"))
     before = len(os.listdir("/proc/self/fd"))
-    verdicts(reward, [sample("bad")] * 10)
+    statuses(reward, [sample("bad")] * 10)
     reward.close()
     assert len(os.listdir("/proc/self/fd")) <= before
     with contextlib.suppress(ChildProcessError):  # there is none; or one of another test's, alive
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)
 
 
-def test_a_reward_that_ends_every_worker_is_not_tried_for_ever(
-    reward_of: Make, sample: Sample, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(worker_module, "ENDED_IN_A_ROW", 3)
+def test_a_reward_that_ends_every_worker_is_given_up(reward_of: Make, sample: Sample, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_module, "MAX_CONSECUTIVE_CRASHES", 3)
     reward = reward_of(SOURCE.replace("{fault}", "os._exit(0)"))
-    scored = reward([sample(text) for text in ("bad", "bad", "1", "bad", "bad", "bad", "1", "1")])
-    assert [one.verdict for one in scored] == ["failed", "failed", "ok", *["failed"] * 5]
-    assert scored[-1].reason.startswith("not tried: each of the 3 completions before it")
-    assert verdicts(reward, [sample("1")]) == ["ok"]
+    outputs = reward([sample(text) for text in ("bad", "bad", "1", "bad", "bad", "bad", "1", "1")])
+    assert [output.status for output in outputs] == ["failed", "failed", "ok", *["failed"] * 5]
+    assert outputs[-1].reason.startswith("not tried: each of the 3 completions before it")
+    assert statuses(reward, [sample("1")]) == ["ok"]
 
 
 # ---- functions that take all completions at once, and asynchronous ones
@@ -213,26 +209,26 @@ def score(completions, **columns):
 
 
 @pytest.mark.parametrize("fault", ["exit", "raise"])
-def test_a_batch_that_crashes_is_tried_again_one_by_one(reward_of: Make, sample: Sample, fault: str):
+def test_a_batch_that_crashes_is_retried_one_by_one(reward_of: Make, sample: Sample, fault: str):
     reward = reward_of(BATCH.replace("{fault}", fault))
-    answered = [sample("1"), sample("bad"), *[sample("1")] * 100]
-    assert verdicts(reward, answered) == ["ok", "failed", *["ok"] * 100]
+    inputs = [sample("1"), sample("bad"), *[sample("1")] * 100]
+    assert statuses(reward, inputs) == ["ok", "failed", *["ok"] * 100]
 
 
-def test_a_batch_that_hangs_has_timed_out_as_a_whole(reward_of: Make, sample: Sample):
+def test_a_batch_that_hangs_times_out_as_a_whole(reward_of: Make, sample: Sample):
     reward = reward_of(BATCH.replace("{fault}", "hang"), timeout=1.5)
-    assert verdicts(reward, [sample("1"), sample("bad")]) == ["timed_out", "timed_out"]
-    assert verdicts(reward, [sample("1")] * 100) == ["ok"] * 100
+    assert statuses(reward, [sample("1"), sample("bad")]) == ["timed_out", "timed_out"]
+    assert statuses(reward, [sample("1")] * 100) == ["ok"] * 100
 
 
-def test_one_value_for_many_is_never_spread_over_them(reward_of: Make, sample: Sample):
-    scored = reward_of(BATCH.replace("{fault}", "count"))([sample("1")] * 3)
-    assert [one.verdict for one in scored] == ["failed"] * 3
-    assert scored[0].reason == "score returned 1 value for 3 completions; expected a list of 3"
+def test_a_single_value_for_a_batch_is_a_failure(reward_of: Make, sample: Sample):
+    outputs = reward_of(BATCH.replace("{fault}", "count"))([sample("1")] * 3)
+    assert [output.status for output in outputs] == ["failed"] * 3
+    assert outputs[0].reason == "score returned 1 value for 3 completions; expected a list of 3"
 
 
 @pytest.mark.parametrize("fault", ["await asyncio.sleep(1000)", "time.sleep(1000)", "os._exit(0)", "sys.exit()"])
-def test_one_of_many_asynchronous_calls_costs_only_itself(reward_of: Make, sample: Sample, fault: str):
+def test_one_of_many_asynchronous_calls_fails_alone(reward_of: Make, sample: Sample, fault: str):
     source = f"""
         import asyncio, os, sys, time
         async def score(completion):
@@ -243,7 +239,7 @@ def test_one_of_many_asynchronous_calls_costs_only_itself(reward_of: Make, sampl
     """
     reward = reward_of(source, timeout=1.5)
     bad = "timed_out" if "sleep" in fault else "failed"
-    assert verdicts(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", bad, *["ok"] * 100]
+    assert statuses(reward, [sample("1"), sample("bad"), *[sample("1")] * 100]) == ["ok", bad, *["ok"] * 100]
 
 
 def test_a_late_asynchronous_call_is_cancelled_without_a_new_worker(reward_of: Make, sample: Sample):
@@ -255,46 +251,46 @@ def test_a_late_asynchronous_call_is_cancelled_without_a_new_worker(reward_of: M
     """
     reward = reward_of(source, timeout=1.5)
     group = group_of(reward)
-    assert verdicts(reward, [sample("1"), sample("bad")]) == ["ok", "timed_out"]
+    assert statuses(reward, [sample("1"), sample("bad")]) == ["ok", "timed_out"]
     assert group_of(reward) == group
 
 
-def test_an_asynchronous_batch_that_leaves_has_failed_and_does_not_hang(reward_of: Make, sample: Sample):
+def test_an_asynchronous_batch_that_exits_fails_and_does_not_hang(reward_of: Make, sample: Sample):
     source = """
         import sys
         async def score(completions, **columns):
             sys.exit(2)
     """
-    assert verdicts(reward_of(source, timeout=5.0), [sample("1")]) == ["failed"]
+    assert statuses(reward_of(source, timeout=5.0), [sample("1")]) == ["failed"]
 
 
-# ---- what crosses the line
+# ---- what is sent to and from the worker
 
 
-def test_any_column_that_data_can_hold_reaches_the_function(reward_of: Make, sample: Sample):
+def test_a_function_gets_columns_of_any_type(reward_of: Make, sample: Sample):
     reward = reward_of("def score(completion, day): return day.year + len(completion)")
     assert reward([sample("\ud800", day=datetime.date(2024, 1, 1))])[0].value == 2025.0
 
 
-def test_a_column_that_cannot_be_sent_costs_its_own_completion(reward_of: Make, sample: Sample):
+def test_a_column_that_cannot_be_pickled_fails_only_its_completion(reward_of: Make, sample: Sample):
     reward = reward_of("def score(completion): return 1.0")
-    scored = reward([sample("a", column=lambda: 0), sample("a")])
-    assert [one.verdict for one in scored] == ["failed", "ok"]
-    assert "cannot be sent to the worker" in scored[0].reason
+    outputs = reward([sample("a", column=lambda: 0), sample("a")])
+    assert [output.status for output in outputs] == ["failed", "ok"]
+    assert "cannot be sent to the worker" in outputs[0].reason
 
 
 FORGED = [
-    b'{"scored": [[NaN, "ok", ""]]}',
-    b'{"scored": [[1, "fine", ""]]}',
-    b'{"scored": []}',
+    b'{"outputs": [[NaN, "ok", ""]]}',
+    b'{"outputs": [[1, "fine", ""]]}',
+    b'{"outputs": []}',
     b"[]",
     b"\x80",
-    b'{"scored": 1}',
+    b'{"outputs": 1}',
 ]
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_an_answer_that_makes_no_sense_is_a_failure(reward_of: Make, sample: Sample, forged: bytes):
+def test_an_invalid_response_is_a_failure(reward_of: Make, sample: Sample, forged: bytes):
     source = f"""
         import gc, socket, struct
         def score(completion):
@@ -302,11 +298,11 @@ def test_an_answer_that_makes_no_sense_is_a_failure(reward_of: Make, sample: Sam
             line.sendall(struct.pack("!Q", {len(forged)}) + {forged!r})
             return 1.0
     """
-    scored = reward_of(source)([sample("a")])[0]
-    assert scored.verdict in (Status.failed, Status.non_finite)
+    output = reward_of(source)([sample("a")])[0]
+    assert output.status in (Status.failed, Status.non_finite)
 
 
-def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
+def test_a_response_of_excessive_size_is_not_read(reward_of: Make, sample: Sample):
     source = """
         import gc, socket
         def score(completion):
@@ -314,14 +310,14 @@ def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
             line.sendall(b"\\xff" * 8)
             return 1.0
     """
-    assert "its answer had 18446744073709551615 bytes" in reward_of(source)([sample("a")])[0].reason
+    assert "its response had 18446744073709551615 bytes" in reward_of(source)([sample("a")])[0].reason
 
 
 # ---- starting and ending
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import os\n\ndef score(completion:\n", "my_reward.py, line 3: SyntaxError: '\\(' was never closed"),
         ("import os\nimport no_such_package\n", "my_reward.py, line 2: ModuleNotFoundError: No module named 'no_such"),
@@ -332,12 +328,12 @@ def test_an_answer_of_any_size_is_not_read(reward_of: Make, sample: Sample):
         ("def score(response): return 1.0\n", "known signature"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_a_mistake_with_its_line(reward_of: Make, source: str, said: str):
-    with pytest.raises(UserError, match=said):
+def test_the_error_for_an_unusable_file_has_its_line(reward_of: Make, source: str, message: str):
+    with pytest.raises(UserError, match=message):
         reward_of(source)
 
 
-def test_a_file_whose_import_never_ends_is_a_mistake(reward_of: Make, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_whose_import_never_ends_is_refused(reward_of: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker_module, "IMPORT_DEADLINE", 1.0)
     with pytest.raises(UserError, match="importing it took longer than 1 s"):
         reward_of("while True: pass")
@@ -351,10 +347,10 @@ def test_a_worker_that_does_not_start_again_stops_the_run(reward_of: Make, sampl
         reward([sample("a")])
 
 
-def test_the_file_finds_its_neighbours_and_may_be_called_like_a_module_of_python(tmp_path: Path, sample: Sample):
+def test_a_file_can_import_its_neighbours_and_have_the_name_of_a_standard_module(tmp_path: Path, sample: Sample):
     (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 0.5")
     (tmp_path / "json.py").write_text("from neighbour_of_reward import VALUE\ndef score(completion): return VALUE")
-    reward = worker_module.Worker(f"{tmp_path}/json.py:score")
+    reward = worker_module.WorkerReward(f"{tmp_path}/json.py:score")
     assert reward([sample("a")])[0].value == 0.5
     reward.close()
 

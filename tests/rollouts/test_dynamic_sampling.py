@@ -1,4 +1,4 @@
-"""Dynamic sampling: what teaches nothing is replaced within the step; and the baseline of the likeliest answer."""
+"""Dynamic sampling replaces uninformative groups within the step; and the baseline of the greedy answer."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -13,13 +13,14 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts
 from outdo.loop import train
 from outdo.models.bundle import Models
-from outdo.rewards import load_reward
+from outdo.observability.metrics import step_metrics
+from outdo.rewards import FailureCount, load_reward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling, informative
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
-from outdo.types import Batch, Completion, Group, Prompt, Request
+from outdo.types import Batch, Completion, Prompt, Request, Sampled
 from outdo.utils.errors import RewardError
 
 SAMPLING = SamplingParams(max_tokens=12)
@@ -48,46 +49,54 @@ def right(completion: str, answer: str) -> float | None:
     return {"none": None}.get(completion, float(completion == answer))
 
 
-def rollouts(script: Callable[[Request], str], reward: Callable[..., object] = right, **how: object) -> GroupSampler:
-    return GroupSampler(Recording(script), SingleTurn(load_reward(reward)), group_size=2, sampling=SAMPLING, **how)
+def group_sampler(
+    script: Callable[[Request], str], reward: Callable[..., object] = right, **settings: object
+) -> GroupSampler:
+    return GroupSampler(Recording(script), SingleTurn(load_reward(reward)), group_size=2, sampling=SAMPLING, **settings)
 
 
-def refill(script: Callable[[Request], str], *, rounds: int = 2, **how: object) -> tuple[DynamicSampling, Prompts]:
+def dynamic(
+    script: Callable[[Request], str], *, rounds: int = 2, **settings: object
+) -> tuple[DynamicSampling, Prompts]:
     """Three questions a step, in the file's order."""
     prompts = Prompts(QUESTIONS, per_step=3, shuffle=False)
-    return DynamicSampling(rollouts(script, **how), prompts, rounds=rounds), prompts
+    return DynamicSampling(group_sampler(script, **settings), prompts, rounds=rounds), prompts
 
 
-def ids(groups: Sequence[Group]) -> list[str]:
-    return [group.prompt.id for group in groups]
+def ids(sampled: Sampled) -> list[str]:
+    return [group.prompt.id for group in sampled.groups]
 
 
-# -------------------------------------------------------------------------------------------------------------- refill
+# --------------------------------------------------------------------------------------------------- dynamic sampling
 
 
-def test_a_step_that_teaches_throughout_is_left_as_it_is():
-    ask, prompts = refill(mixed_for("0", "1", "2"))
-    assert ids(ask(POLICY, next(iter(prompts)), step=1)) == ["0", "1", "2"]
-    assert {request.stream.purpose for request in ask.rollouts.engine.requests} == {"train"}
+def test_a_step_of_informative_groups_is_not_changed():
+    sampler, prompts = dynamic(mixed_for("0", "1", "2"))
+    sampled = sampler(POLICY, next(iter(prompts)), step=1)
+    assert ids(sampled) == ["0", "1", "2"]
+    assert {request.stream.purpose for request in sampler.sampler.engine.requests} == {"train"}
     assert prompts.position == 3
-    assert (ask.metrics["refill/rounds"], ask.metrics["refill/dropped"], ask.metrics["refill/missing"]) == (0, 0, 0)
+    assert [sampled.metrics[f"refill/{name}"] for name in ("rounds", "dropped", "missing")] == [0, 0, 0]
 
 
-def test_what_teaches_nothing_is_replaced_by_as_many_further_questions_until_none_is_missing():
-    ask, prompts = refill(mixed_for("1", "4", "5"), rounds=9)
-    assert ids(ask(POLICY, next(iter(prompts)), step=7)) == ["1", "4", "5"]
-    asked = {(each.stream.purpose, each.stream.step, each.stream.prompt_id) for each in ask.rollouts.engine.requests}
+def test_uninformative_groups_are_replaced_by_as_many_further_questions_until_none_is_missing():
+    sampler, prompts = dynamic(mixed_for("1", "4", "5"), rounds=9)
+    assert ids(sampler(POLICY, next(iter(prompts)), step=7)) == ["1", "4", "5"]
+    requests = {
+        (each.stream.purpose, each.stream.step, each.stream.prompt_id) for each in sampler.sampler.engine.requests
+    }
     first = {("train", 7, "0"), ("train", 7, "1"), ("train", 7, "2")}
-    assert asked == first | {("train/refill-1", 7, "3"), ("train/refill-1", 7, "4"), ("train/refill-2", 7, "5")}
+    assert requests == first | {("train/refill-1", 7, "3"), ("train/refill-1", 7, "4"), ("train/refill-2", 7, "5")}
     assert [prompt.id for prompt in next(iter(prompts))] == ["6", "7", "8"]
 
 
-def test_after_the_last_round_the_step_goes_on_with_what_there_is_and_says_so():
-    ask, prompts = refill(mixed_for("1"), rounds=2)
-    assert ids(ask(POLICY, next(iter(prompts)), step=1)) == ["1"]
+def test_after_the_last_round_the_step_continues_with_fewer_groups_and_counts_them():
+    sampler, prompts = dynamic(mixed_for("1"), rounds=2)
+    sampled = sampler(POLICY, next(iter(prompts)), step=1)
+    assert ids(sampled) == ["1"]
     assert prompts.position == 7  # three, and twice the two that were missing
-    lengths = [len(ask.rollouts.engine.tokenizer.encode(text)) + 1 for text in ("yes", "no")]
-    assert ask.metrics == {
+    lengths = [len(sampler.sampler.engine.tokenizer.encode(text)) + 1 for text in ("yes", "no")]
+    assert sampled.metrics == {
         "refill/rounds": 2.0,
         "refill/dropped": 6.0,
         "refill/missing": 2.0,
@@ -96,96 +105,110 @@ def test_after_the_last_round_the_step_goes_on_with_what_there_is_and_says_so():
     }
 
 
-def test_a_step_in_which_nothing_teaches_is_a_step_that_updates_nothing():
+def test_a_step_without_an_informative_group_updates_nothing():
     policy = fresh()
-    ask, prompts = refill(mixed_for(), rounds=1)
-    step = next(train(Models(policy), prompts, ask, per_token(group_standardised), grpo(beta=0)))
+    sampler, prompts = dynamic(mixed_for(), rounds=1)
+    step = next(train(Models(policy), prompts, sampler, per_token(group_standardised), grpo(beta=0)))
     assert (step.groups, step.updates, policy.version) == ([], [], 0)
-    assert (ask.metrics["refill/missing"], ask.metrics["refill/reward"]) == (3.0, 0.0)
+    metrics = step_metrics(step)
+    assert (metrics["refill/missing"], metrics["refill/reward"]) == (3.0, 0.0)
 
 
-def test_no_random_numbers_are_used_twice_even_where_few_questions_come_again_and_again():
+def test_no_random_number_is_used_twice_even_if_few_questions_are_repeated():
     prompts = Prompts(QUESTIONS[:2], per_step=3, shuffle=False)
-    ask = DynamicSampling(rollouts(mixed_for(), greedy_baseline=True), prompts, rounds=3)
+    sampler = DynamicSampling(group_sampler(mixed_for(), greedy_baseline=True), prompts, rounds=3)
     for step, questions in enumerate(islice(prompts, 2), 1):
-        ask(POLICY, questions, step=step)
-    streams = [request.stream for request in ask.rollouts.engine.requests]
+        sampler(POLICY, questions, step=step)
+    streams = [request.stream for request in sampler.sampler.engine.requests]
     assert len(streams) == len(set(streams)) == 2 * 4 * 3 * 3  # steps, rounds, questions, two answers and a baseline
 
 
-def test_a_resumed_run_is_the_run_that_was_not_interrupted():
-    """The position in the data is all that is carried over."""
+def test_a_resumed_run_equals_an_uninterrupted_run():
+    """Only the position in the data is restored."""
 
     def by_chance(request: Request) -> str:
         return "yes" if crc32(repr(request.stream).encode()) % 3 == 0 else "no"
 
-    def steps(prompts: Prompts, ask: DynamicSampling, start: int, count: int) -> list[tuple[list[str], object]]:
-        batches = enumerate(islice(prompts, count), start)
-        return [(ids(ask(POLICY, questions, step=step)), ask.metrics) for step, questions in batches]
+    def run(prompts: Prompts, sampler: DynamicSampling, start: int, count: int) -> list[tuple[list[str], object]]:
+        steps = [sampler(POLICY, questions, step=step) for step, questions in enumerate(islice(prompts, count), start)]
+        return [(ids(sampled), sampled.metrics) for sampled in steps]
 
-    def made() -> tuple[Prompts, DynamicSampling]:
+    def new_run() -> tuple[Prompts, DynamicSampling]:
         prompts = Prompts(QUESTIONS, per_step=3, seed=5)
-        return prompts, DynamicSampling(rollouts(by_chance), prompts, rounds=2)
+        return prompts, DynamicSampling(group_sampler(by_chance), prompts, rounds=2)
 
-    straight = steps(*made(), 1, 8)
-    assert len({told["refill/rounds"] for _, told in straight}) > 1
-    for interrupted in range(8):
-        first, second = made(), made()
-        before = steps(*first, 1, interrupted)
+    uninterrupted = run(*new_run(), 1, 8)
+    assert len({metrics["refill/rounds"] for _, metrics in uninterrupted}) > 1
+    for steps in range(8):
+        first, second = new_run(), new_run()
+        before = run(*first, 1, steps)
         second[0].load_state(first[0].state())
-        assert before + steps(*second, interrupted + 1, 8 - interrupted) == straight
+        assert before + run(*second, steps + 1, 8 - steps) == uninterrupted
 
 
 def test_an_answer_without_a_reward_makes_no_group_informative():
     def script(request: Request) -> str:
         return "none" if request.stream.sample else "yes"
 
-    ask, prompts = refill(script, rounds=1)
-    assert ask(POLICY, next(iter(prompts)), step=1) == []
+    sampler, prompts = dynamic(script, rounds=1)
+    assert sampler(POLICY, next(iter(prompts)), step=1).groups == []
 
 
-def test_one_broken_question_in_a_refill_stops_no_run_but_many_do():
+def test_one_broken_question_in_a_further_round_stops_no_run_but_many_do():
     def broken(completion: str, answer: str, prompt: str) -> float:
         if prompt in faulty:
             raise ValueError
         return right(completion, answer)
 
     faulty = {"question 3"}
-    ask, prompts = refill(mixed_for("0", "1"), rounds=1, reward=broken)
-    assert ids(ask(POLICY, next(iter(prompts)), step=1)) == ["0", "1"]
+    sampler, prompts = dynamic(mixed_for("0", "1"), rounds=1, reward=broken)
+    assert ids(sampler(POLICY, next(iter(prompts)), step=1)) == ["0", "1"]
     faulty |= {f"question {number}" for number in range(1, 12)}
-    ask, prompts = refill(mixed_for("0"), rounds=2, reward=broken)
+    sampler, prompts = dynamic(mixed_for("0"), rounds=2, reward=broken)
     with pytest.raises(RewardError, match="4 of 6 rewards of this step"):
-        ask(POLICY, next(iter(prompts)), step=1)
+        sampler(POLICY, next(iter(prompts)), step=1)
 
 
-def test_without_a_round_there_is_nothing_to_refill():
+def test_failures_are_counted_over_the_calls_that_share_a_count_and_over_no_others():
+    def broken(completion: str, answer: str) -> float:
+        raise ValueError
+
+    environment = SingleTurn(load_reward(broken), max_failed=1.0)
+    sampler = GroupSampler(Recording(mixed_for()), environment, group_size=2, sampling=SAMPLING, greedy_baseline=True)
+    failures = FailureCount()
+    sampler(POLICY, QUESTIONS[:2], step=1, failures=failures)
+    assert (failures.rewards, len(failures.failed)) == (6, 6)  # four answers and two baselines
+    sampler(POLICY, QUESTIONS[:2], step=1, purpose="train/refill-1")
+    assert failures.rewards == 6
+
+
+def test_rounds_must_be_at_least_one():
     with pytest.raises(ValueError, match="rounds must be 1 or more"):
-        refill(mixed_for(), rounds=0)
+        dynamic(mixed_for(), rounds=0)
 
 
 # ------------------------------------------------------------------------------------------------------- the baseline
 
 
-def says(sampled: str, likeliest: str) -> Callable[[Request], str]:
-    return lambda request: likeliest if request.stream.purpose.endswith("/baseline") else sampled
+def answers(sampled: str, greedy: str) -> Callable[[Request], str]:
+    return lambda request: greedy if request.stream.purpose.endswith("/baseline") else sampled
 
 
-@pytest.mark.parametrize(("likeliest", "baseline"), [("yes", 1.0), ("no", 0.0)])
-def test_the_baseline_is_the_reward_of_the_likeliest_answer_which_is_not_trained_on(likeliest, baseline):
-    ask = rollouts(says("yes", likeliest), greedy_baseline=True)
-    groups = ask(POLICY, QUESTIONS[:2], step=4)
-    assert [sampling.temperature for sampling in ask.engine.sampled] == [1.0, 0.0]
-    assert [each.stream.purpose for each in ask.engine.requests] == ["train"] * 4 + ["train/baseline"] * 2
+@pytest.mark.parametrize(("greedy", "baseline"), [("yes", 1.0), ("no", 0.0)])
+def test_the_baseline_is_the_reward_of_the_greedy_answer_which_is_not_trained_on(greedy, baseline):
+    sampler = group_sampler(answers("yes", greedy), greedy_baseline=True)
+    groups = sampler(POLICY, QUESTIONS[:2], step=4)
+    assert [sampling.temperature for sampling in sampler.engine.sampled] == [1.0, 0.0]
+    assert [each.stream.purpose for each in sampler.engine.requests] == ["train"] * 4 + ["train/baseline"] * 2
     assert [(group.baseline, len(group.rollouts)) for group in groups] == [(baseline, 2)] * 2
     assert Batch.from_groups(groups).baselines.tolist() == [baseline] * 4
-    assert [informative(group) for group in groups] == [likeliest == "no"] * 2
+    assert [informative(group) for group in groups] == [greedy == "no"] * 2
 
 
-def test_without_being_asked_for_there_is_no_baseline():
-    ask = rollouts(says("yes", "no"))
-    assert [group.baseline for group in ask(POLICY, QUESTIONS[:2], step=1)] == [None, None]
-    assert len(ask.engine.requests) == 4
+def test_there_is_no_baseline_by_default():
+    sampler = group_sampler(answers("yes", "no"))
+    assert [group.baseline for group in sampler(POLICY, QUESTIONS[:2], step=1)] == [None, None]
+    assert len(sampler.engine.requests) == 4
 
 
 def test_a_group_without_a_baseline_is_counted_and_not_trained_on():
@@ -194,14 +217,14 @@ def test_a_group_without_a_baseline_is_counted_and_not_trained_on():
             request.stream.purpose, "yes"
         )
 
-    groups = rollouts(script, greedy_baseline=True)(POLICY, QUESTIONS[:2], step=1)
-    assert [[each.verdict for each in group.rollouts] for group in groups] == [["no_baseline"] * 2, ["ok"] * 2]
+    groups = group_sampler(script, greedy_baseline=True)(POLICY, QUESTIONS[:2], step=1)
+    assert [[each.status for each in group.rollouts] for group in groups] == [["no_baseline"] * 2, ["ok"] * 2]
     batch = Batch.from_groups(groups)
     assert batch.scored.tolist() == [False, False, True, True]
     assert not batch.loss_mask[:2].any()
     assert torch.equal(batch.rewards, torch.tensor([0.0, 0.0, 1.0, 1.0]))
 
 
-def test_a_verdict_that_was_there_before_is_kept():
-    ask = rollouts(says("none", "none"), greedy_baseline=True)
-    assert {each.verdict for each in ask(POLICY, QUESTIONS[:1], step=1)[0].rollouts} == {"not_applicable"}
+def test_a_status_from_the_reward_is_kept():
+    sampler = group_sampler(answers("none", "none"), greedy_baseline=True)
+    assert {each.status for each in sampler(POLICY, QUESTIONS[:1], step=1)[0].rollouts} == {"not_applicable"}

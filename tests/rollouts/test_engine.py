@@ -1,4 +1,4 @@
-"""The built-in engine: the same request gives the same answer in any company, and it is the trainer's own model."""
+"""The built-in engine: the same request gives the same answer in any batch, and the model is the trainer's own."""
 
 import dataclasses
 import random
@@ -19,7 +19,9 @@ from outdo.utils.rng import Stream
 
 LONG = SamplingParams(max_tokens=100)
 MODELS = [(arch, {}) for arch in SHARED] + [("qwen3", {"sharpness": 6.0}), ("qwen3", {"hidden": 128})]
-EVERY_MODEL = pytest.mark.parametrize(("arch", "how"), MODELS, ids=lambda x: x if isinstance(x, str) else str(x or ""))
+EVERY_MODEL = pytest.mark.parametrize(
+    ("arch", "settings"), MODELS, ids=lambda x: x if isinstance(x, str) else str(x or "")
+)
 
 
 def many() -> list[Request]:
@@ -27,7 +29,7 @@ def many() -> list[Request]:
     return requests((1, 3, 17, 63, 64, 90), siblings=3, limit=lambda index: (70, 3, 30, 1, 40, 12, 8)[index % 7])
 
 
-def batch_of(asked: Sequence[Request], answers: Sequence[Completion], temperature: float = 1.0) -> Batch:
+def batch_of(requests: Sequence[Request], answers: Sequence[Completion], temperature: float = 1.0) -> Batch:
     """The engine's answers as the trainer sees them, each a group of its own."""
     return Batch.from_groups(
         [
@@ -35,40 +37,40 @@ def batch_of(asked: Sequence[Request], answers: Sequence[Completion], temperatur
                 prompt=Prompt(id=str(number), text="", token_ids=request.token_ids),
                 rollouts=(rollout(answer.token_ids, logprobs=answer.logprobs, temperature=temperature),),
             )
-            for number, (request, answer) in enumerate(zip(asked, answers, strict=True))
+            for number, (request, answer) in enumerate(zip(requests, answers, strict=True))
         ]
     )
 
 
 def mismatch(
-    policy: Policy, asked: Sequence[Request], answers: Sequence[Completion], temperature: float = 1.0
+    policy: Policy, batch: Sequence[Request], answers: Sequence[Completion], temperature: float = 1.0
 ) -> float:
-    """The largest gap between what the engine and the trainer say of a sampled token, in nats."""
-    batch = batch_of(asked, answers, temperature)
-    return float((policy.logprobs(batch) - batch.rollout_logprobs)[batch.loss_mask].abs().max())
+    """The largest difference between the log-probabilities of engine and trainer, in nats."""
+    trained = batch_of(batch, answers, temperature)
+    return float((policy.logprobs(trained) - trained.rollout_logprobs)[trained.loss_mask].abs().max())
 
 
-# -------------------------------------------------------------------------------------- the same answer in any company
+# -------------------------------------------------------------------------------------- the same answer in any batch
 
 
-def assert_company_does_not_matter(policy: Policy, asked: list[Request]) -> list[Completion]:
-    together = BuiltinEngine(policy, rows=256).generate(asked, LONG)
+def assert_the_batch_does_not_matter(policy: Policy, batch: list[Request]) -> list[Completion]:
+    together = BuiltinEngine(policy, rows=256).generate(batch, LONG)
     for rows in (4, 64):
-        assert BuiltinEngine(policy, rows=rows).generate(asked, LONG) == together
-    order = random.Random(0).sample(range(len(asked)), len(asked))
-    mixed = BuiltinEngine(policy, rows=7).generate([asked[i] for i in order], LONG)
+        assert BuiltinEngine(policy, rows=rows).generate(batch, LONG) == together
+    order = random.Random(0).sample(range(len(batch)), len(batch))
+    mixed = BuiltinEngine(policy, rows=7).generate([batch[i] for i in order], LONG)
     assert mixed == [together[i] for i in order]
-    without_siblings = BuiltinEngine(policy).generate(asked[1::3], LONG)
+    without_siblings = BuiltinEngine(policy).generate(batch[1::3], LONG)
     assert without_siblings == together[1::3]
-    for i in (0, len(asked) // 2, len(asked) - 2):
-        assert BuiltinEngine(policy, rows=1).generate([asked[i]], LONG) == [together[i]]
+    for i in (0, len(batch) // 2, len(batch) - 2):
+        assert BuiltinEngine(policy, rows=1).generate([batch[i]], LONG) == [together[i]]
     return together
 
 
 @EVERY_MODEL
-def test_an_answer_has_the_same_bits_whatever_it_was_batched_with(arch, how):
+def test_an_answer_has_the_same_bits_in_any_batch(arch, settings):
     """On a CPU in float32: alone, in batches of any size, in any order, with siblings and without."""
-    together = assert_company_does_not_matter(shared(arch, **how), many())
+    together = assert_the_batch_does_not_matter(shared(arch, **settings), many())
     assert max(len(answer.token_ids) for answer in together) > 64
 
 
@@ -76,15 +78,15 @@ def few() -> list[Request]:
     return requests((3, 62, 90), siblings=3, limit=lambda index: (9, 1, 6, 3)[index % 4])
 
 
-def test_so_it_has_with_two_threads():
+def test_an_answer_has_the_same_bits_in_any_batch_with_two_threads():
     with threads(2):
-        assert_company_does_not_matter(shared("qwen3", sharpness=6.0), few())
+        assert_the_batch_does_not_matter(shared("qwen3", sharpness=6.0), few())
 
 
-def test_one_thread_and_two_choose_the_same_tokens():
-    """The bits of log-probabilities may differ, since threads may share a sum out differently.
+def test_one_thread_and_two_sample_the_same_tokens():
+    """The bits of log-probabilities may differ, because threads may split a sum differently.
 
-    So a run is promised to repeat itself under the same number of threads only.
+    So a run is reproducible only with the same number of threads.
     """
     found = []
     for count in (1, 2):
@@ -97,7 +99,7 @@ def test_one_thread_and_two_choose_the_same_tokens():
 
 @pytest.mark.parametrize("shape", [(32, 264), (128, 512), (384, 1024), (896, 4864), (128, 50_000)], ids=str)
 def test_products_of_a_multiple_of_four_rows_have_the_same_bits_on_this_machine(shape):
-    """What the engine's independence of the batch rests on; where it fails, so will the tests above."""
+    """The engine's independence of the batch needs this; where it fails, the tests above may fail, too."""
     generator = torch.Generator().manual_seed(0)
     weight, rows = (torch.randn(n, shape[0], generator=generator) for n in (shape[1], 256))
     whole = torch.nn.functional.linear(rows, weight)
@@ -108,24 +110,24 @@ def test_products_of_a_multiple_of_four_rows_have_the_same_bits_on_this_machine(
 def test_streams_and_seeds_give_different_answers():
     policy, (first, *_) = shared("qwen3"), requests()
     others = [first.stream._replace(**change) for change in ({"purpose": "eval"}, {"step": 2}, {"sample": 9})]
-    asked = [first, *(dataclasses.replace(first, stream=stream) for stream in others)]
-    answers = [BuiltinEngine(policy, seed=seed).generate(asked, LONG) for seed in (0, 1)]
-    assert len({answer.token_ids for both in answers for answer in both}) == 2 * len(asked)
+    batch = [first, *(dataclasses.replace(first, stream=stream) for stream in others)]
+    answers = [BuiltinEngine(policy, seed=seed).generate(batch, LONG) for seed in (0, 1)]
+    assert len({answer.token_ids for both in answers for answer in both}) == 2 * len(batch)
 
 
-def test_an_episode_interrupted_and_continued_goes_on_as_if_it_had_not_been():
+def test_an_interrupted_episode_continues_with_the_same_tokens():
     """`position` counts the random numbers that earlier turns have used."""
-    policy, asked = shared("qwen3"), requests(siblings=1)
+    policy, batch = shared("qwen3"), requests(siblings=1)
     engine = BuiltinEngine(policy)
-    whole = engine.generate(asked, LONG)
+    whole = engine.generate(batch, LONG)
     rest = [
         dataclasses.replace(request, token_ids=request.token_ids + answer.token_ids[:11], position=11, max_tokens=19)
-        for request, answer in zip(asked, whole, strict=True)
+        for request, answer in zip(batch, whole, strict=True)
     ]
     assert [x.token_ids for x in engine.generate(rest, LONG)] == [x.token_ids[11:] for x in whole]
 
 
-def test_nothing_is_asked_and_nothing_comes():
+def test_no_requests_give_no_completions():
     assert BuiltinEngine(shared("qwen3")).generate([], LONG) == []
 
 
@@ -133,37 +135,37 @@ def test_nothing_is_asked_and_nothing_comes():
 
 
 @EVERY_MODEL
-def test_log_probabilities_are_those_of_the_training_forward(arch, how):
-    policy, asked = shared(arch, **how), many()
+def test_log_probabilities_equal_those_of_the_training_forward_pass(arch, settings):
+    policy, batch = shared(arch, **settings), many()
     for temperature in (1.0, 0.6):
         sampling = SamplingParams(max_tokens=100, temperature=temperature, top_p=0.9, top_k=100)
-        answers = BuiltinEngine(policy).generate(asked, sampling)
-        assert mismatch(policy, asked, answers, temperature) < 1e-4
+        answers = BuiltinEngine(policy).generate(batch, sampling)
+        assert mismatch(policy, batch, answers, temperature) < 1e-4
 
 
 @EVERY_MODEL
-def test_greedy_tokens_are_those_of_transformers(arch, how):
-    policy, asked = shared(arch, **how), requests((1, 17, 90), siblings=1, limit=lambda index: 70)
-    answers = BuiltinEngine(policy).generate(asked, SamplingParams(max_tokens=70, temperature=0))
-    for request, answer in zip(asked, answers, strict=True):
+def test_greedy_tokens_equal_those_of_transformers(arch, settings):
+    policy, batch = shared(arch, **settings), requests((1, 17, 90), siblings=1, limit=lambda index: 70)
+    answers = BuiltinEngine(policy).generate(batch, SamplingParams(max_tokens=70, temperature=0))
+    for request, answer in zip(batch, answers, strict=True):
         ids = torch.tensor([request.token_ids])
         full = policy.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=70)
         assert list(answer.token_ids) == full[0, ids.shape[1] :].tolist()
 
 
-def test_the_engine_samples_from_the_weights_as_they_are_now():
-    policy, asked = fresh(), requests()
+def test_the_engine_samples_from_the_current_weights():
+    policy, batch = fresh(), requests()
     engine = BuiltinEngine()
     with pytest.raises(ValueError, match=r"no policy yet: call `load\(policy\)` first"):
-        engine.generate(asked, LONG)
+        engine.generate(batch, LONG)
     engine.load(policy)
-    before = engine.generate(asked, LONG)
+    before = engine.generate(batch, LONG)
     with torch.no_grad():
         policy.model.lm_head.weight.mul_(1.5)
     policy.optimiser.steps = 7
-    after = engine.generate(asked, LONG)
+    after = engine.generate(batch, LONG)
     assert [answer.token_ids for answer in after] != [answer.token_ids for answer in before]
-    assert mismatch(policy, asked, after) < 1e-4
+    assert mismatch(policy, batch, after) < 1e-4
     assert {answer.policy_version for answer in before} == {0}
     assert {answer.policy_version for answer in after} == {7}
 
@@ -172,56 +174,58 @@ def test_the_engine_samples_from_the_weights_as_they_are_now():
 
 
 @pytest.mark.parametrize("at_once", [3, 256])
-def test_a_model_without_attention_is_sampled_from_the_policy_that_is_trained(at_once):
-    policy, asked = shared("mamba"), requests((1, 5, 30), siblings=2, limit=lambda index: 3 + 4 * index)
-    answers = BuiltinEngine(policy, rows=at_once).generate(asked, LONG)
+def test_a_model_without_attention_is_sampled_with_matching_log_probabilities(at_once):
+    policy, batch = shared("mamba"), requests((1, 5, 30), siblings=2, limit=lambda index: 3 + 4 * index)
+    answers = BuiltinEngine(policy, rows=at_once).generate(batch, LONG)
     assert [len(answer.token_ids) for answer in answers] == [3, 7, 11, 15, 19, 23]
-    assert mismatch(policy, asked, answers) < 1e-4
+    assert mismatch(policy, batch, answers) < 1e-4
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma2", "gpt2"])
-def test_both_ways_sample_the_same_tokens(arch):
+def test_both_attention_modes_sample_the_same_tokens(arch):
     policy, padded = shared(arch), fresh(arch, attention="padded")
-    asked = requests((1, 9, 40), siblings=3, limit=lambda index: 5 + 3 * index)
-    answers = [BuiltinEngine(each, rows=4).generate(asked, LONG) for each in (policy, padded)]
+    batch = requests((1, 9, 40), siblings=3, limit=lambda index: 5 + 3 * index)
+    answers = [BuiltinEngine(each, rows=4).generate(batch, LONG) for each in (policy, padded)]
     assert [x.token_ids for x in answers[0]] == [x.token_ids for x in answers[1]]
     assert [x.finish_reason for x in answers[0]] == [x.finish_reason for x in answers[1]]
-    assert mismatch(padded, asked, answers[1]) < 1e-4
+    assert mismatch(padded, batch, answers[1]) < 1e-4
 
 
 # ------------------------------------------------------------------------------------------------------------ the ends
 
 
-WAYS = pytest.mark.parametrize("attention", ["shared", "padded"])
+ATTENTION_MODES = pytest.mark.parametrize("attention", ["shared", "padded"])
 
 
-def ending(attention: str, **how: object) -> tuple[list[Request], list[Completion], list[Completion]]:
-    """Requests, what is answered without any stop, and what is with `how`."""
+def generate_with_and_without_stop(
+    attention: str, **stop: object
+) -> tuple[list[Request], list[Completion], list[Completion]]:
+    """Return requests, their completions without any stop setting, and those with `stop`."""
     policy = shared("qwen3") if attention == "shared" else fresh(attention="padded")
-    asked = requests((1, 20), siblings=4, limit=lambda index: 60)
+    batch = requests((1, 20), siblings=4, limit=lambda index: 60)
     engine = BuiltinEngine(policy)
-    return asked, engine.generate(asked, LONG), engine.generate(asked, SamplingParams(max_tokens=100, **how))
+    return batch, engine.generate(batch, LONG), engine.generate(batch, SamplingParams(max_tokens=100, **stop))
 
 
-@WAYS
-def test_an_end_token_belongs_to_the_answer_and_is_trained(attention):
+@ATTENTION_MODES
+def test_the_end_token_is_part_of_the_answer_and_is_trained(attention):
     policy = fresh(attention=attention)
     with torch.no_grad():
         policy.model.lm_head.weight[0].mul_(4)  # more ends
-    asked = requests((1, 20), siblings=8, limit=lambda index: 60)
-    answers = BuiltinEngine(policy).generate(asked, LONG)
+    batch = requests((1, 20), siblings=8, limit=lambda index: 60)
+    answers = BuiltinEngine(policy).generate(batch, LONG)
     stopped = [answer for answer in answers if answer.finish_reason is FinishReason.stop]
     assert len(stopped) > 3
     assert all(answer.token_ids.index(0) == len(answer.token_ids) - 1 for answer in stopped)
     assert all(0 not in x.token_ids and len(x.token_ids) == 60 for x in answers if x not in stopped)
-    assert mismatch(policy, asked, answers) < 1e-4
-    batch = batch_of(asked, answers)
-    assert int((batch.loss_mask & (batch.token_ids == 0)).sum()) == len(stopped)
+    assert mismatch(policy, batch, answers) < 1e-4
+    trained = batch_of(batch, answers)
+    assert int((trained.loss_mask & (trained.token_ids == 0)).sum()) == len(stopped)
 
 
-@WAYS
-def test_stop_tokens_end_an_answer_besides_the_models_own(attention):
-    _, free, stopped = ending(attention, stop_token_ids=tuple(range(5, 15)))
+@ATTENTION_MODES
+def test_stop_tokens_end_an_answer_in_addition_to_the_models_own(attention):
+    _, free, stopped = generate_with_and_without_stop(attention, stop_token_ids=tuple(range(5, 15)))
     for whole, cut in zip(free, stopped, strict=True):
         ends = [index for index, token in enumerate(whole.token_ids) if token == 0 or 5 <= token < 15]
         expected = whole.token_ids[: ends[0] + 1] if ends else whole.token_ids
@@ -230,13 +234,13 @@ def test_stop_tokens_end_an_answer_besides_the_models_own(attention):
     assert any(answer.finish_reason is FinishReason.stop for answer in stopped)
 
 
-@WAYS
-def test_a_stop_text_ends_an_answer_where_it_is_complete_and_belongs_to_it(attention):
-    """Here two letters, which no token of the tiny tokenizer holds: a stop text across tokens."""
+@ATTENTION_MODES
+def test_a_stop_text_ends_an_answer_once_complete_and_is_part_of_it(attention):
+    """The stop text has two letters, and no token of the tiny tokenizer has two: it spans tokens."""
     tokenizer = shared("qwen3").tokenizer
-    _, free, _ = ending(attention)
+    _, free, _ = generate_with_and_without_stop(attention)
     stop = next(text for text in (tokenizer.decode(free[0].token_ids[i : i + 2]) for i in range(60)) if text.isascii())
-    _, _, stopped = ending(attention, stop=(stop, "never to be seen"))
+    _, _, stopped = generate_with_and_without_stop(attention, stop=(stop, "never to be seen"))
     first = stopped[0]
     assert first.finish_reason is FinishReason.stop
     assert tokenizer.decode(first.token_ids).endswith(stop)
@@ -247,27 +251,29 @@ def test_a_stop_text_ends_an_answer_where_it_is_complete_and_belongs_to_it(atten
         assert len(cut.token_ids) == len(whole.token_ids) or stop in tokenizer.decode(cut.token_ids)
 
 
-def growing(tokenizer: PreTrainedTokenizerFast, text: str, stop: str) -> list[FinishReason | None]:
-    """What the rule says after each token of `text`."""
+def finish_reasons(tokenizer: PreTrainedTokenizerFast, text: str, stop: str) -> list[FinishReason | None]:
+    """The finish reason after each token of `text`."""
     policy = shared("qwen3")
-    row = SequenceState(Request(token_ids=(5,), stream=Stream("test", 1, "", 0), max_tokens=999), key=0, limit=999)
+    row = SequenceState(
+        Request(token_ids=(5,), stream=Stream("test", 1, "", 0), max_tokens=999), stream_key=0, max_tokens=999
+    )
     rule = StopRule(policy, SamplingParams(stop=(stop,)))
-    said = []
+    reasons = []
     for token in tokenizer.encode(text):
         row.token_ids.append(token)
-        said.append(rule.reason(row))
-    return said
+        reasons.append(rule.finish_reason(row))
+    return reasons
 
 
 @pytest.mark.parametrize("stop", ["é", "</answer>", "\n\n", "日本", "."])
-def test_a_stop_text_is_seen_with_its_last_byte_and_not_before(stop):
+def test_a_stop_text_is_found_at_its_last_byte(stop):
     tokenizer = shared("qwen3").tokenizer
-    said = growing(tokenizer, "so" + stop, stop)
-    assert len(said) == 2 + len(stop.encode())  # every byte is a token
-    assert said == [None] * (len(said) - 1) + [FinishReason.stop]
+    reasons = finish_reasons(tokenizer, "so" + stop, stop)
+    assert len(reasons) == 2 + len(stop.encode())  # every byte is a token
+    assert reasons == [None] * (len(reasons) - 1) + [FinishReason.stop]
 
 
-def test_a_stop_text_in_the_prompt_stops_nothing():
+def test_a_stop_text_in_the_prompt_has_no_effect():
     policy = shared("qwen3")
     prompt = tuple(policy.tokenizer.encode("Stop here. Stop."))
     request = Request(token_ids=prompt, stream=Stream("test", 1, "", 0), max_tokens=10)
@@ -275,29 +281,29 @@ def test_a_stop_text_in_the_prompt_stops_nothing():
     assert len(answer.token_ids) == 10
 
 
-@WAYS
-def test_the_tighter_of_the_two_token_limits_holds(attention):
+@ATTENTION_MODES
+def test_the_smaller_of_the_two_token_limits_applies(attention):
     policy = shared("qwen3") if attention == "shared" else fresh(attention="padded")
-    asked = requests((1, 20), limit=lambda index: 1 + 2 * index)
-    answers = BuiltinEngine(policy).generate(asked, SamplingParams(max_tokens=8))
+    batch = requests((1, 20), limit=lambda index: 1 + 2 * index)
+    answers = BuiltinEngine(policy).generate(batch, SamplingParams(max_tokens=8))
     lengths = [len(answer.token_ids) for answer in answers]
     assert lengths == [min(8, 1 + 2 * index) for index in range(8)]
     assert {answer.finish_reason for answer in answers} == {FinishReason.length}
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gpt2"])
-@WAYS
-def test_an_answer_ends_where_the_models_context_does(arch, attention):
+@ATTENTION_MODES
+def test_an_answer_ends_at_the_end_of_the_models_context(arch, attention):
     """The tiny models have 512 positions; gpt2 has learned ones, and would fail at a 513th."""
     policy = shared(arch) if attention == "shared" else fresh(arch, attention="padded")
-    asked = requests((505, 511, 8), siblings=1)
-    answers = BuiltinEngine(policy).generate(asked, LONG)
+    batch = requests((505, 511, 8), siblings=1)
+    answers = BuiltinEngine(policy).generate(batch, LONG)
     assert [len(answer.token_ids) for answer in answers] == [7, 1, 30]
     assert [answer.finish_reason for answer in answers] == [FinishReason.length] * 3
-    assert mismatch(policy, asked, answers) < 1e-4
+    assert mismatch(policy, batch, answers) < 1e-4
 
 
-@WAYS
+@ATTENTION_MODES
 def test_a_prompt_that_fills_the_context_is_an_error_that_names_it(attention):
     policy = shared("qwen3") if attention == "shared" else fresh(attention="padded")
     request = Request(token_ids=tokens(512, 0), stream=Stream("test", 1, "q7", 0), max_tokens=10)
@@ -306,20 +312,20 @@ def test_a_prompt_that_fills_the_context_is_an_error_that_names_it(attention):
 
 
 @pytest.mark.parametrize(("prompt", "limit"), [((), 5), ((7, 8), 0)])
-def test_a_request_that_asks_for_nothing_sensible_is_refused(prompt, limit):
-    """An empty prompt would be answered from its neighbour's end; an answer of no tokens would have one."""
-    asked = [*requests((4,), siblings=1), Request(token_ids=prompt, stream=Stream("t", 1, "q7", 0), max_tokens=limit)]
+def test_a_request_without_prompt_tokens_or_without_room_is_refused(prompt, limit):
+    """An empty prompt would continue its neighbour's prompt; an answer of no tokens would get one."""
+    batch = [*requests((4,), siblings=1), Request(token_ids=prompt, stream=Stream("t", 1, "q7", 0), max_tokens=limit)]
     with pytest.raises(ValueError, match="q7"):
-        BuiltinEngine(shared("qwen3")).generate(asked, LONG)
+        BuiltinEngine(shared("qwen3")).generate(batch, LONG)
 
 
-def test_the_engine_multiplies_as_precisely_as_training_does(monkeypatch):
-    ask, asked = onednn._by_onednn, []
-    monkeypatch.setattr(onednn, "_by_onednn", lambda *how, **more: asked.append(1) or ask(*how, **more))
+def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
+    original, calls = onednn._by_onednn, []
+    monkeypatch.setattr(onednn, "_by_onednn", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
     model = fresh()
     for precision, expected in (("float32", onednn.X86), ("bfloat16", False)):
-        asked.clear()
+        calls.clear()
         policy = Policy(model.model, model.tokenizer, precision=precision)
-        asked.clear()
+        calls.clear()
         BuiltinEngine(policy).generate(requests(), SamplingParams())
-        assert bool(asked) is expected
+        assert bool(calls) is expected

@@ -1,4 +1,4 @@
-"""The cache of keys and values: plain attention computed step by step, blocks that cost what is in use."""
+"""The KV cache: attention step by step equals plain attention, and blocks have only the rows in use."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from engine_cases import requests, shared
 from torch import Tensor
 
 from outdo.models.attention.kernel import Rule, attention, within
-from outdo.rollouts.engines.builtin.engine import Sampler
-from outdo.rollouts.engines.builtin.kv_cache import RowCache
+from outdo.rollouts.engines.builtin.engine import ContinuousBatch
+from outdo.rollouts.engines.builtin.kv_cache import KVCache
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 
@@ -21,7 +21,7 @@ def sequence(length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(1, heads, length, D, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
 
 
-def step(cache: RowCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: Rule) -> Tensor:
+def step(cache: KVCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: Rule) -> Tensor:
     """The next token of each sequence, [n, heads, d]."""
     at = cache.lengths[: len(sequences)].tolist()
     query, key, value = (
@@ -32,15 +32,15 @@ def step(cache: RowCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: 
 
 
 def whole(sequence: tuple[Tensor, Tensor, Tensor], rule: Rule) -> Tensor:
-    """[length, heads, d], all at once."""
+    """Attention over the whole sequence, [length, heads, d]."""
     at = torch.arange(sequence[0].shape[2])[None]
     return attention(*sequence, within(at, at, at >= 0, rule.window), rule)[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, window=3), Rule(0.3, softcap=2.0)], ids=str)
-def test_step_by_step_is_all_at_once(rule):
+def test_attention_step_by_step_equals_attention_over_the_whole_sequence(rule):
     sequences, prompts = [sequence(30, seed) for seed in range(4)], (1, 4, 7, 13)
-    cache = RowCache(4, block=BLOCK, device=CPU)
+    cache = KVCache(4, block=BLOCK, device=CPU)
     for row, ((_, key, value), length) in enumerate(zip(sequences, prompts, strict=True)):
         cache.admit(row, 1, [(key[0, :, :length], value[0, :, :length])])
     for offset in range(15):
@@ -49,9 +49,9 @@ def test_step_by_step_is_all_at_once(rule):
             torch.testing.assert_close(found[row], whole(sequences[row], rule)[length + offset], rtol=1e-5, atol=1e-6)
 
 
-def test_a_block_made_for_few_rows_takes_more_when_more_come():
+def test_a_block_allocated_for_few_rows_grows_with_the_batch():
     rule, (first, second) = Rule(0.3), (sequence(12, 0), sequence(12, 1))
-    cache = RowCache(2, block=BLOCK, device=CPU)
+    cache = KVCache(2, block=BLOCK, device=CPU)
     cache.admit(0, 1, [(first[1][0, :, :3], first[2][0, :, :3])])
     for _ in range(3):
         step(cache, [first], rule)
@@ -63,25 +63,25 @@ def test_a_block_made_for_few_rows_takes_more_when_more_come():
             torch.testing.assert_close(found[row], whole(each, rule)[start + offset], rtol=1e-5, atol=1e-6)
 
 
-def test_where_one_long_answer_is_left_its_blocks_hold_it_alone():
+def test_new_blocks_have_only_the_rows_still_in_use():
     policy, sampling = shared("qwen3"), SamplingParams(max_tokens=200)
-    asked = requests((3,), siblings=16, limit=lambda index: 200 if index == 5 else 4)
+    batch = requests((3,), siblings=16, limit=lambda index: 200 if index == 5 else 4)
     rule = StopRule(policy, sampling)
-    sampler = Sampler(policy, sampling, rule, 16)
-    rows = [SequenceState(request, key, rule.limit(request)) for key, request in enumerate(asked)]
+    continuous = ContinuousBatch(policy, sampling, rule, 16)
+    rows = [SequenceState(request, key, rule.max_new_tokens(request)) for key, request in enumerate(batch)]
     rule.stop_ids = frozenset()
-    sampler.run(rows)
+    continuous.run(rows)
     assert [len(row.token_ids) for row in rows] == [200 if index == 5 else 4 for index in range(16)]
-    for stores in sampler.cache.layers:
+    for stores in continuous.cache.layers:
         assert [[len(block) for block in store] for store in stores] == [[16, 4, 4, 4]] * 2
 
 
 @pytest.mark.parametrize("length", [64, 128, 576, 4096])
-def test_weights_have_the_same_bits_whatever_masked_blocks_follow_on_this_machine(length):
-    """What independence of longer neighbours rests on, besides sums that go block by block."""
+def test_softmax_has_the_same_bits_before_any_masked_blocks_on_this_machine(length):
+    """Independence of longer rows needs this, and sums that are taken block by block."""
     scores = torch.randn(64, 2, length, generator=torch.Generator().manual_seed(0)) * 5
     alone = scores.softmax(-1)
     for blocks in (1, 2, 7, 100):
-        beside = torch.cat([scores, torch.full((64, 2, 64 * blocks), -torch.inf)], -1).softmax(-1)
-        assert torch.equal(beside[..., :length], alone)
-        assert not beside[..., length:].any()
+        longer = torch.cat([scores, torch.full((64, 2, 64 * blocks), -torch.inf)], -1).softmax(-1)
+        assert torch.equal(longer[..., :length], alone)
+        assert not longer[..., length:].any()

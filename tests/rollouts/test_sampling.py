@@ -1,4 +1,4 @@
-"""Choosing a token, and the random numbers it is chosen by: plain functions, checked exactly."""
+"""Sampling a token, and the random numbers for it: plain functions, checked exactly."""
 
 from itertools import pairwise, product
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outdo.rollouts.engines.sampling import SamplingParams, _filtered, choose
+from outdo.rollouts.engines.builtin.sequences import apply_filters, sample_tokens
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 # Distinct to three digits, so that no two tokens tie for a place.
@@ -22,22 +23,22 @@ def evenly(count: int) -> Tensor:
     return (torch.arange(count, dtype=torch.float64) + 0.5) / count
 
 
-def chosen(logits: Tensor, numbers: Tensor, **how: object) -> Tensor:
-    return choose(logits.expand(len(numbers), -1), numbers, SamplingParams(**how))[0]
+def sample(logits: Tensor, numbers: Tensor, **settings: object) -> Tensor:
+    return sample_tokens(logits.expand(len(numbers), -1), numbers, SamplingParams(**settings))[0]
 
 
-# -------------------------------------------------------------------------------------------------------- the choice
+# -------------------------------------------------------------------------------------------------------- a token
 
 
 @given(LOGITS, st.sampled_from([0.25, 0.7, 1.0, 3.0]))
-def test_tokens_come_as_often_as_softmax_of_logits_over_temperature(logits: Tensor, temperature: float):
-    counts = chosen(logits, evenly(2000), temperature=temperature).bincount(minlength=len(logits))
+def test_token_frequencies_are_the_softmax_of_logits_over_temperature(logits: Tensor, temperature: float):
+    counts = sample(logits, evenly(2000), temperature=temperature).bincount(minlength=len(logits))
     expected = 2000 * (logits.double() / temperature).softmax(-1)
     assert (counts - expected).abs().max() < 1.01  # each token has one interval: only its two ends can round
 
 
 @given(LOGITS, st.integers(0, 26), st.floats(0.05, 1), st.one_of(st.just(0.0), st.floats(1e-3, 1)))
-def test_the_filters_keep_the_tokens_that_transformers_keeps(logits: Tensor, top_k: int, top_p: float, min_p: float):
+def test_the_filters_keep_the_same_tokens_as_transformers(logits: Tensor, top_k: int, top_p: float, min_p: float):
     scores = logits[None].double()
     if top_k:
         scores = TopKLogitsWarper(top_k)(None, scores)
@@ -52,12 +53,12 @@ def test_the_filters_keep_the_tokens_that_transformers_keeps(logits: Tensor, top
     if min_p:
         scores = MinPLogitsWarper(min_p)(None, scores)
     probabilities = logits[None].softmax(-1)
-    kept = _filtered(probabilities, SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p))
+    kept = apply_filters(probabilities, SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p))
     assert torch.equal(kept, probabilities * (scores > -torch.inf))
 
 
 @pytest.mark.parametrize(
-    ("how", "kept"),
+    ("settings", "kept"),
     [
         ({}, {0, 1, 2, 3}),
         ({"top_k": 2}, {1, 3}),
@@ -71,76 +72,78 @@ def test_the_filters_keep_the_tokens_that_transformers_keeps(logits: Tensor, top
         ({"top_k": 99}, {0, 1, 2, 3}),
     ],
 )
-def test_filters_by_hand(how: dict[str, float], kept: set[int]):
+def test_filters_on_examples_computed_by_hand(settings: dict[str, float], kept: set[int]):
     logits = torch.tensor([0.125, 0.5, 0.0625, 0.3125]).log()
-    assert set(chosen(logits, evenly(500), **how).tolist()) == kept
+    assert set(sample(logits, evenly(500), **settings).tolist()) == kept
 
 
-def test_equally_likely_tokens_are_cut_down_to_the_number_asked_for():
-    assert set(chosen(torch.zeros(8), evenly(500), top_k=3).tolist()) == {0, 1, 2}
-    assert set(chosen(torch.zeros(8), evenly(500), min_p=1.0).tolist()) == set(range(8))
+def test_top_k_keeps_exactly_k_of_equally_likely_tokens():
+    assert set(sample(torch.zeros(8), evenly(500), top_k=3).tolist()) == {0, 1, 2}
+    assert set(sample(torch.zeros(8), evenly(500), min_p=1.0).tolist()) == set(range(8))
 
 
 def test_filters_follow_the_temperature():
     """top-p is taken of softmax(logits / T): at a high temperature more tokens are needed to reach it."""
     logits = torch.tensor([4.0, 3.0, 2.0, 1.0])
-    kept = [len(set(chosen(logits, evenly(500), top_p=0.9, temperature=t).tolist())) for t in (0.5, 1.0, 4.0)]
+    kept = [len(set(sample(logits, evenly(500), top_p=0.9, temperature=t).tolist())) for t in (0.5, 1.0, 4.0)]
     assert kept == [2, 3, 4]
 
 
 @pytest.mark.parametrize("possible", [{0}, {3}, {7}, {0, 7}, {2, 3, 5}])
-@pytest.mark.parametrize("how", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_a_token_of_probability_zero_is_never_chosen(possible: set[int], how: dict[str, float]):
+@pytest.mark.parametrize("settings", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_token_of_probability_zero_is_never_sampled(possible: set[int], settings: dict[str, float]):
     logits = torch.full((8,), -torch.inf)
     logits[list(possible)] = torch.randn(len(possible), generator=torch.Generator().manual_seed(0)) / 10
     numbers = torch.cat([torch.tensor([0.0, 2.0**-53, 1 - 2.0**-53], dtype=torch.float64), evenly(200)])
-    assert set(chosen(logits, numbers, **how).tolist()) <= possible
+    assert set(sample(logits, numbers, **settings).tolist()) <= possible
 
 
-def test_a_number_that_rounds_up_to_one_does_not_fall_off_the_end():
+def test_a_number_that_rounds_up_to_one_samples_a_possible_token():
     """As numbers next to 1 do in float32, which is all that some accelerators have."""
     logits = torch.randn(50, 99, generator=torch.Generator().manual_seed(0))
     logits[:, -1] = -torch.inf
-    tokens, logprobs = choose(logits, torch.ones(50, dtype=torch.float64), SamplingParams())
+    tokens, logprobs = sample_tokens(logits, torch.ones(50, dtype=torch.float64), SamplingParams())
     assert tokens.max() < 98
     assert logprobs.isfinite().all()
 
 
-def test_a_token_of_one_chance_in_a_billion_keeps_it():
-    """Between two halves, in float32 it would be nowhere."""
-    assert chosen(
+def test_a_token_with_a_probability_of_one_in_a_billion_can_be_sampled():
+    """It lies between two tokens of almost one half each; in float32 its interval would be empty."""
+    assert sample(
         torch.tensor([0.0, -20.7, 0.0]), torch.tensor([0.4999, 0.5, 0.5001], dtype=torch.float64)
     ).tolist() == [0, 1, 2]
 
 
 @given(LOGITS)
-def test_temperature_zero_takes_the_likeliest(logits: Tensor):
-    tokens, logprobs = choose(logits[None], evenly(1), SamplingParams(temperature=0))
+def test_temperature_zero_takes_the_likeliest_token(logits: Tensor):
+    tokens, logprobs = sample_tokens(logits[None], evenly(1), SamplingParams(temperature=0))
     assert int(tokens) == int(logits.argmax())
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).max()[None])
 
 
-@pytest.mark.parametrize("how", [{}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_temperature(temperature: float, how: dict):
+def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_temperature(
+    temperature: float, settings: dict
+):
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = choose(logits, evenly(50), SamplingParams(temperature=temperature, **how))
+    tokens, logprobs = sample_tokens(logits, evenly(50), SamplingParams(temperature=temperature, **settings))
     expected = (logits / temperature).log_softmax(-1)[range(50), tokens]
     torch.testing.assert_close(logprobs, expected)
 
 
-@pytest.mark.parametrize("how", [{}, {"top_p": 0.8, "top_k": 40, "min_p": 0.01}])
-def test_a_row_is_chosen_alike_in_any_company(how: dict[str, float]):
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.8, "top_k": 40, "min_p": 0.01}])
+def test_the_token_of_a_row_does_not_depend_on_other_rows(settings: dict[str, float]):
     logits = torch.randn(70, 501, generator=torch.Generator().manual_seed(0)) * 3
     numbers = evenly(70)
-    together = choose(logits, numbers, SamplingParams(**how))
+    together = sample_tokens(logits, numbers, SamplingParams(**settings))
     for rows in ([0], [69], [3, 1, 2], list(range(40, 70))):
-        tokens, logprobs = choose(logits[rows], numbers[rows], SamplingParams(**how))
+        tokens, logprobs = sample_tokens(logits[rows], numbers[rows], SamplingParams(**settings))
         assert torch.equal(tokens, together[0][rows])
         assert torch.equal(logprobs, together[1][rows])
 
 
-def test_sampling_parameters_out_of_range_are_all_named():
+def test_all_sampling_parameters_out_of_range_are_reported():
     with pytest.raises(
         ValueError, match=r"temperature must .* top_p must .* top_k must .* min_p must .* max_tokens must"
     ):
@@ -156,7 +159,7 @@ def numbers(key: int, positions: range) -> np.ndarray:
     return uniforms(np.full(len(positions), key, np.uint64), np.array(positions, np.uint64))
 
 
-def test_the_published_numbers_of_splitmix64():
+def test_numbers_equal_the_published_ones_of_splitmix64():
     """The first outputs for seed 0, as in the reference implementation's own tests (Vigna, splitmix64.c)."""
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B]
     assert numbers(0, range(5)).tolist() == [(x >> 11) / 2**53 for x in published]
@@ -181,13 +184,13 @@ def test_numbers_are_uniform_along_a_stream_and_across_streams():
         assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.03
 
 
-def test_a_number_depends_on_its_stream_and_position_alone():
+def test_a_number_depends_only_on_its_stream_and_position():
     together = uniforms(keys(64), np.arange(64, dtype=np.uint64) % 7)
     alone = [uniforms(keys(64)[i : i + 1], np.array([i % 7], np.uint64))[0] for i in range(64)]
     assert together.tolist() == alone
 
 
-def test_whatever_differs_in_a_streams_name_gives_other_numbers():
+def test_every_field_of_a_stream_changes_its_numbers():
     names = [Stream(*name) for name in product(("train", "eval"), range(4), ("0", "1", "0'", "é\ud800"), range(4))]
     first = [tuple(numbers(stream_key(seed, name), range(3))) for name in names for seed in (0, 1)]
     assert len(set(first)) == len(first)
@@ -199,6 +202,6 @@ def test_neighbouring_positions_of_any_stream_differ(name: tuple, seed: int):
     assert all(a != b for a, b in pairwise(along))
 
 
-def test_a_streams_key_is_what_it_has_always_been():
-    """A change here is a change of every run that anybody has made."""
+def test_the_key_of_a_stream_never_changes():
+    """A change here changes every run that anybody has made."""
     assert stream_key(0, Stream("train", 1, "q1", 0)) == 350316858389027572

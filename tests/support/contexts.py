@@ -39,13 +39,13 @@ def answers(*rows: tuple[int, ...]) -> list[Rollout]:
 
 @st.composite
 def trees(draw: st.DrawFn) -> Batch:
-    """Groups of answers over few tokens, 0 among them, so that prefixes are shared; any mask, advantage and verdict."""
+    """Groups of answers over few tokens, 0 among them, so that prefixes are shared; any mask, advantage and status."""
 
     def answer() -> Rollout:
         tokens = draw(st.lists(st.integers(0, 2), max_size=4))
         mask = draw(st.lists(st.sampled_from([True, True, False]), min_size=len(tokens), max_size=len(tokens)))
-        verdict = draw(st.sampled_from(["ok", "ok", "ok", "failed"]))
-        return rollout(len(tokens), token_ids=tuple(tokens), mask=mask, verdict=verdict)
+        status = draw(st.sampled_from(["ok", "ok", "ok", "failed"]))
+        return rollout(len(tokens), token_ids=tuple(tokens), mask=mask, status=status)
 
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     batch = batch_of(*[[answer() for _ in range(size)] for size in sizes])

@@ -69,7 +69,7 @@ def ragged_groups() -> list[Group]:
                 tokens(length, 10 * number + index),
                 reward=float(index % 2),
                 temperature=0.7 if number == 2 else 1.0,
-                verdict="failed" if (number, index) == (2, 1) else "ok",
+                status="failed" if (number, index) == (2, 1) else "ok",
             )
             for index, length in enumerate(lengths)
         ]

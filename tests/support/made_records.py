@@ -9,7 +9,7 @@ from torch import Tensor
 from outdo.observability.record.token_text import Spelling
 from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.testing import byte_bpe_tokenizer
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
 
 TOKENIZER = byte_bpe_tokenizer(["What is 12 + 30? It is 42."] * 2, 300)
 SPELLING = Spelling(TOKENIZER)
@@ -39,7 +39,7 @@ def group(question: str, rollouts: Sequence[Rollout], *, answer: Any = None, bas
 
 def step_of(groups: Sequence[Group], *, index: int = 40) -> Step:
     """A step of these groups in which nothing was updated."""
-    return Step(index=index, groups=groups, batch=Batch.from_groups(groups), updates=[])
+    return Step(index=index, sampled=Sampled(groups=groups), batch=Batch.from_groups(groups), updates=[])
 
 
 def record_of(step: Step, *, measured: Sequence[bool] | None = None, seed: int = 0) -> TokenRecord:

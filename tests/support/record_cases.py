@@ -10,7 +10,7 @@ from torch import Tensor
 from outdo.algorithms.objectives.base import Objective
 from outdo.config.names import OBJECTIVES
 from outdo.observability.record.bounds import policy_push
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, Update
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
 
 
 def objective(name: str) -> Objective:
@@ -76,7 +76,7 @@ def one_pass(objective: Objective, batch: Batch, logprobs: Tensor, **tokens: Ten
 
 def step_of(groups: Sequence[Group], batch: Batch, *updates: Update) -> Step:
     """A step of these passes."""
-    return Step(index=1, groups=groups, batch=batch, updates=updates)
+    return Step(index=1, sampled=Sampled(groups=groups), batch=batch, updates=updates)
 
 
 def rounded(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -67,9 +67,9 @@ def assert_close(actual: Any, expected: Any, *, tolerance: float = 1e-12) -> Non
 def rollouts(draw: st.DrawFn) -> Rollout:
     """Any length from 0, any mask, sometimes without a reward."""
     mask = draw(st.lists(st.booleans(), max_size=5))
-    verdict = draw(st.sampled_from(["ok", "ok", "ok", "failed", "not_applicable"]))
-    reward = draw(st.sampled_from([0.0, 0.5, 1.0])) if verdict == "ok" else 0.0
-    return rollout(len(mask), reward, mask=mask, verdict=verdict)
+    status = draw(st.sampled_from(["ok", "ok", "ok", "failed", "not_applicable"]))
+    reward = draw(st.sampled_from([0.0, 0.5, 1.0])) if status == "ok" else 0.0
+    return rollout(len(mask), reward, mask=mask, status=status)
 
 
 def groups() -> st.SearchStrategy[list[list[Rollout]]]:

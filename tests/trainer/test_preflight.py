@@ -58,7 +58,7 @@ def printed(report):
 
 
 def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
-    report = check(recipe(model, data), render=lambda question: f"<user>{question.prompt}")
+    report = check(recipe(model, data), render=lambda question: f"<user>{question.text}")
     assert report.mistakes == []
     assert report.prompts == ["<user>What is 0 [b]?", "<user>What is 1 [b]?"]
     assert {trial.kind: trial.scored.value for trial in report.trials} == {"reference": 1, "empty": 0, "wrong": 0}

@@ -71,7 +71,7 @@ def run_eval(models: Sequence[str], asked: Arguments, console: Console, *, as_js
     if asked.rates is not None:
         if len(models) > 1:
             raise UserError(["eval: --rates are those of one model; leave out --against"])
-        pass_rates.check_target(asked.rates)
+        pass_rates.check_output_path(asked.rates)
     sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     exam = _exam(asked, recipe)

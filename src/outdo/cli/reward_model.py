@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from outdo.data.files import Rows, read
-from outdo.data.questions import PROMPT_COLUMNS, SHOWN, Columns, questions
+from outdo.data.files import Rows, read_rows, shorten
+from outdo.data.questions import PROMPT_COLUMNS, Columns, to_questions
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
-from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, Text, comparisons_of, fit, teaches
+from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, Text, comparisons_of, fit, is_useful
 from outdo.trainer.display import Display
 from outdo.utils.errors import ModelError, UserError, did_you_mean
 
@@ -56,7 +56,7 @@ def run_reward_model(
     """
     loss: Loss = "regression" if kind == "regression" else "pairs"
     train, held_out = _checked(model, data, out, kind, columns or {}, holdout, seed)
-    useful = [each for each in train if teaches(each, loss)]
+    useful = [each for each in train if is_useful(each, loss)]
     if len(useful) < len(train):
         display.say(f"left out: {len(train) - len(useful)} of {len(train)} prompts, whose answers are worth the same")
     reward = _opened(model, seed, device=device, optimiser=replace(optimiser, total=steps), template=template)
@@ -125,7 +125,7 @@ def _checked(
         mistakes.append(str(error))
     try:
         split = hold_out(comparisons_from(data, kind, columns), holdout, seed)
-        if not any(teaches(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
+        if not any(is_useful(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
             missing = "two answers of different reward to one prompt" if kind == "scored" else "an answer"
             mistakes.append(f"{data}: nothing to train on: there has to be {missing}, beside those held out")
     except UserError as error:
@@ -140,7 +140,7 @@ def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -
 
     An answer is text, or chat messages: the prompt's own, or none, and one by the assistant.
     """
-    rows = read(path)
+    rows = read_rows(path)
     names = _columns(rows, kind, columns)
     prompts, told = _prompts(rows, names["prompt"])
     answers: list[tuple[Text, Any, Any]] = []
@@ -150,8 +150,7 @@ def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -
         told += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, Wrong)]
         answers.append((prompt, first, second))
     if told:
-        rest = [f"{path}: and {len(told) - SHOWN} more faults like these"] if len(told) > SHOWN else []
-        raise UserError([*told[:SHOWN], *rest])
+        raise UserError(shorten(told, source=path))
     if kind == "pairs":
         return [Comparison(prompt=prompt, completions=tuple(pair), values=(1.0, 0.0)) for prompt, *pair in answers]
     return comparisons_of(answers)
@@ -161,11 +160,11 @@ def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
     """The prompts by row number, and what is wrong with rows and prompts. An `id` may stand in many rows."""
     bare = {number: {key: row[key] for key in row if key != "id"} for number, row in rows.values.items()}
     try:
-        asked = questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
+        asked = to_questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
     except UserError as error:
         usable = {number: row[name] for number, row in bare.items() if isinstance(row.get(name), str | list)}
         return usable, list(error.problems)
-    return {int(each.id): each.prompt for each in asked}, []
+    return {int(each.id): each.text for each in asked}, []
 
 
 def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:

@@ -1,1 +1,1 @@
-"""Files of questions, the questions in them, prompts in token ids, and their order."""
+"""Data: files of questions, the questions in them, prompts in token ids, and their order."""

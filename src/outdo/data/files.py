@@ -1,7 +1,7 @@
-"""Files of questions into rows: JSONL, JSON, CSV, Parquet, and data sets of the Hub.
+"""Read files of questions into rows: JSONL, JSON, CSV, Parquet, and data sets of the Hub.
 
-A row that cannot be read does not stop the reading: it is kept as a fault with its number, so that all faults of a
-file are told at once, together with what `outdo.data.questions` finds wrong in the rows that could be read.
+A row that cannot be read does not stop the reading: it becomes a fault with its row number. So all faults of a file are
+reported at once, together with those that `outdo.data.questions` finds in the other rows.
 """
 
 import csv
@@ -10,7 +10,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,53 +21,65 @@ import pyarrow.parquet
 
 from outdo.utils.errors import UserError, did_you_mean
 
-HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<split>[\w.\[\]:%+-]+))?")
+HUB_DATA_SET = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<split>[\w.\[\]:%+-]+))?")
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
-"""A name that ends so means a file on this machine, never a data set of the Hub."""
+"""A name with one of these endings is a file on this machine, never a data set of the Hub."""
 
-DEEPEST = 100
-"""Lists within lists. What is deeper could not be written as JSON again."""
+MAX_NESTING = 100
+"""Levels of nested lists and objects. Deeper values could not be written as JSON again."""
+
+MAX_SHOWN = 20
+"""An error message lists this many faults, and counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One row that cannot be used, and why."""
+    """One row that cannot be used, and the reason."""
 
-    row: int  # the line of a .jsonl file, else the record; the first is 1
+    row: int  # the line of a .jsonl file, otherwise the record; the first is 1
     reason: str
 
 
 Parsed = tuple[int, Mapping[str, Any]] | Fault
 
 
+def shorten(lines: Sequence[str], what: str = "faults", source: str | None = None) -> list[str]:
+    """Return the first `MAX_SHOWN` lines of an error message, and a line that counts the rest."""
+    rest = len(lines) - MAX_SHOWN
+    if rest <= 0:
+        return list(lines)
+    prefix = f"{source}: " if source else ""
+    return [*lines[:MAX_SHOWN], f"{prefix}and {rest:,} more {what} like these"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a file as they stand there."""
+    """The rows of a file, unchanged."""
 
     source: str  # the path or the Hub name, as given
-    values: Mapping[int, Mapping[str, Any]]  # row number: its columns
-    faults: tuple[Fault, ...]  # rows that could not be read; `outdo.data.questions.questions` reports them
+    values: Mapping[int, Mapping[str, Any]]  # row number -> its columns
+    faults: tuple[Fault, ...]  # rows that could not be read; `outdo.data.questions.to_questions` reports them
     fingerprint: str  # SHA-256 of the file, or of the rows of a Hub data set
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that any row has, in the order first seen."""
+        """The columns that any row has, in the order first seen."""
         return tuple(dict.fromkeys(name for row in self.values.values() for name in row))
 
 
-def read(path: str, *, limit: int | None = None) -> Rows:
-    """The first `limit` rows (all, if `None`) of a file or of a Hub data set `owner/name:split`.
+def read_rows(path: str, *, limit: int | None = None) -> Rows:
+    """Read the first `limit` rows (all if `None`) of a file or of a Hub data set `owner/name:split`.
 
-    The Hub is asked only where `path` cannot mean a file here. Raises `UserError` if there is no such file, if it is
-    empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
+    The Hub is contacted only if `path` cannot be a file on this machine. Raises `UserError` if there is no such file,
+    if it is empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
-    hub = HUB_NAME.fullmatch(path)
+    hub = HUB_DATA_SET.fullmatch(path)
     if hub and not _looks_local(path):
         records = _hub_records(path, hub["name"], hub["split"] or "train")
-        parsed: list[Parsed] = [_checked(n, row) for n, row in enumerate(islice(records, limit), 1)]
+        parsed: list[Parsed] = [_check_row(number, row) for number, row in enumerate(islice(records, limit), 1)]
         fingerprint = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
-        reader = _reader(path)
+        reader = _reader_of(path)
         try:
             content = Path(path).read_bytes()
         except OSError as error:
@@ -85,24 +97,24 @@ def read(path: str, *, limit: int | None = None) -> Rows:
 
 
 def fingerprint(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal: the same string as `read(path).fingerprint`."""
+    """Return the SHA-256 of a file, in hexadecimal: the same string as `read_rows(path).fingerprint`."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _looks_local(path: str) -> bool:
-    """A slip of the pen in a local path must never become a question to the Hub."""
+    """Return whether `path` is a local path: a typing error in one must never become a request to the Hub."""
     return Path(path).exists() or path.endswith(LOCAL_SUFFIXES) or Path(path.partition("/")[0]).is_dir()
 
 
-def _reader(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
+def _reader_of(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
     file = Path(path)
     if "\0" in path or not file.exists():
-        near = did_you_mean(file.name, [p.name for p in file.parent.glob("*.*")]) if "\0" not in path else ""
-        raise UserError([f"{path}: no such file (looked in {Path.cwd()}){near}"])
+        hint = did_you_mean(file.name, [p.name for p in file.parent.glob("*.*")]) if "\0" not in path else ""
+        raise UserError([f"{path}: no such file (looked in {Path.cwd()}){hint}"])
     if file.is_dir():
-        inside = sorted(str(p) for p in file.iterdir() if p.suffix in READERS)
-        raise UserError([f"{path}: is a folder; name a file in it{f', such as {inside[0]}' if inside else ''}"])
+        readable = sorted(str(p) for p in file.iterdir() if p.suffix in READERS)
+        raise UserError([f"{path}: is a folder; name a file in it{f', such as {readable[0]}' if readable else ''}"])
     if file.suffix not in READERS:
         raise UserError([f"{path}: unknown format; expected a file ending in {', '.join(READERS)}"])
     return READERS[file.suffix]
@@ -114,12 +126,12 @@ def _reader(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
 def _jsonl(path: str, content: bytes) -> Iterator[Parsed]:
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
-            yield _record(number, line)
+            yield _parse_line(number, line)
 
 
-def _record(number: int, line: bytes) -> Parsed:
+def _parse_line(number: int, line: bytes) -> Parsed:
     try:
-        return _checked(number, _loads(line.decode("utf-8")))
+        return _check_row(number, _parse_json(line.decode("utf-8")))
     except UnicodeDecodeError as error:
         return Fault(number, f"not UTF-8 text (byte {error.start} of the line)")
     except json.JSONDecodeError as error:
@@ -132,18 +144,18 @@ def _record(number: int, line: bytes) -> Parsed:
 
 def _json(path: str, content: bytes) -> Iterator[Parsed]:
     try:
-        value = _loads(_text(path, content))
+        value = _parse_json(_decode(path, content))
     except json.JSONDecodeError as error:
         raise UserError([f"{path}: broken JSON in line {error.lineno}: {error.msg}"]) from None
     except (ValueError, RecursionError) as error:
         raise UserError([f"{path}: {error}"]) from None
     if not isinstance(value, list):
         raise UserError([f"{path}: expected a list of rows, [{{...}}, {{...}}]; one row a line is .jsonl"])
-    yield from (_checked(number, row) for number, row in enumerate(value, 1))
+    yield from (_check_row(number, row) for number, row in enumerate(value, 1))
 
 
 def _csv(path: str, content: bytes) -> Iterator[Parsed]:
-    records = csv.reader(io.StringIO(_text(path, content), newline=""), strict=True)
+    records = csv.reader(io.StringIO(_decode(path, content), newline=""), strict=True)
     try:
         header = next(records, [])
     except csv.Error as error:
@@ -155,10 +167,10 @@ def _csv(path: str, content: bytes) -> Iterator[Parsed]:
     try:
         for number, fields in enumerate(filter(None, records), 1):
             if len(fields) == len(header):
-                yield _checked(number, dict(zip(header, fields, strict=True)))
+                yield _check_row(number, dict(zip(header, fields, strict=True)))
             else:
                 yield Fault(number, f"it has {len(fields)} fields, the header {len(header)}")
-    except csv.Error as error:  # what follows a broken quote cannot be told apart
+    except csv.Error as error:  # after a broken quote the rows cannot be separated
         yield Fault(number + 1, f"broken CSV: {error}; nothing after it was read")
 
 
@@ -168,7 +180,7 @@ def _parquet(path: str, content: bytes) -> Iterator[Parsed]:
         rows = table.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError([f"{path}: not a whole Parquet file: {str(error).splitlines()[0]}"]) from None
-    yield from (_checked(number, row) for number, row in enumerate(rows, 1))
+    yield from (_check_row(number, row) for number, row in enumerate(rows, 1))
 
 
 READERS: Mapping[str, Callable[[str, bytes], Iterator[Parsed]]] = {
@@ -187,12 +199,12 @@ def _hub_records(path: str, name: str, split: str) -> Iterable[Mapping[str, Any]
         raise UserError([f"{path}: data sets of the Hub need the package datasets: {hint}"]) from None
     try:
         return datasets.load_dataset(name, split=split)  # type: ignore[return-value]
-    except Exception as error:  # a library's many ways of saying no: offline, no such name, no such split
-        said = (str(error).strip() or "no reason given").splitlines()[0]
-        raise UserError([f"{path}: the Hub's data set cannot be loaded: {type(error).__name__}: {said}"]) from error
+    except Exception as error:  # the library raises many types: offline, no such name, no such split
+        message = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError([f"{path}: the Hub's data set cannot be loaded: {type(error).__name__}: {message}"]) from error
 
 
-def _text(path: str, content: bytes) -> str:
+def _decode(path: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -203,16 +215,16 @@ def _text(path: str, content: bytes) -> str:
 # ------------------------------------------------------------------------------------------------------- single values
 
 
-def _loads(text: str) -> Any:
-    """JSON as its standard has it: no NaN, and no key given twice, where Python would quietly take the last."""
-    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+def _parse_json(text: str) -> Any:
+    """Parse standard JSON: without NaN, and without a repeated key, of which Python silently takes the last value."""
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object_without_repeated_keys)
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -220,19 +232,19 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _checked(number: int, row: Any) -> Parsed:
+def _check_row(number: int, row: Any) -> Parsed:
     if not isinstance(row, Mapping):
         return Fault(number, f"expected an object with columns, found {json.dumps(row, default=repr)[:40]}")
     for name, value in row.items():
-        reason = next(_unusable(value), None) or next(_unusable(name), None)
+        reason = next(_value_faults(value), None) or next(_value_faults(name), None)
         if reason:
             return Fault(number, f"column {json.dumps(name)} {reason}")
     return number, row
 
 
-def _unusable(value: Any, depth: int = 0) -> Iterator[str]:
-    """Why a value could not travel to a tokenizer, to a reward in a worker, and into a report."""
-    if depth > DEEPEST:
+def _value_faults(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield why a value cannot be passed to a tokenizer, to a reward in a worker process, or into a report."""
+    if depth > MAX_NESTING:
         yield "is nested too deeply"
         return
     match value:
@@ -246,7 +258,7 @@ def _unusable(value: Any, depth: int = 0) -> Iterator[str]:
                 yield f"holds {value}, which is not a finite number"
         case Mapping():
             for part in (*value.keys(), *value.values()):
-                yield from _unusable(part, depth + 1)
+                yield from _value_faults(part, depth + 1)
         case list() | tuple():
             for part in value:
-                yield from _unusable(part, depth + 1)
+                yield from _value_faults(part, depth + 1)

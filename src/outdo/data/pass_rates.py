@@ -1,7 +1,7 @@
-"""How often a model got each question right: written by `outdo eval --rates`, read by `data.select`.
+"""Pass rates: how often a model answers each question right. `outdo eval --rates` writes, `data.select` reads them.
 
-One JSON object a line: `{"id": "7", "pass_rate": 0.25, "right": 2, "k": 8, "fingerprint": "9f86d081884c7d65"}`. What a
-model always or never gets right teaches it nothing, and that can be known before it is trained.
+One JSON object per line: `{"id": "7", "pass_rate": 0.25, "right": 2, "k": 8, "fingerprint": "9f86d081884c7d65"}`. A
+question that a model answers always or never right gives no gradient; pass rates show which these are before training.
 """
 
 import hashlib
@@ -11,14 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outdo.data.files import Rows, read
+from outdo.data.files import read_rows, shorten
 from outdo.storage.run_folder import write_text_atomically
 from outdo.utils.errors import UserError
 
 Text = str | Sequence[Mapping[str, Any]]
-
-SHOWN = 20
-"""Faulty lines that are written out; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,55 +30,49 @@ class PassRate:
 
 
 def fingerprint(text: Text) -> str:
-    """Sixteen hexadecimal digits that change with a question's text, or with any of its messages."""
-    said = text if isinstance(text, str) else [[message["role"], message["content"]] for message in text]
-    written = json.dumps(said).encode()
-    return hashlib.sha256(written).hexdigest()[:16]
+    """Return sixteen hexadecimal digits that change with a question's text, or with any of its messages."""
+    content = text if isinstance(text, str) else [[message["role"], message["content"]] for message in text]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def check_target(path: Path) -> None:
-    """Raise `UserError` where rates could not be written, or not be read again, before anything was spent on them."""
+def check_output_path(path: Path) -> None:
+    """Check, before the evaluation, that rates can be written to `path` and read again; raises `UserError`."""
     if path.suffix != ".jsonl":
-        raise UserError([f"{path}: pass rates are written one a line, to a file ending in .jsonl"])
+        raise UserError([f"{path}: pass rates are written to a file ending in .jsonl, one per line"])
     if not path.parent.is_dir():
         raise UserError([f"{path}: there is no folder {path.parent}"])
 
 
 def write(path: Path, rates: Iterable[PassRate]) -> None:
-    """Replace `path` by the rates, one a line; it is written whole or not at all.
+    """Write the rates to `path`, one per line, completely or not at all; an existing file is replaced.
 
-    Raises: RunFolderError where the disk refuses.
+    Raises `RunFolderError` if the file cannot be written.
     """
     write_text_atomically(path, "".join(f"{json.dumps(asdict(rate))}\n" for rate in rates))
 
 
 def load(path: str) -> tuple[dict[str, PassRate], str]:
-    """The rates of a file by the questions' ids, and the file's SHA-256. Raises `UserError` with every faulty line."""
-    rows = read(path)
+    """Read the rates of a file by question id, and the file's SHA-256. Raises `UserError` with every faulty line."""
+    rows = read_rows(path)
     faults = {fault.row: fault.reason for fault in rows.faults}
     rates: dict[str, PassRate] = {}
     for number, row in rows.values.items():
-        reason = _wrong_with(row)
+        reason = _fault_in(row)
         if reason is None and row["id"] in rates:
-            reason = f'the id "{row["id"]}" was there before'
+            reason = f'the id "{row["id"]}" is in an earlier row too'
         if reason is None:
             rates[row["id"]] = PassRate(**{name: row[name] for name in PassRate.__slots__})
         else:
             faults[number] = reason
     if faults:
-        raise UserError(_told(rows, faults))
+        lines = [f"{path}, row {number}: {reason}" for number, reason in sorted(faults.items())]
+        raise UserError(shorten(lines, source=path))
     return rates, rows.fingerprint
 
 
-def _wrong_with(row: Mapping[str, Any]) -> str | None:
-    """Why a line is no pass rate."""
+def _fault_in(row: Mapping[str, Any]) -> str | None:
+    """Return why a line is not a pass rate."""
     match row:
         case {"id": str(), "pass_rate": int() | float() as rate, "right": int(), "k": int(), "fingerprint": str()}:
             return None if 0 <= rate <= 1 else f"the pass rate {rate} is not between 0 and 1"
     return "expected id, pass_rate, right, k and fingerprint, as `outdo eval --rates` writes them"
-
-
-def _told(rows: Rows, faults: Mapping[int, str]) -> list[str]:
-    lines = [f"{rows.source}, row {number}: {reason}" for number, reason in sorted(faults.items())]
-    rest = len(lines) - SHOWN
-    return lines[:SHOWN] + ([f"{rows.source}: and {rest} more faults like these"] if rest > 0 else [])

@@ -1,4 +1,4 @@
-"""From the rows of a data set to prompts in token ids, and from prompts to one batch per training step."""
+"""Tokenise questions into prompts, and divide the prompts into one batch per training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,14 +6,12 @@ from typing import Any
 import numpy
 from transformers import PreTrainedTokenizerBase
 
+from outdo.data.files import shorten
 from outdo.data.questions import Question
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.types import Prompt
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
-
-SHOWN = 20
-"""Refused questions that a message names; the rest is counted."""
 
 
 def tokenise(
@@ -25,45 +23,44 @@ def tokenise(
     system: str | None = None,
     overlong: str = "drop",
 ) -> list[Prompt]:
-    """Render and tokenise each question once; these ids are what is sampled from and trained on.
+    """Render and tokenise each question once; sampling and training use these ids.
 
-    Prompts of more than `max_tokens` tokens are left out (`overlong` "drop") or refused ("refuse"): cutting a question
-    would change it. Raises `UserError` with every question that is refused, by `overlong` or by the chat template.
+    Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
+    change the question. Raises `UserError` with every question that is refused, by `overlong` or by the chat template.
     """
     prompts: list[Prompt] = []
-    long: list[str] = []
+    too_long: list[str] = []
     refused: list[str] = []
     for question in questions:
         where = f"question {question.id}"
         try:
-            ids = encode_prompt(tokenizer, question.prompt, template=template, system=system, where=where)
+            ids = encode_prompt(tokenizer, question.text, template=template, system=system, where=where)
         except ModelError as error:
             refused.append(str(error))
             continue
         if max_tokens is not None and len(ids) > max_tokens:
-            long.append(f"{where}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
+            too_long.append(f"{where}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
             continue
         prompts.append(
             Prompt(
                 id=question.id,
-                text=question.prompt,
+                text=question.text,
                 token_ids=tuple(ids),
                 answer=question.answer,
                 columns=question.columns,
             )
         )
     if overlong == "refuse" or not prompts:
-        refused += long
+        refused += too_long
     if refused:
-        rest = [f"and {len(refused) - SHOWN:,} more questions like these"] if len(refused) > SHOWN else []
-        raise UserError([*refused[:SHOWN], *rest])
+        raise UserError(shorten(refused, "questions"))
     return prompts
 
 
 class Prompts:
-    """An endless sequence of batches of `per_step` prompts; each epoch in an order of its own, keyed by the seed.
+    """An endless sequence of batches of `per_step` prompts; each epoch has its own order, keyed by the seed.
 
-    Only the position needs saving. A step at the end of an epoch is filled up from the next one.
+    A checkpoint needs only the position. The last batch of an epoch is filled up from the next epoch.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, per_step: int, seed: int = 0, shuffle: bool = True) -> None:
@@ -76,23 +73,24 @@ class Prompts:
         self.position = 0
 
     def __iter__(self) -> Iterator[list[Prompt]]:
-        """Batches from the current position on."""
+        """Yield batches from the current position on."""
         while True:
             yield self.take(self.per_step)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts, which no later batch will hold again in this epoch."""
-        places = range(self.position, self.position + count)
-        orders = {epoch: self._order(epoch) for epoch in {place // len(self.prompts) for place in places}}
+        """Return the next `count` prompts; no later batch of this epoch has them again."""
+        size = len(self.prompts)
+        positions = range(self.position, self.position + count)
+        orders = {epoch: self._order(epoch) for epoch in {position // size for position in positions}}
         self.position += count
-        return [self.prompts[orders[place // len(self.prompts)][place % len(self.prompts)]] for place in places]
+        return [self.prompts[orders[position // size][position % size]] for position in positions]
 
     def state(self) -> dict[str, Any]:
-        """How many prompts have been given out."""
+        """Return the position: how many prompts have been taken."""
         return {"position": self.position}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved position."""
         self.position = state["position"]
 
     def _order(self, epoch: int) -> Sequence[int]:

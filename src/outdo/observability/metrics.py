@@ -13,7 +13,7 @@ from outdo.types import RIGHT, FinishReason, Step
 def step_metrics(step: Step) -> dict[str, float]:
     """Return all metrics that need no further computation of the model. Metrics without data are left out."""
     metrics = _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | _update_metrics(step)
-    return {name: value for name, value in metrics.items() if value is not None}
+    return {name: value for name, value in metrics.items() if value is not None} | {**step.sampled.metrics}
 
 
 def _reward_metrics(step: Step) -> dict[str, float | None]:
@@ -33,8 +33,9 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
         metrics["baseline"] = _mean(batch.baselines[batch.scored])
     for name, part in batch.reward_parts.items():
         metrics[f"rewards/{name}/mean"] = _mean(part[~part.isnan()])
-    verdicts = Counter(rollout.verdict for group in step.groups for rollout in group.rollouts)
-    return metrics | {f"verdicts/{verdict}": float(count) for verdict, count in verdicts.items() if verdict != "ok"}
+    statuses = Counter(rollout.status for group in step.groups for rollout in group.rollouts)
+    # The metric of a status is called `verdicts/`: that name is part of the format of `metrics.jsonl`.
+    return metrics | {f"verdicts/{status}": float(count) for status, count in statuses.items() if status != "ok"}
 
 
 def _deviation(rewards: Tensor) -> float:

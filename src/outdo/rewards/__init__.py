@@ -1,24 +1,25 @@
-"""Text in, number out: what a completion is worth, and what is said when that cannot be known.
+"""Rewards: from the text of a completion to a number, or to the reason why there is none.
 
-`load_reward` makes a reward of a name, a file, a function or a list of these. The room knows neither torch nor models.
+`load_reward` builds a reward from a name, a file, a function or a list of these. Importing this package loads neither
+torch nor transformers.
 """
 
-from outdo.rewards.combine import Combined
-from outdo.rewards.failures import check_failures
-from outdo.rewards.in_process import Local
+from outdo.rewards.combine import WeightedSum
+from outdo.rewards.in_process import InProcessReward
 from outdo.rewards.loading import BUILTIN, load_reward
-from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status
-from outdo.rewards.worker import Worker
+from outdo.rewards.types import FailureCount, Reward, RewardInput, RewardOutput, Status, reward_input
+from outdo.rewards.worker import WorkerReward
 
 __all__ = [
     "BUILTIN",
-    "Combined",
-    "Local",
+    "FailureCount",
+    "InProcessReward",
     "Reward",
     "RewardInput",
     "RewardOutput",
     "Status",
-    "Worker",
-    "check_failures",
+    "WeightedSum",
+    "WorkerReward",
     "load_reward",
+    "reward_input",
 ]

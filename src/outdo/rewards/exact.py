@@ -1,6 +1,6 @@
 """Rewards that compare the final answer with the reference: character by character, or as a number.
 
-Final answers are written after `####`, the mark of GSM8K (Cobbe et al. 2021, arXiv 2110.14168).
+A final answer stands after `####`, the marker of GSM8K (Cobbe et al. 2021, arXiv 2110.14168).
 """
 
 import re
@@ -8,12 +8,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-MARK = "####"
+ANSWER_MARKER = "####"
 LONGEST_NUMBER = 100
-"""Characters. A longer run of digits is no answer, and comparing it would take time."""
+"""Characters. A longer number is not an answer, and comparing it would take long."""
 
 _NUMBER = re.compile(
-    r"""(?P<minus>(?<![\w)])-)?\$?                        # not the minus of 5-3
+    r"""(?P<minus>(?<![\w)])-)?\$?                        # but not the minus of 5-3
     (?P<digits>
         (?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2}(?![0-9]))?
         |\.[0-9]+
@@ -25,25 +25,28 @@ _LATEX_DOLLAR_OR_COMMA = {r"\$": "$", "{,}": ",", r"\!": "", "\N{MINUS SIGN}": "
 
 
 def exact(completion: str, answer: Any) -> bool:
-    """True if the final answer is the reference, character by character, without the space around it.
+    """Return True if the final answer equals the reference character by character, ignoring white space around both.
 
-    The final answer is the whole completion, or what stands after its last `####`, or, where there is none, after its
-    last `#` (`7+5=12#12`). The reference may be a worked solution that ends in `#### answer`.
+    The final answer is the whole completion, or the text after its last `####`; if there is no `####`, the text after
+    its last `#` (`7+5=12#12`). The reference may be a worked solution that ends in `#### answer`.
 
     Raises:
         ValueError: there is no reference.
     """
     reference = reference_text(answer)
-    return reference in (completion.strip(), completion.rpartition(MARK if MARK in completion else "#")[2].strip())
+    return reference in (
+        completion.strip(),
+        completion.rpartition(ANSWER_MARKER if ANSWER_MARKER in completion else "#")[2].strip(),
+    )
 
 
 def last_number(completion: str, answer: Any) -> bool:
-    r"""True if the completion's final number equals the reference's, as a number: `$1,234.00` is `1234`.
+    r"""Return True if the completion's final number equals the reference's final number: `$1,234.00` is `1234`.
 
-    The final number is the one on the first line after the last `####`; where there is no such mark, the one in the
-    last `\boxed{...}`; and without one of those the last number of the text. A mark or a box that does not hold just
-    one number is no answer, whatever stands before it. Thousands separators, `$`, `%`, units and a trailing period do
-    not count; `3/4` is one number.
+    The final number is the one on the first line after the last `####`; without a `####`, the one in the last
+    `\boxed{...}`; without either, the last number of the text. A `####` or a box with no number or with several is not
+    an answer, whatever stands before it. Thousands separators, `$`, `%`, units and a trailing period are ignored;
+    `3/4` is one number.
 
     Raises:
         ValueError: the reference does not end in a number.
@@ -55,41 +58,41 @@ def last_number(completion: str, answer: Any) -> bool:
 
 
 def reference_text(answer: Any) -> str:
-    """The reference: what stands after the last `####`, or all of it, without the space around it.
+    """Return the reference: the text after the last `####`, or all of it, without white space around it.
 
     Raises:
-        ValueError: that is empty, or `answer` is None.
+        ValueError: the text is empty, or `answer` is None.
     """
-    text = "" if answer is None else str(answer).rpartition(MARK)[2].strip()
+    text = "" if answer is None else str(answer).rpartition(ANSWER_MARKER)[2].strip()
     if not text:
         raise ValueError("the reference answer is empty")
     return text
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number that `text` ends in, read as `last_number` says; `None` where there is none."""
-    marked = text.rpartition(MARK)[2].strip().partition("\n")[0] if MARK in text else _boxed(text)
-    numbers = list(_NUMBER.finditer(_plain(text if marked is None else marked)))
+    """Return the final number of `text`, as `last_number` defines it; `None` if there is none."""
+    marked = text.rpartition(ANSWER_MARKER)[2].strip().partition("\n")[0] if ANSWER_MARKER in text else _boxed(text)
+    numbers = list(_NUMBER.finditer(_without_latex(text if marked is None else marked)))
     if not numbers or (marked is not None and len(numbers) > 1):
         return None
     return _value(numbers[-1])
 
 
-def _plain(text: str) -> str:
+def _without_latex(text: str) -> str:
     for latex, plain in _LATEX_DOLLAR_OR_COMMA.items():
         text = text.replace(latex, plain)
     return text
 
 
 def _boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds, braces balanced."""
-    _, found, rest = text.rpartition(r"\boxed{")
+    r"""Return the content of the last `\boxed{...}`, with balanced braces."""
+    _, opening, rest = text.rpartition(r"\boxed{")
     depth = 1
     for position, character in enumerate(rest):
         depth += (character == "{") - (character == "}")
         if depth == 0:
             return rest[:position]
-    return rest if found else None
+    return rest if opening else None
 
 
 def _value(number: re.Match[str]) -> Fraction | None:

@@ -1,4 +1,4 @@
-"""Rewards for the shape of a completion, whatever it says."""
+"""Rewards for the format of a completion, independent of its content."""
 
 import re
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from collections.abc import Callable
 _INSIDE = r"(?:(?!</?(?:think|answer)>).)*"
 
 THINK_ANSWER = rf"\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*"
-"""Each tag once and in this order, and nothing outside: the format of DeepSeek-R1 (arXiv 2501.12948, table 1)."""
+"""Each tag once, in this order, and nothing outside them: the format of DeepSeek-R1 (arXiv 2501.12948, table 1)."""
 
 
 def matches(pattern: str) -> Callable[[str], bool]:
-    """A reward that is True where `pattern` matches the whole completion; `.` matches a line break too.
+    """Return a reward that is True if `pattern` matches the whole completion; `.` also matches a line break.
 
-    A pattern that backtracks without end hangs: in a file (`score = matches(r"...")`) it runs in a worker, which is
-    stopped.
+    A pattern with endless backtracking hangs. Define it in a file (`score = matches(r"...")`): rewards from a file run
+    in a worker process, which is stopped at the deadline.
 
     Raises:
         re.error: the pattern is not a regular expression.
@@ -27,7 +27,7 @@ def matches(pattern: str) -> Callable[[str], bool]:
 
 
 def format(completion: str) -> bool:
-    """True for `<think>...</think><answer>...</answer>` and nothing else."""
+    """Return True for `<think>...</think><answer>...</answer>` and nothing else."""
     return _think_answer(completion)
 
 

@@ -1,18 +1,19 @@
-"""Reward functions that run in this process."""
+"""Call a reward function in this process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from outdo.rewards.signatures import adapt, failure, spread
+from outdo.rewards.signatures import output_of_error, score_all, wrap_function
 from outdo.rewards.types import RewardInput, RewardOutput
 
 
-class Local:
+class InProcessReward:
     """A Python function as a reward, called in this process.
 
-    What it raises is a verdict. Nothing can be done here against a function that hangs, crashes the interpreter, eats
-    the memory, or changes what is not its own: write `"file.py:name"` instead, and it runs in a worker.
+    An exception of the function makes its completion failed. Nothing protects this process from a function that hangs,
+    crashes the interpreter, fills the memory, or changes objects of others: write `"file.py:name"` instead, and the
+    function runs in a worker process.
 
     `options` are arguments that are the same for every completion.
 
@@ -23,28 +24,30 @@ class Local:
     def __init__(
         self, function: Callable[..., Any], name: str | None = None, *, options: Mapping[str, Any] | None = None
     ) -> None:
-        self.name = name or _name(function)
-        self._adapted = adapt(function, self.name, options=options)
+        self.name = name or _metric_name(function)
+        self._function = wrap_function(function, self.name, options=options)
         self._lock = Lock()
 
-    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. A batch on which the function raises is repeated one completion at a time."""
         with self._lock:
-            return spread(self._call, answered, together=self._adapted.together, repeat=lambda _: True)
+            return score_all(
+                self._call, inputs, in_one_call=self._function.scores_batches, retry_one_by_one=lambda _: True
+            )
 
     def close(self) -> None:
-        """Stop the event loop, where the function was asynchronous."""
-        if "loop" in vars(self._adapted):
-            self._adapted.loop.close()
+        """Stop the event loop if the function is asynchronous."""
+        if "loop" in vars(self._function):
+            self._function.loop.close()
 
-    def _call(self, answered: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
+    def _call(self, inputs: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
         try:
-            return self._adapted.call(answered)
+            return self._function.score(inputs)
         except (Exception, SystemExit) as error:
-            return failure(error, self.name)
+            return output_of_error(error, self.name)
 
 
-def _name(function: Any) -> str:
-    plain = getattr(function, "func", function)  # functools.partial
-    name = getattr(plain, "__name__", type(plain).__name__)
+def _metric_name(function: Any) -> str:
+    wrapped = getattr(function, "func", function)  # functools.partial
+    name = getattr(wrapped, "__name__", type(wrapped).__name__)
     return "reward" if name == "<lambda>" else name

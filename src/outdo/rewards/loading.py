@@ -1,13 +1,13 @@
-"""From a name in a recipe, or a function in Python, to a reward."""
+"""Build a reward from a name in a recipe or from a Python function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from outdo.rewards.combine import Combined
-from outdo.rewards.in_process import Local
-from outdo.rewards.signatures import ARGUMENTS, Convention
+from outdo.rewards.combine import WeightedSum
+from outdo.rewards.in_process import InProcessReward
+from outdo.rewards.signatures import ARGUMENTS, SignatureKind
 from outdo.rewards.types import Reward
-from outdo.rewards.worker import DEADLINE, Worker
+from outdo.rewards.worker import DEADLINE, WorkerReward
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.imports import resolve, signature_of, source_file, split
 
@@ -20,22 +20,22 @@ BUILTIN = {
 }
 """The rewards that have a name, and where they are defined."""
 
-ENDLESS = frozenset({"math"})
-"""Those of them that may never end, and therefore run in a worker, like a user's file."""
+RUN_IN_WORKER = frozenset({"math"})
+"""The built-in rewards that may never end, and therefore run in a worker process like a user's file."""
 
 Spec = str | Callable[..., Any] | Mapping[str, Any] | Sequence[Any]
 
 
 def load_reward(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
-    """Make a reward of what a recipe or a user names.
+    """Build a reward from what a recipe or a user names.
 
     Args:
-        spec: a name in `BUILTIN`; `"file.py:function"` or `"package.module:function"`, which run in a worker; a Python
-            function, which runs in this process, where nothing can be done if it hangs, crashes, or eats the memory; or
-            a list of these, of `(spec, weight)` or of `{"name": spec, "weight": 0.5}`, which are added up (`Combined`).
-            What else stands beside a name, as in `{"name": "overlong", "max_tokens": 256, "cache": 64}`, are options:
-            arguments of the function that are the same for every completion. They win over columns.
-        timeout: seconds that one call of a function in a worker may take.
+        spec: a name in `BUILTIN`; `"file.py:function"` or `"package.module:function"`, which run in a worker process; a
+            Python function, which runs in this process with no protection if it hangs, crashes, or fills the memory; or
+            a list of these, of `(spec, weight)` or of `{"name": spec, "weight": 0.5}`, whose values are summed
+            (`WeightedSum`). Further keys next to a name, as in `{"name": "overlong", "max_tokens": 256, "cache": 64}`,
+            are options: arguments of the function that are the same for every completion. They win over columns.
+        timeout: seconds that one call of a function in a worker process may take.
 
     Raises:
         UserError: everything in `spec` that cannot be loaded, with the nearest right name.
@@ -43,33 +43,33 @@ def load_reward(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
     if isinstance(spec, Mapping):
         spec = [spec]
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        return _combined([_entry(each) for each in spec], timeout)
-    return _single(spec, {}, timeout)
+        return _load_sum([_parse_entry(entry) for entry in spec], timeout)
+    return _load_single(spec, {}, timeout)
 
 
-def _combined(entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], timeout: float) -> Combined:
+def _load_sum(entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], timeout: float) -> WeightedSum:
     mistakes: list[str] = []
     loaded: list[tuple[Reward, float]] = []
     for spec, weight, options in entries:
         try:
-            reward = _single(spec, options, timeout) if options else load_reward(spec, timeout=timeout)
+            reward = _load_single(spec, options, timeout) if options else load_reward(spec, timeout=timeout)
             loaded.append((reward, weight))
-        except UserError as found:
-            mistakes.extend(found.problems)
+        except UserError as error:
+            mistakes.extend(error.problems)
     try:
-        combined = Combined(loaded) if loaded or not mistakes else None
-    except UserError as found:
-        mistakes.extend(found.problems)
-        combined = None
-    if combined is None or mistakes:
+        total = WeightedSum(loaded) if loaded or not mistakes else None
+    except UserError as error:
+        mistakes.extend(error.problems)
+        total = None
+    if total is None or mistakes:
         for reward, _ in loaded:
             reward.close()
         raise UserError(mistakes)
-    return combined
+    return total
 
 
-def _entry(entry: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-    """What to load, its weight, and its options."""
+def _parse_entry(entry: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Return what to load, its weight, and its options."""
     if isinstance(entry, Mapping):
         if "name" not in entry:
             raise UserError([f'a reward is written {{"name": ..., "weight": ...}}, not {dict(entry)!r}'])
@@ -80,27 +80,30 @@ def _entry(entry: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     return entry, 1.0, {}
 
 
-def _single(spec: Any, options: Mapping[str, Any], timeout: float) -> Reward:
-    return _named(spec, options, timeout) if isinstance(spec, str) else Local(spec, options=options)
+def _load_single(spec: Any, options: Mapping[str, Any], timeout: float) -> Reward:
+    if isinstance(spec, str):
+        return _load_by_name(spec, options, timeout)
+    return InProcessReward(spec, options=options)
 
 
-def _named(spec: str, options: Mapping[str, Any], timeout: float) -> Reward:
+def _load_by_name(spec: str, options: Mapping[str, Any], timeout: float) -> Reward:
     if spec in BUILTIN:
-        return _built_in(spec, options, timeout)
+        return _load_builtin(spec, options, timeout)
     if ":" not in spec and not spec.endswith(".py"):
         known = f"{', '.join(BUILTIN)}, or your own as file.py:name or package.module:name"
         raise UserError([f"no reward is called {spec!r}{did_you_mean(spec, list(BUILTIN))}; expected {known}"])
     where, _ = split(spec)
     if where.endswith(".py"):
         source_file(where)
-    return Worker(spec, options=options, timeout=timeout)
+    return WorkerReward(spec, options=options, timeout=timeout)
 
 
-def _built_in(name: str, options: Mapping[str, Any], timeout: float) -> Reward:
-    needed = [each for each in signature_of(BUILTIN[name]).required if each not in ARGUMENTS[Convention.plain]]
-    if missing := [each for each in needed if each not in options]:
-        written = ", ".join(f"{each} = ..." for each in missing)
-        raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {written}}}'])
-    if name in ENDLESS:
-        return Worker(BUILTIN[name], name, options=options, timeout=timeout)
-    return Local(resolve(BUILTIN[name]), name, options=options)
+def _load_builtin(name: str, options: Mapping[str, Any], timeout: float) -> Reward:
+    parameters = signature_of(BUILTIN[name]).required
+    required = [parameter for parameter in parameters if parameter not in ARGUMENTS[SignatureKind.plain]]
+    if missing := [option for option in required if option not in options]:
+        example = ", ".join(f"{option} = ..." for option in missing)
+        raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {example}}}'])
+    if name in RUN_IN_WORKER:
+        return WorkerReward(BUILTIN[name], name, options=options, timeout=timeout)
+    return InProcessReward(resolve(BUILTIN[name]), name, options=options)

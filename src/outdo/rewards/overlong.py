@@ -1,19 +1,19 @@
-"""A reward for the length of a completion: none is lost before it comes near its limit."""
+"""A penalty for completions whose length comes near the limit."""
 
 from collections.abc import Sequence
 
 
 def overlong(completion: str, completion_ids: Sequence[int], *, max_tokens: int, cache: int) -> float:
-    """Soft overlong punishment, to be added to a reward of the answer; DAPO (arXiv 2503.14476) equation 13.
+    """Return the soft overlong punishment, to be added to another reward; DAPO (arXiv 2503.14476) equation 13.
 
         0                  where n <= L - C
         ((L - C) - n) / C  where L - C < n <= L: from 0 down to -1
         -1                 where n > L
 
-    with n the sampled tokens, the end-of-sequence token included; L = `max_tokens`, C = `cache`, the last tokens before
-    L. With C = 0 nothing is taken off up to L. This is TRL's form. verl, OpenRLHF and AReaL multiply by a factor (here
-    the reward's weight) and differ beyond L, where no answer comes while L is the sampling's own limit: OpenRLHF stops
-    at -factor as well, verl and AReaL go on down.
+    with n the number of sampled tokens, including the end-of-sequence token; L = `max_tokens`; C = `cache`, the number
+    of tokens before L with a penalty. With C = 0 there is no penalty up to L. This is TRL's form. verl, OpenRLHF and
+    AReaL multiply by a factor (here the reward's weight) and differ beyond L: OpenRLHF stops at -factor as well, verl
+    and AReaL continue to decrease. No answer is longer than L while L is the token limit of sampling.
 
     Raises:
         ValueError: C is negative or more than L.

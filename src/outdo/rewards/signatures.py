@@ -1,6 +1,6 @@
-"""The three ways in which people write reward functions, behind one face.
+"""Call a user's reward function by any of three signatures: that of TRL, that of verl, or a plain one.
 
-A function is told apart by the names of its parameters alone, so functions written for TRL and verl run unchanged.
+The names of a function's parameters decide which signature it has, so functions written for TRL and verl run unchanged.
 """
 
 import asyncio
@@ -8,14 +8,14 @@ import inspect
 import threading
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outdo.rewards.types import RewardInput, RewardOutput, Status, judged, judged_all, unscored
+from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
 from outdo.utils.errors import UserError, did_you_mean
 
 ACCEPTED_SIGNATURES = """\
@@ -24,11 +24,11 @@ ACCEPTED_SIGNATURES = """\
   f(data_source, solution_str, ground_truth, extra_info)   one completion, as in verl"""
 
 TRAINER_ONLY = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
-"""What TRL's trainer also passes, and only it can: a function may name these if they have a default."""
+"""Arguments that only TRL's trainer can pass: a function may have these parameters if they have a default."""
 
 
-class Convention(StrEnum):
-    """Whose way of calling a reward function expects; each is known by the one parameter it cannot do without."""
+class SignatureKind(StrEnum):
+    """The signature of a reward function, with the parameter that identifies it."""
 
     trl = "completions"
     verl = "solution_str"
@@ -36,15 +36,15 @@ class Convention(StrEnum):
 
 
 ARGUMENTS = {
-    Convention.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
-    Convention.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
-    Convention.plain: frozenset({"prompt", "completion", "completion_ids", "answer"}),
+    SignatureKind.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
+    SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
+    SignatureKind.plain: frozenset({"prompt", "completion", "completion_ids", "answer"}),
 }
-"""What a function can always ask for, whatever the data."""
+"""Parameters that a function can always have, whatever columns the data has."""
 
 
 class EventLoop:
-    """An event loop on a daemon thread of its own, so that it also works inside a notebook's running loop."""
+    """An event loop on a daemon thread of its own, so that it also works inside the running loop of a notebook."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -53,137 +53,140 @@ class EventLoop:
         self.close = weakref.finalize(self, _stop, self._loop, self._thread)
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Wait for `awaitable` and return its result; what it raises is raised here."""
-        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop).result()
+        """Wait for `awaitable` and return its result; an exception of it is raised here."""
+        return asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     try:
         return await awaitable
-    except SystemExit as leaving:  # would end the loop's thread, and leave the caller waiting for ever
-        raise RuntimeError(f"sys.exit({leaving})") from leaving
+    except SystemExit as error:  # it would end the thread of the loop, and the caller would wait for ever
+        raise RuntimeError(f"sys.exit({error})") from error
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join(timeout=1.0)
-    if not thread.is_alive():  # else a call blocks the loop; the daemon thread ends with the process
+    if not thread.is_alive():  # otherwise a call blocks the loop; the daemon thread ends with the process
         loop.close()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted:
-    """A user's function, called in the way it was written for."""
+class RewardFunction:
+    """A user's reward function, called by the signature it was written for."""
 
     name: str
     function: Callable[..., Any]
-    convention: Convention
+    kind: SignatureKind
     accepts: frozenset[str] | None
-    """The parameters it names; `None` where it takes any (`**columns`)."""
-    requires: frozenset[str]
-    """Those of them without a default."""
+    """The names of its parameters; `None` if it takes any (`**columns`)."""
+    required: frozenset[str]
+    """The parameters without a default."""
     asynchronous: bool
     options: Mapping[str, Any]
     """Arguments that are the same for every completion; they win over columns of the same name."""
     timeout: float | None
-    """Seconds for each call of an asynchronous function that takes one completion; `None`: no limit."""
+    """Seconds for each call of an asynchronous function of one completion; `None`: no limit."""
 
     @property
-    def together(self) -> bool:
-        """Whether one call takes many completions: a batch, or asynchronous calls that wait at the same time."""
-        return self.asynchronous or self.convention is Convention.trl
+    def scores_batches(self) -> bool:
+        """True if one call scores many completions: as a batch, or as asynchronous calls that run concurrently."""
+        return self.asynchronous or self.kind is SignatureKind.trl
 
     @cached_property
     def loop(self) -> EventLoop:
-        """Where asynchronous calls run; started by the first."""
+        """The event loop of asynchronous calls; the first call starts it."""
         return EventLoop()
 
-    def call(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
-        """Score `answered`; what a call for one completion raises is the verdict of that completion.
+    def score(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+        """Score completions; if the call for one completion raises, only that completion has failed.
 
         Raises:
             Exception, SystemExit: whatever a function that takes all completions in one call raises.
         """
-        if self.convention is Convention.trl:
-            returned = self._result(self.function(**self._wanted(_trl_arguments(answered))))
-            return judged_all(returned, len(answered), self.name)
+        if self.kind is SignatureKind.trl:
+            returned = self._await_result(self.function(**self._select_arguments(_trl_arguments(inputs))))
+            return to_outputs(returned, len(inputs), self.name)
         if self.asynchronous:
-            return self.loop.run(self._all_waiting(answered))
-        return [self._one(sample) for sample in answered]
+            return self.loop.run(self._score_concurrently(inputs))
+        return [self._score_one(sample) for sample in inputs]
 
-    def _one(self, sample: RewardInput) -> RewardOutput:
+    def _score_one(self, sample: RewardInput) -> RewardOutput:
         try:
-            return self._judged(self._result(self.function(**self._arguments(sample))))
+            return self._to_output(self._await_result(self.function(**self._arguments(sample))))
         except (Exception, SystemExit) as error:
-            return failure(error, self.name)
+            return output_of_error(error, self.name)
 
-    async def _one_waiting(self, sample: RewardInput) -> RewardOutput:
+    async def _score_one_async(self, sample: RewardInput) -> RewardOutput:
         try:
-            return self._judged(await self.function(**self._arguments(sample)))
+            return self._to_output(await self.function(**self._arguments(sample)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            return failure(error, self.name)
+            return output_of_error(error, self.name)
 
-    async def _all_waiting(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
-        tasks = [asyncio.create_task(self._one_waiting(sample)) for sample in answered]
+    async def _score_concurrently(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+        tasks = [asyncio.create_task(self._score_one_async(sample)) for sample in inputs]
         _, late = await asyncio.wait(tasks, timeout=self.timeout)
         for task in late:
             task.cancel()
-        timed_out = unscored(Status.timed_out, f"{self.name} had no answer after {self.timeout} s", self.name)
+        timed_out = output_without_value(
+            Status.timed_out, f"{self.name} had no answer after {self.timeout} s", self.name
+        )
         return [timed_out if task in late else task.result() for task in tasks]
 
-    def _result(self, returned: Any) -> Any:
-        """What a function returned, or what it promised: a lambda that calls a coroutine returns an awaitable."""
+    def _await_result(self, returned: Any) -> Any:
+        """Wait for an awaitable: a lambda that calls a coroutine returns one without being asynchronous itself."""
         return self.loop.run(returned) if inspect.isawaitable(returned) else returned
 
-    def _judged(self, returned: Any) -> RewardOutput:
-        if self.convention is Convention.verl and isinstance(returned, Mapping):
+    def _to_output(self, returned: Any) -> RewardOutput:
+        if self.kind is SignatureKind.verl and isinstance(returned, Mapping):
             if "score" not in returned:
-                return unscored(Status.failed, f'{self.name} returned a dict without "score"', self.name)
+                return output_without_value(Status.failed, f'{self.name} returned a dict without "score"', self.name)
             returned = returned["score"]
-        return judged(returned, self.name)
+        return to_output(returned, self.name)
 
     def _arguments(self, sample: RewardInput) -> dict[str, Any]:
-        return self._wanted(_verl_arguments(sample) if self.convention is Convention.verl else _plain_arguments(sample))
+        given = _verl_arguments(sample) if self.kind is SignatureKind.verl else _plain_arguments(sample)
+        return self._select_arguments(given)
 
-    def _wanted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _select_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**given, **self.options}
-        missing = sorted(self.requires - arguments.keys())
+        missing = sorted(self.required - arguments.keys())
         if missing:
             raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(given)}")
         return {name: value for name, value in arguments.items() if self.accepts is None or name in self.accepts}
 
 
-def adapt(
+def wrap_function(
     function: Any, name: str, *, options: Mapping[str, Any] | None = None, timeout: float | None = None
-) -> Adapted:
-    """Find out how `function` wants to be called. `options` and `timeout` are those of `Adapted`.
+) -> RewardFunction:
+    """Find out which signature `function` has. `options` and `timeout` are those of `Adapted`.
 
     Raises:
         UserError: it is not callable, has none of the accepted signatures (the message lists them), or does not take
-            the options (the nearest name is offered).
+            the options (the message offers the nearest name).
     """
     if not callable(function):
         raise UserError([f"the reward {name} is not a function but of type {type(function).__name__}"])
     parameters = _parameters(function)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    requires = frozenset(p.name for p in named.values() if p.default is p.empty)
-    convention = next((known for known in Convention if known.value in named), None)
-    if convention is None:
+    required = frozenset(p.name for p in named.values() if p.default is p.empty)
+    kind = next((kind for kind in SignatureKind if kind.value in named), None)
+    if kind is None:
         shown = ", ".join(map(str, parameters))
         raise UserError([f"the reward {name}({shown}) has no known signature; known are:\n{ACCEPTED_SIGNATURES}"])
-    if requires & TRAINER_ONLY:
-        only = ", ".join(sorted(requires & TRAINER_ONLY))
+    if required & TRAINER_ONLY:
+        only = ", ".join(sorted(required & TRAINER_ONLY))
         raise UserError([f"the reward {name} needs {only}, which only TRL's trainer can pass: give it a default"])
     accepts = None if any(p.kind is p.VAR_KEYWORD for p in parameters) else frozenset(named)
     options = options or {}
-    if wrong := list(_wrong_options(name, options, ARGUMENTS[convention], accepts)):
+    if wrong := list(_wrong_options(name, options, ARGUMENTS[kind], accepts)):
         raise UserError(wrong)
-    return Adapted(
+    return RewardFunction(
         name=name,
         function=function,
-        convention=convention,
+        kind=kind,
         accepts=accepts,
-        requires=requires,
+        required=required,
         asynchronous=any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))),  # noqa: B004
         options=options,
         timeout=timeout,
@@ -203,47 +206,47 @@ def _wrong_options(
             yield f"the reward {name} has no option {option!r}{hint}"
 
 
-def spread(
+def score_all(
     call: Callable[[Sequence[RewardInput]], list[RewardOutput] | RewardOutput],
-    answered: Sequence[RewardInput],
+    inputs: Sequence[RewardInput],
     *,
-    together: bool,
-    repeat: Callable[[RewardOutput], bool],
+    in_one_call: bool,
+    retry_one_by_one: Callable[[RewardOutput], bool],
 ) -> list[RewardOutput]:
-    """Score all `answered` by as few calls as the function wants and its failures allow.
+    """Score all completions by as few calls as possible.
 
-    `call` returns one verdict for each, or a single failure of the whole call. Where `repeat` says so of that failure,
-    each completion gets a call of its own, so that only the guilty ones fail; otherwise it is the verdict of all.
+    `call` returns one output for each, or a single failure of the whole call. If `retry_one_by_one` returns True for
+    that failure, each completion gets a call of its own, so that only the faulty ones fail; otherwise all have failed.
     """
-    if together and len(answered) > 1:
-        outcome = call(answered)
-        if isinstance(outcome, list):
-            return outcome
-        if not repeat(outcome):
-            return [outcome] * len(answered)
-    alone = [call([sample]) for sample in answered]
-    return [outcome if isinstance(outcome, RewardOutput) else outcome[0] for outcome in alone]
+    if in_one_call and len(inputs) > 1:
+        result = call(inputs)
+        if isinstance(result, list):
+            return result
+        if not retry_one_by_one(result):
+            return [result] * len(inputs)
+    results = [call([sample]) for sample in inputs]
+    return [result if isinstance(result, RewardOutput) else result[0] for result in results]
 
 
-def failure(error: BaseException, name: str) -> RewardOutput:
-    """The verdict of a completion for which the reward raised `error`: what it was, and in which line of whose file."""
+def output_of_error(error: BaseException, name: str) -> RewardOutput:
+    """Return the output of a completion for which the reward raised `error`, with the error's file and line."""
     try:
-        said = str(error)
-    except Exception as worse:
-        said = f"its message raised {type(worse).__name__}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
+        message = str(error)
+    except Exception as second:
+        message = f"its message raised {type(second).__name__}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_own_file(frame.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return unscored(Status.failed, f"{type(error).__name__}: {said[:200]}{where}", name)
+    return output_without_value(Status.failed, f"{type(error).__name__}: {message[:200]}{where}", name)
 
 
-def _ours(filename: str) -> bool:
+def _is_own_file(filename: str) -> bool:
     return Path(filename).parent == Path(__file__).parent
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # some functions written in C tell nothing about themselves
+    except ValueError:  # some functions written in C have no signature
         return []
 
 
@@ -262,15 +265,15 @@ def _verl_arguments(sample: RewardInput) -> dict[str, Any]:
     }
 
 
-def _trl_arguments(answered: Sequence[RewardInput]) -> dict[str, Any]:
-    """The columns as lists, the answer under `answer`; completions are messages where the prompts are."""
-    names = _ordered(name for sample in answered for name in sample.columns)
+def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
+    """Return the columns as lists, the answer under `answer`; completions are messages if the prompts are."""
+    names = dict.fromkeys(name for sample in inputs for name in sample.columns)
     return {
-        **{name: [sample.columns.get(name) for sample in answered] for name in names},
-        "answer": [sample.answer for sample in answered],
-        "prompts": [sample.prompt for sample in answered],
-        "completions": [_trl_completion(sample) for sample in answered],
-        "completion_ids": [list(sample.completion_ids) for sample in answered],
+        **{name: [sample.columns.get(name) for sample in inputs] for name in names},
+        "answer": [sample.answer for sample in inputs],
+        "prompts": [sample.prompt for sample in inputs],
+        "completions": [_trl_completion(sample) for sample in inputs],
+        "completion_ids": [list(sample.completion_ids) for sample in inputs],
     }
 
 
@@ -278,7 +281,3 @@ def _trl_completion(sample: RewardInput) -> str | list[dict[str, str]]:
     if isinstance(sample.prompt, str):
         return sample.completion
     return [{"role": "assistant", "content": sample.completion}]
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -1,21 +1,25 @@
-"""The words of this room: what a reward sees, and what it says."""
+"""Define what a reward function receives and returns, and count the rewards that failed."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from outdo.utils.errors import RewardError
+from outdo.utils.text import one_line
+
 LARGEST_VALUE = 1e6
-"""A reward beyond ±this is called non-finite: in float32 a 1e30 makes every other reward of its group vanish."""
+"""A reward beyond ±this is non-finite: in float32 a reward of 1e30 makes every other reward of its group vanish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInput:
-    """A question with one answer to it: all that a reward may look at."""
+    """A question with one answer to it: everything that a reward may look at."""
 
     prompt: str | list[dict[str, Any]]
-    """The question, as text or as chat messages, before the chat template was applied."""
+    """The question, as text or as chat messages, before the chat template is applied."""
     completion: str
     """The answer, decoded, without special tokens."""
     answer: Any
@@ -23,11 +27,33 @@ class RewardInput:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The columns of the row under their own names."""
     completion_ids: Sequence[int] = ()
-    """The token ids that were sampled, the end-of-sequence token included."""
+    """The token ids that were sampled, including the end-of-sequence token."""
+
+
+class PromptWithReference(Protocol):
+    """A question and its reference: `outdo.types.Prompt`, or `outdo.data.questions.Question`."""
+
+    @property
+    def text(self) -> str | Sequence[Mapping[str, Any]]: ...
+    @property
+    def answer(self) -> Any: ...
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+
+def reward_input(prompt: PromptWithReference, completion: str, completion_ids: Sequence[int] = ()) -> RewardInput:
+    """Return what a reward sees of one answer to a prompt. Chat messages are copied: a reward may change its own."""
+    return RewardInput(
+        prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
+        completion=completion,
+        answer=prompt.answer,
+        columns=prompt.columns,
+        completion_ids=completion_ids,
+    )
 
 
 class Status(StrEnum):
-    """How the scoring of a completion went. Only `ok` carries a value; the others are counted and never trained on."""
+    """The outcome of scoring a completion. Only `ok` has a value; the others are counted and never trained on."""
 
     ok = "ok"
     not_applicable = "not_applicable"
@@ -37,83 +63,121 @@ class Status(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True where the reward should have given a value and did not."""
+        """True if the reward should have returned a value and did not."""
         return self not in (Status.ok, Status.not_applicable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardOutput:
-    """What a reward says about one completion."""
+    """The reward of one completion, or the reason why there is none."""
 
     value: float
-    """The reward: finite, and 0.0 where `verdict` is not ok (a placeholder, to be left out of every mean)."""
-    verdict: Status
-    """Whether `value` means anything, and if not, why."""
+    """The reward: finite, and 0.0 if `status` is not ok (a placeholder that every mean leaves out)."""
+    status: Status
+    """Whether `value` is a reward, and if not, why."""
     parts: Mapping[str, float | None]
-    """The value of each reward function by its name, before weights; `None` where it gave none."""
+    """The value of each reward function by its name, before weights; `None` if it returned none."""
     reason: str = ""
-    """One line for the reader of a failure; empty where there was none."""
+    """One line that explains a failure; empty if there was none."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value) or (self.verdict is not Status.ok and self.value != 0.0):
-            raise ValueError(f"a reward with the verdict {self.verdict} cannot have the value {self.value}")
+        if not math.isfinite(self.value) or (self.status is not Status.ok and self.value != 0.0):
+            raise ValueError(f"a reward with the status {self.status} cannot have the value {self.value}")
 
 
 class Reward(Protocol):
-    """Scores completions: one verdict for each, in the same order, and never an exception for one that fails."""
+    """Scores completions: one output for each, in the same order; a completion that fails raises no exception."""
 
     @property
     def name(self) -> str:
-        """The name of the function; it names the part in `Scored.parts`."""
+        """The name of the function; it names the part in `RewardOutput.parts`."""
         ...
 
-    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
+    def __call__(self, inputs: Sequence[RewardInput], /) -> list[RewardOutput]:
         """Score every completion."""
         ...
 
     def close(self) -> None:
-        """Give back processes and threads. A closed reward is not used again."""
+        """Release processes and threads. A closed reward is not used again."""
         ...
 
 
-def unscored(verdict: Status, reason: str, name: str) -> RewardOutput:
-    """A verdict without a value; `reason` is brought to one line of at most 300 characters."""
-    return RewardOutput(value=0.0, verdict=verdict, parts={name: None}, reason=" ".join(reason[:1000].split())[:300])
+def output_without_value(status: Status, reason: str, name: str) -> RewardOutput:
+    """Return an output without a value; `reason` is shortened to one line of at most 300 characters."""
+    return RewardOutput(value=0.0, status=status, parts={name: None}, reason=" ".join(reason[:1000].split())[:300])
 
 
-def judged(value: object, name: str) -> RewardOutput:
-    """Turn what a reward function called `name` returned for one completion into a value or a verdict.
+def to_output(value: object, name: str) -> RewardOutput:
+    """Convert what the reward function `name` returned for one completion.
 
     `None` is not applicable, True and False are 1 and 0, numbers and zero-dimensional arrays are their value, NaN,
     infinities and anything beyond ±`LARGEST_VALUE` are non-finite, and everything else has failed.
     """
     if value is None:
-        return unscored(Status.not_applicable, "", name)
+        return output_without_value(Status.not_applicable, "", name)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()  # type: ignore[attr-defined]
     if not isinstance(value, int | float):
-        return unscored(Status.failed, f"{name} returned {_described(value)}; expected a number, a bool or None", name)
+        reason = f"{name} returned {_type_with_article(value)}; expected a number, a bool or None"
+        return output_without_value(Status.failed, reason, name)
     if not abs(value) <= LARGEST_VALUE:
         what = f"{float(value)}" if isinstance(value, float) else "an integer too large"
-        return unscored(Status.non_finite, f"{name} returned {what}, out of range (±{LARGEST_VALUE:g})", name)
-    return RewardOutput(value=float(value), verdict=Status.ok, parts={name: float(value)})
+        return output_without_value(
+            Status.non_finite, f"{name} returned {what}, out of range (±{LARGEST_VALUE:g})", name
+        )
+    return RewardOutput(value=float(value), status=Status.ok, parts={name: float(value)})
 
 
-def judged_all(values: object, count: int, name: str) -> list[RewardOutput]:
-    """`judged` for a function that was given `count` completions at once; nothing is ever repeated to make it fit."""
+def to_outputs(values: object, count: int, name: str) -> list[RewardOutput]:
+    """Convert what the reward function `name` returned for `count` completions at once.
+
+    A wrong number of values is a failure of all of them: no value is repeated to fill the list.
+    """
     if isinstance(values, str | bytes | Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__iter__")):
-        got = f"{_described(values)} for {count} completions"
+        got = f"{_type_with_article(values)} for {count} completions"
     elif getattr(values, "ndim", 1) == 0:
         got = f"1 value for {count} completions"
     else:
         rewards = list(values)  # type: ignore[call-overload]
         if len(rewards) == count:
-            return [judged(reward, name) for reward in rewards]
+            return [to_output(reward, name) for reward in rewards]
         got = f"{len(rewards)} value{'s' * (len(rewards) != 1)} for {count} completions"
-    return [unscored(Status.failed, f"{name} returned {got}; expected a list of {count}", name)] * count
+    return [output_without_value(Status.failed, f"{name} returned {got}; expected a list of {count}", name)] * count
 
 
-def _described(value: object) -> str:
-    """The type of a value, with its article."""
+def _type_with_article(value: object) -> str:
     kind = type(value).__name__
     return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+
+
+class FailureCount:
+    """Counts the failed rewards of one training step, over all the sampling calls of that step.
+
+    One call may sample a single question, as in dynamic sampling: if that question is broken, all rewards of the call
+    fail, but few of the step's.
+    """
+
+    def __init__(self) -> None:
+        self.rewards = 0
+        self.failed: list[tuple[RewardOutput, RewardInput]] = []
+
+    def check(self, outputs: Sequence[RewardOutput], inputs: Sequence[RewardInput], max_share: float) -> None:
+        """Add the rewards of a call; at most `max_share` (0 to 1) of all may have failed, timed out or been non-finite.
+
+        Raises:
+            RewardError: there are more; the message has the counts and the first such completion, its status and
+                reason.
+        """
+        self.rewards += len(outputs)
+        self.failed += [each for each in zip(outputs, inputs, strict=True) if each[0].status.is_failure]
+        if len(self.failed) <= max_share * self.rewards:
+            return
+        by_status = Counter(output.status for output, _ in self.failed)
+        counts = ", ".join(f"{count} {status}" for status, count in by_status.items())
+        output, failed_input = self.failed[0]
+        raise RewardError(
+            f"{len(self.failed)} of {self.rewards} rewards of this step have no value ({counts}); "
+            f"allowed are {max_share:.0%}.\n"
+            f"The first: {output.status}: {one_line(output.reason)}\n"
+            f"Its completion: {one_line(failed_input.completion)}"
+        )

@@ -1,7 +1,8 @@
-"""Reward functions that run in a process of their own, which can be killed.
+"""Run a reward function in a process of its own, which can be killed.
 
-A thread cannot be stopped, an alarm signal is not heard by a loop in C, and a fork of a process with torch's threads
-may never wake: so it is a fresh interpreter, reused from call to call, and killed at the deadline with all it started.
+A thread cannot be stopped, an alarm signal does not interrupt a loop in C, and a fork of a process with torch's threads
+may deadlock. So the worker is a fresh interpreter; it is reused from call to call, and killed at the deadline with all
+processes that it started.
 """
 
 import contextlib
@@ -19,45 +20,44 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from outdo.rewards.signatures import Convention, spread
-from outdo.rewards.types import RewardInput, RewardOutput, Status, judged, unscored
+from outdo.rewards.signatures import SignatureKind, score_all
+from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.utils.errors import RewardError, UserError
 
 DEADLINE = 10.0
-"""Seconds that one call of a reward function may take, unless told otherwise."""
+"""Default limit, in seconds, of one call of a reward function."""
 
 IMPORT_DEADLINE = 120.0
 """Seconds for starting the process and importing the user's file, which may import torch from a slow disk."""
 
-ENDED_IN_A_ROW = 32
-"""So many completions one after another that each ended their worker: the rest of the call is not tried."""
+MAX_CONSECUTIVE_CRASHES = 32
+"""After so many completions in a row that each ended their worker, the rest of the call is not tried."""
 
 _LENGTH = struct.Struct("!Q")
-_LARGEST_ANSWER = 4096
-"""Bytes, for each completion and once more: a verdict, a number and a reason of 300 characters fit well."""
+_MAX_RESPONSE_BYTES = 4096
+"""Per completion, and once more: enough for a status, a number and a reason of 300 characters."""
 _GRACE = 1.0
-"""Seconds by which the worker itself may be late in ending calls that wait at the same time."""
+"""Seconds by which the worker itself may be late in ending calls that run concurrently."""
 _SERVE = """
 import json, sys
-told = json.loads(sys.argv[1])
-sys.path[:] = told.pop("path")
+arguments = json.loads(sys.argv[1])
+sys.path[:] = arguments.pop("path")
 from outdo.rewards.worker_main import serve
-serve(**told)
+serve(**arguments)
 """
 
 
-class Worker:
+class WorkerReward:
     """The reward `file.py:name` or `package.module:name`, run in a worker process.
 
-    Each completion has its own call, deadline and verdict; a call that hangs or crashes costs only its own completion,
-    and a fresh worker scores the next. A function that takes all completions at once has one deadline for that call:
-    if it hangs, all have timed out; if it raises or crashes, they are tried again one by one, so that only the guilty
-    fail.
-    What the function prints goes to stderr.
+    Each completion has a call, a deadline and a status of its own; if a call hangs or crashes, only its completion
+    fails, and a fresh worker scores the next. A function that takes all completions at once has one deadline for that
+    call: if it hangs, all have timed out; if it raises or crashes, they are retried one by one, so that only the faulty
+    ones fail. What the function prints goes to stderr.
 
     Args:
         spec: `file.py:name` or `package.module:name`.
-        name: the reward's name; the function's, if not given.
+        name: the reward's name; by default that of the function.
         options: arguments that are the same for every completion.
         timeout: seconds for one call of the function.
 
@@ -77,26 +77,30 @@ class Worker:
         self.name = name or spec.rpartition(":")[2]
         self.timeout = timeout
         self._lock = Lock()
-        self._ended = 0  # workers in a row
-        self._told = {"spec": spec, "options": _pickled(options or {}, self.name), "timeout": timeout}
+        self._consecutive_crashes = 0
+        self._arguments = {"spec": spec, "options": _pickle_options(options or {}, self.name), "timeout": timeout}
         self._directory = os.getcwd()  # `spec` is relative to it, also for a worker started later
-        self._process: _Process | None = _Process(self._told, self._directory)
-        ready = self._process.ready
-        gathered = ready["asynchronous"] and ready["convention"] != Convention.trl
-        self._together = ready["asynchronous"] or ready["convention"] == Convention.trl
-        self._repeated = {Status.failed, Status.timed_out} if gathered else {Status.failed}
-        self._deadline = timeout + _GRACE * gathered
+        self._process: _Process | None = _Process(self._arguments, self._directory)
+        asynchronous = self._process.ready["asynchronous"]
+        takes_batches = self._process.ready["kind"] == SignatureKind.trl
+        concurrent = asynchronous and not takes_batches
+        self._in_one_call = asynchronous or takes_batches
+        self._retried = {Status.failed, Status.timed_out} if concurrent else {Status.failed}
+        self._deadline = timeout + _GRACE * concurrent
 
-    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion.
 
         Raises:
             RewardError: a worker that had to be replaced does not start again.
         """
         with self._lock:
-            self._ended = 0
-            return spread(
-                self._call, answered, together=self._together, repeat=lambda outcome: outcome.verdict in self._repeated
+            self._consecutive_crashes = 0
+            return score_all(
+                self._call,
+                inputs,
+                in_one_call=self._in_one_call,
+                retry_one_by_one=lambda output: output.status in self._retried,
             )
 
     def close(self) -> None:
@@ -105,97 +109,100 @@ class Worker:
             self._process.kill()
             self._process = None
 
-    def _call(self, answered: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
-        if self._ended >= ENDED_IN_A_ROW:
-            reason = f"not tried: each of the {ENDED_IN_A_ROW} completions before it ended the worker"
-            return unscored(Status.failed, reason, self.name)
+    def _call(self, inputs: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
+        if self._consecutive_crashes >= MAX_CONSECUTIVE_CRASHES:
+            reason = f"not tried: each of the {MAX_CONSECUTIVE_CRASHES} completions before it ended the worker"
+            return output_without_value(Status.failed, reason, self.name)
         try:
-            request = pickle.dumps(list(answered))
+            request = pickle.dumps(list(inputs))
         except Exception as error:
-            return unscored(Status.failed, f"a column cannot be sent to the worker: {error}", self.name)
-        largest = _LARGEST_ANSWER * (len(answered) + 1)
+            return output_without_value(Status.failed, f"a column cannot be sent to the worker: {error}", self.name)
+        max_bytes = _MAX_RESPONSE_BYTES * (len(inputs) + 1)
         try:
-            outcome = self._read(self._living().ask(request, self._deadline, largest), answered)
+            response = self._running_process().request(request, self._deadline, max_bytes)
+            outputs = self._parse_response(response, inputs)
         except TimeoutError:
-            outcome = unscored(Status.timed_out, f"{self.name} had no answer after {self.timeout:g} s", self.name)
-        except _EndedError as ended:
-            outcome = unscored(Status.failed, f"{self.name} ended the worker: {ended}", self.name)
+            reason = f"{self.name} had no answer after {self.timeout:g} s"
+            failure = output_without_value(Status.timed_out, reason, self.name)
+        except _WorkerEndedError as error:
+            failure = output_without_value(Status.failed, f"{self.name} ended the worker: {error}", self.name)
         else:
-            self._ended = 0
-            return outcome
-        self._ended += 1
+            self._consecutive_crashes = 0
+            return outputs
+        self._consecutive_crashes += 1
         self.close()
-        return outcome
+        return failure
 
-    def _read(self, answer: dict[str, Any], answered: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
-        """What the worker said, believed only as far as it makes sense."""
-        if "raised" in answer:
-            return unscored(Status.failed, str(answer["raised"]), self.name)
+    def _parse_response(
+        self, response: dict[str, Any], inputs: Sequence[RewardInput]
+    ) -> list[RewardOutput] | RewardOutput:
+        """Check every field: the user's code ran in the worker, so its response is not trusted."""
+        if "raised" in response:
+            return output_without_value(Status.failed, str(response["raised"]), self.name)
         try:
-            scored = [self._scored(*one) for one in answer["scored"]]
+            outputs = [self._parse_output(*fields) for fields in response["outputs"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise _EndedError("it sent what is no answer") from error
-        if len(scored) != len(answered):
-            raise _EndedError(f"it sent {len(scored)} answers for {len(answered)} completions")
-        return scored
+            raise _WorkerEndedError("its response has no valid outputs") from error
+        if len(outputs) != len(inputs):
+            raise _WorkerEndedError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
+        return outputs
 
-    def _scored(self, value: object, verdict: object, reason: object) -> RewardOutput:
-        kind = Status(verdict)
-        return judged(value, self.name) if kind is Status.ok else unscored(kind, str(reason), self.name)
+    def _parse_output(self, value: object, status: object, reason: object) -> RewardOutput:
+        status = Status(status)
+        if status is Status.ok:
+            return to_output(value, self.name)
+        return output_without_value(status, str(reason), self.name)
 
-    def _living(self) -> "_Process":
-        """The worker, or a new one where the last was killed, or died by itself between two calls."""
+    def _running_process(self) -> "_Process":
+        """Return the worker, or a new one if the last was killed or ended by itself between two calls."""
         if self._process is None or not self._process.alive:
             self.close()
             try:
-                self._process = _Process(self._told, self._directory)
-            except UserError as mistakes:
-                raise RewardError(
-                    f"the worker of the reward {self.spec} does not start again: {mistakes}"
-                ) from mistakes
+                self._process = _Process(self._arguments, self._directory)
+            except UserError as error:
+                raise RewardError(f"the worker of the reward {self.spec} does not start again: {error}") from error
         return self._process
 
 
-def _pickled(options: Mapping[str, Any], name: str) -> str:
+def _pickle_options(options: Mapping[str, Any], name: str) -> str:
     try:
         return pickle.dumps(dict(options)).hex()
     except Exception as error:
         raise UserError([f"the reward {name}: its options cannot be sent to its worker: {error}"]) from None
 
 
-class _EndedError(Exception):
-    """The process is gone, or talks nonsense; the message says how."""
+class _WorkerEndedError(Exception):
+    """The process has ended, or sent an invalid response; the message has the details."""
 
 
 class _Process:
     """One worker process, from its start to its end."""
 
-    def __init__(self, told: Mapping[str, Any], directory: str) -> None:
-        self._line, theirs = socket.socketpair()
-        spec = told["spec"]
+    def __init__(self, arguments: Mapping[str, Any], directory: str) -> None:
+        self._socket, child_socket = socket.socketpair()
+        where = arguments["spec"].rpartition(":")[0]
         path = [entry or directory for entry in sys.path]
-        if not spec.rpartition(":")[0].endswith(".py"):
-            path.insert(0, directory)  # where one looks for one's own package
-        told = {**told, "path": path, "descriptor": theirs.fileno(), "parent": os.getpid()}
-        with theirs:
+        if not where.endswith(".py"):
+            path.insert(0, directory)  # so that a package in the working directory is found
+        arguments = {**arguments, "path": path, "descriptor": child_socket.fileno(), "parent": os.getpid()}
+        with child_socket:
             self._popen = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _SERVE, json.dumps(told)],
+                [sys.executable, "-u", "-P", "-c", _SERVE, json.dumps(arguments)],
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # the function's prints: not into what this process writes to its own stdout
-                pass_fds=[theirs.fileno()],
+                stdout=2,  # what the function prints must not mix with this process's own stdout
+                pass_fds=[child_socket.fileno()],
                 start_new_session=True,
             )
-        self.kill = weakref.finalize(self, _kill, self._popen, self._line)  # at the latest when this interpreter ends
-        where = spec.rpartition(":")[0]
+        self.kill = weakref.finalize(self, _kill, self._popen, self._socket)  # at the latest when this interpreter ends
         try:
             self.ready = self._receive(monotonic() + IMPORT_DEADLINE, 1 << 20)
         except TimeoutError:
             self.kill()
             raise UserError([f"{where}: importing it took longer than {IMPORT_DEADLINE:g} s"]) from None
-        except _EndedError as ended:
+        except _WorkerEndedError as error:
             self.kill()
-            raise UserError([f"{where}: importing it ended the worker: {ended}"]) from None
+            raise UserError([f"{where}: importing it ended the worker: {error}"]) from None
         if "mistakes" in self.ready:
             self.kill()
             raise UserError([str(mistake) for mistake in self.ready["mistakes"]])
@@ -204,68 +211,70 @@ class _Process:
     def alive(self) -> bool:
         return self._popen.poll() is None
 
-    def ask(self, request: bytes, timeout: float, largest: int) -> dict[str, Any]:
-        """Send a request and wait for its answer, both together for at most `timeout` seconds.
+    def request(self, request: bytes, timeout: float, max_bytes: int) -> dict[str, Any]:
+        """Send a request and wait for its response, both together for at most `timeout` seconds.
 
         Raises:
             TimeoutError: that was not long enough.
-            _EndedError: the process is gone, or its answer is no JSON object or larger than `largest` bytes.
+            _WorkerEndedError: the process has ended, or its response is no JSON object or larger than `max_bytes`.
         """
         deadline = monotonic() + timeout
-        self._line.settimeout(timeout)
+        self._socket.settimeout(timeout)
         try:
-            self._line.sendall(_LENGTH.pack(len(request)) + request)
+            self._socket.sendall(_LENGTH.pack(len(request)) + request)
         except (BrokenPipeError, ConnectionResetError):
-            raise _EndedError(self._how()) from None
-        return self._receive(deadline, largest)
+            raise _WorkerEndedError(self._exit_reason()) from None
+        return self._receive(deadline, max_bytes)
 
-    def _receive(self, deadline: float, largest: int) -> dict[str, Any]:
+    def _receive(self, deadline: float, max_bytes: int) -> dict[str, Any]:
         size = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
-        if size > largest:
-            raise _EndedError(f"its answer had {size} bytes")
+        if size > max_bytes:
+            raise _WorkerEndedError(f"its response had {size} bytes")
         try:
-            answer = json.loads(self._read(size, deadline))
+            response = json.loads(self._read(size, deadline))
         except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise _EndedError("its answer was no JSON object")
-        return answer
+            response = None
+        if not isinstance(response, dict):
+            raise _WorkerEndedError("its response was no JSON object")
+        return response
 
     def _read(self, size: int, deadline: float) -> bytes:
-        """Exactly `size` bytes. A dead worker's own children may hold the line open, so it is also looked at itself."""
+        """Read exactly `size` bytes.
+
+        The children of a dead worker may keep the socket open, so the process itself is checked, too.
+        """
         data = bytearray()
         while len(data) < size:
             remaining = deadline - monotonic()
             if remaining <= 0:
                 raise TimeoutError
-            self._line.settimeout(min(remaining, 0.25))
+            self._socket.settimeout(min(remaining, 0.25))
             dead = not self.alive
             try:
-                chunk = self._line.recv(size - len(data))
+                chunk = self._socket.recv(size - len(data))
             except TimeoutError:
                 chunk = b"" if dead else None
             except ConnectionResetError:
                 chunk = b""
             if chunk == b"":
-                raise _EndedError(self._how())
+                raise _WorkerEndedError(self._exit_reason())
             data += chunk or b""
         return bytes(data)
 
-    def _how(self) -> str:
-        """How the process ended."""
+    def _exit_reason(self) -> str:
         try:
             status = self._popen.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            return "it closed its line to the trainer"
+            return "it closed its connection to the trainer"
         if status >= 0:
             return f"exit status {status}"
         name = signal.Signals(-status).name
         return f"{name} (out of memory?)" if name == "SIGKILL" else name
 
 
-def _kill(popen: "subprocess.Popen[bytes]", line: socket.socket) -> None:
-    """End the process and what it started, at once and for certain: there is nothing in it to save."""
+def _kill(popen: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    """Kill the process and all processes that it started; it holds nothing that must be saved."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError for a group of zombies
         os.killpg(popen.pid, signal.SIGKILL)
     popen.wait()
-    line.close()
+    connection.close()

@@ -1,1 +1,1 @@
-"""How answers are made: engines sample completions, environments make scored rollouts of them."""
+"""Rollouts: engines sample completions, environments turn them into scored rollouts."""

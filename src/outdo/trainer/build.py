@@ -16,13 +16,13 @@ from outdo.config.names import REWARD_MODEL, REWARDS
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question as Row
-from outdo.data.questions import Questions, questions_of
+from outdo.data.questions import Questions, load_questions
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.policy import BatchSizes, Policy
 from outdo.models.reference import load_reference
 from outdo.observability.record.recorder import Recorder
-from outdo.rewards import Combined, load_reward
+from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
@@ -84,7 +84,7 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
 
     Raises `UserError` for what is wrong with the recipe, the data, the model folder or the reward.
     """
-    questions = questions_of(recipe)
+    questions = load_questions(recipe)
     if fingerprints is not None and fingerprints != questions.fingerprints:
         changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
         raise UserError([f"{key}: the file's content is not what the run was started with" for key in changed])
@@ -171,7 +171,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, needs: Requires) -> tup
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _rewards(recipe: Recipe) -> tuple[Combined, list[OnlineRewardModel]]:
+def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     """The sum of the recipe's rewards, and those among them that go on learning."""
     rewards = [(load_reward([spec], timeout=recipe.reward_limits.timeout), weight) for spec, weight in recipe.rules]
     learnt = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
@@ -180,7 +180,7 @@ def _rewards(recipe: Recipe) -> tuple[Combined, list[OnlineRewardModel]]:
         (instantiate(Piece(name=REWARD_MODEL, options={**settings, **each.options}), REWARDS), each.weight)
         for each in learnt
     ]
-    return Combined([*rewards, *models]), [model for model, _ in models if isinstance(model, OnlineRewardModel)]
+    return WeightedSum([*rewards, *models]), [model for model, _ in models if isinstance(model, OnlineRewardModel)]
 
 
 def _eval_environment(recipe: Recipe, environment: SingleTurn, judges: Sequence[OnlineRewardModel]) -> SingleTurn:
@@ -214,7 +214,7 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
 
 def held_out_questions(recipe: Recipe) -> Sequence[Row]:
     """The questions a run is judged by."""
-    return questions_of(recipe).held_out[: recipe.eval.rows]
+    return load_questions(recipe).held_out[: recipe.eval.rows]
 
 
 def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts, list[Prompt], list[str]]:

@@ -14,11 +14,11 @@ from outdo.config.names import REWARD_MODEL
 from outdo.config.options import method_in_words, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
-from outdo.data.questions import Question, questions_of
+from outdo.data.questions import Question, load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards import load_reward
-from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status
+from outdo.rewards.types import Reward, RewardOutput, Status, reward_input
 from outdo.trainer import cost
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import one_line
@@ -67,7 +67,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     method = [] if mistakes else method_in_words(recipe)
     questions = facts = None
     try:
-        questions = questions_of(recipe)
+        questions = load_questions(recipe)
         notes = [*questions.notes, *notes]
     except UserError as error:
         mistakes += error.problems
@@ -112,7 +112,7 @@ def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
     touched = {key.partition(".")[0] for key in broken}
     if "data" not in touched:
         try:
-            questions_of(recipe)
+            load_questions(recipe)
         except UserError as error:
             mistakes += error.problems
     if "model" not in touched:
@@ -142,9 +142,9 @@ def _rendered(questions: Sequence[Question], render: Render | None, mistakes: li
 
 
 def _as_it_stands(question: Question) -> str:
-    if isinstance(question.prompt, str):
-        return question.prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in question.prompt)
+    if isinstance(question.text, str):
+        return question.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in question.text)
 
 
 def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
@@ -164,22 +164,16 @@ def _shown_to(reward: Reward, questions: Sequence[Question], mistakes: list[str]
         if not questions:
             return []
         question = questions[0]
-        prompt = question.prompt if isinstance(question.prompt, str) else [dict(each) for each in question.prompt]
         completions = {"reference": str(question.answer)} if question.answer is not None else {}
         completions |= {"empty": "", "wrong": _wrong_answer(questions)}
-        scored = reward(
-            [
-                RewardInput(prompt=prompt, completion=text, answer=question.answer, columns=question.columns)
-                for text in completions.values()
-            ]
-        )
+        scored = reward([reward_input(question, text) for text in completions.values()])
     finally:
         reward.close()
     trials = [
         Trial(kind=kind, completion=text, scored=each)
         for (kind, text), each in zip(completions.items(), scored, strict=True)
     ]
-    failures = {_how(trial.scored): trial for trial in reversed(trials) if trial.scored.verdict.is_failure}
+    failures = {_how(trial.scored): trial for trial in reversed(trials) if trial.scored.status.is_failure}
     mistakes += [
         f"rewards: scoring the {trial.kind} answer to question {question.id} {how}"
         for how, trial in reversed(failures.items())  # each way to fail once, by the first trial that did
@@ -200,11 +194,11 @@ def _how(scored: RewardOutput) -> str:
         Status.timed_out: "took too long",
         Status.non_finite: "gave no usable number",
     }
-    return f"{verdict[scored.verdict]}: {scored.reason}"
+    return f"{verdict[scored.status]}: {scored.reason}"
 
 
 def _doubts(trials: Sequence[Trial]) -> Iterator[str]:
-    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.verdict is Status.ok}
+    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.status is Status.ok}
     for other in ("empty", "wrong"):
         if "reference" in value and value.get(other, -float("inf")) >= value["reference"]:
             numbers = f"{value[other]:g} against {value['reference']:g}"
@@ -299,8 +293,8 @@ def _list(console: Console, title: str, lines: Sequence[str]) -> None:
 def _trials_table(trials: Sequence[Trial]) -> Table:
     table = Table("answer", "reward", "completion", box=None)
     for trial in trials:
-        ok = trial.scored.verdict is Status.ok
-        value = f"{trial.scored.value:g}" if ok else trial.scored.verdict.value
+        ok = trial.scored.status is Status.ok
+        value = f"{trial.scored.value:g}" if ok else trial.scored.status.value
         table.add_row(
             trial.kind, value, _plain(trial.completion) if trial.completion else Text("(nothing)", style="dim")
         )

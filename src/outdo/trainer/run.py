@@ -209,7 +209,7 @@ def _recorded(
 
 
 def _metrics(session: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step) | getattr(session.rollout, "metrics", {})
+    metrics = step_metrics(step)
     spent = clock.lap()  # since the last step had its metrics: saving it is in here, and no part of a step's seconds
     seconds = sum(each for name, each in spent.items() if name not in BETWEEN)
     times = {f"time/{name}": each for name, each in spent.items()}
@@ -217,7 +217,7 @@ def _metrics(session: Run, step: Step, clock: Clock) -> dict[str, float]:
 
 
 def _sampled(metrics: Mapping[str, float]) -> float:
-    """The tokens of a step, those of answers that a refill left out among them."""
+    """The tokens of a step, including those of answers that dynamic sampling dropped."""
     return metrics["num_tokens"] + metrics.get("refill/dropped_tokens", 0.0)
 
 
@@ -226,7 +226,7 @@ def _follow(session: Run, step: Step, metrics: Mapping[str, float]) -> dict[str,
     found: dict[str, float] = {}
     with span("reward"):
         for judge in session.online_reward_models:
-            found |= judge.after(step.index, step.groups)
+            found |= judge.after_step(step.index, step.groups)
     for name, coefficient in session.adaptive.items():
         found[f"coefficient/{name}"] = float(coefficient)  # that of this step
         coefficient.observe(metrics)

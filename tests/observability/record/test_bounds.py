@@ -203,7 +203,7 @@ def test_what_is_not_pushed_or_not_trained_has_no_bound():
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_a_batch_with_nothing_to_train_on_has_no_bounds(name):
-    for groups in ([], groups_of([rollout(2, verdict="failed"), rollout(0)])):
+    for groups in ([], groups_of([rollout(2, status="failed"), rollout(0)])):
         batch = Batch.from_groups(groups)
         nothing = torch.zeros_like(batch.rollout_logprobs)
         batch = objective(name).prepare(batch.with_(advantages=nothing, old_logprobs=nothing))

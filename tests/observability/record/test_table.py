@@ -22,7 +22,7 @@ STEP = step_of(
             "What is 12 + 30? ",
             [
                 rollout("", reward_parts={"exact": 1.0, "format": None}, reward=1.0),
-                rollout("42.", verdict="failed", reward_parts={"format": 0.5}, finish_reason=FinishReason.length),
+                rollout("42.", status="failed", reward_parts={"format": 0.5}, finish_reason=FinishReason.length),
                 rollout("x", loss_mask=(True, False), temperature=0.7),
             ],
             answer=[4, "é"],

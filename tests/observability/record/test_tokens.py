@@ -142,7 +142,7 @@ def test_what_is_not_trained_on_says_why():
     answers = (
         rollout(2, 1.0),
         rollout(3, loss_mask=(True, False, True)),  # a tool answered in between
-        rollout(2, verdict="failed"),
+        rollout(2, status="failed"),
         rollout(2, finish_reason=FinishReason.length),
         rollout(2),
     )
@@ -174,7 +174,7 @@ def test_prompts_and_padding_are_not_the_policys():
 
 @pytest.mark.parametrize("updates", [[], [Update(metrics={}, tokens={})] * 2], ids=["no pass", "critic alone"])
 def test_without_a_pass_of_the_policy_tokens_are_untrained(updates):
-    groups, batch = judged(rollout(1), rollout(1, verdict="failed"), advantages=[1.0, 0.0])
+    groups, batch = judged(rollout(1), rollout(1, status="failed"), advantages=[1.0, 0.0])
     record = token_record(step_of(groups, batch.with_(old_logprobs=None), *updates), ppo(), None)
     assert words(record) == [["untrained"], ["unscored"]]
     for name in ("old_logprobs", "ratio", "entropy", "policy_push", "kl_pull", "weight", "bound"):
@@ -211,7 +211,7 @@ def test_pushes_are_summed_over_the_passes_and_the_first_is_the_weight():
 
 
 def test_what_is_not_known_is_nan_and_what_there_is_not_is_none():
-    answers = (rollout(2, loss_mask=(True, False)), rollout(1, verdict="failed"))
+    answers = (rollout(2, loss_mask=(True, False)), rollout(1, status="failed"))
     groups, batch = judged(*answers, advantages=[1.0, 0.0])
     batch = batch.with_(ref_logprobs=torch.zeros(2, 3), values=torch.zeros(2, 3).double())
     record = record_of(groups, batch, ppo(), 0.0)

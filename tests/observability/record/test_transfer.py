@@ -13,7 +13,7 @@ from outdo.types import Group, Prompt
 
 def group(prompt: str, *rewards: float | None) -> Group:
     """Answers with these rewards; None: the reward failed."""
-    answers = [rollout(1, 0.0, verdict="failed") if each is None else rollout(1, each) for each in rewards]
+    answers = [rollout(1, 0.0, status="failed") if each is None else rollout(1, each) for each in rewards]
     return Group(prompt=Prompt(id=prompt, text="", token_ids=(1,)), rollouts=tuple(answers))
 
 

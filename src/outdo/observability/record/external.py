@@ -35,7 +35,7 @@ from outdo.observability.record.table import table
 from outdo.observability.record.token_text import Spelling
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import RunFolder
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step, TokenScores, Update
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, TokenScores, Update
 from outdo.utils.errors import UserError
 
 Text = str | Sequence[int]
@@ -102,7 +102,7 @@ def record_step(
     if batch.totals.tokens and batch.old_logprobs is not None and batch.advantages is not None:
         batch = chosen.prepare(batch)
         updates.append(_first_push(batch, chosen, given.padded("entropy", batch)))
-    done = Step(index=step, groups=groups, batch=batch, updates=updates)
+    done = Step(index=step, sampled=Sampled(groups=groups), batch=batch, updates=updates)
     record = token_record(done, chosen, given.padded("new_logprobs", batch))
     known = {name: value for name, value in step_metrics(done).items() if not name.startswith("updates/")}
     found = known | moved_metrics(record, batch) | dict(metrics or {})
@@ -207,7 +207,7 @@ class _Given:
             logprobs=tuple(self.per_token.get("rollout_logprobs", {place: unknown})[place]),
             text=str(self.tokenizer.decode(list(ids), skip_special_tokens=True)),
             reward=reward if math.isfinite(reward) else 0.0,
-            verdict="ok" if math.isfinite(reward) else "failed",
+            status="ok" if math.isfinite(reward) else "failed",
             reward_parts={name: values[place] for name, values in parts.items()},
             finish_reason=FinishReason.length if self._of(place, "truncated", False) else FinishReason.stop,
             policy_version=0,

@@ -161,7 +161,7 @@ def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
     return {
         "reward": pa.array([each.reward if each.scored else None for each in rollouts], pa.float64()),
         **({} if together is None else {"reward_parts": together}),
-        "verdict": _texts(each.verdict for each in rollouts),
+        "verdict": _texts(each.status for each in rollouts),  # the status; the column's name is part of the format
         "right": pa.array([each.right for each in rollouts], pa.bool_()),
         "finish_reason": _texts(str(each.finish_reason) for each in rollouts),
     }

@@ -1,1 +1,1 @@
-"""Engines turn requests into completions."""
+"""Engines sample completions of requests."""

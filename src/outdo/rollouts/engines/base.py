@@ -1,4 +1,4 @@
-"""What an engine is, and what it is asked for."""
+"""The interface of an engine, and the view of a policy that it gets."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,8 +10,24 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 
 
+class Engine(Protocol):
+    """Samples completions from a policy. Any class with these three methods is an engine."""
+
+    def load(self, policy: "PolicyView") -> None:
+        """Use the current weights of this policy from now on."""
+        ...
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """Return one completion per request, in the same order."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of an answer, without special tokens."""
+        ...
+
+
 class PolicyView(Protocol):
-    """What the engine sees of a policy."""
+    """What an engine may read of a policy."""
 
     @property
     def forward(self) -> Forward: ...
@@ -21,7 +37,7 @@ class PolicyView(Protocol):
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
     @property
     def version(self) -> int:
-        """Optimiser steps that the weights have taken."""
+        """The number of optimiser steps that the weights have had."""
         ...
 
     @property
@@ -31,21 +47,5 @@ class PolicyView(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where the model sets no limit."""
-        ...
-
-
-class Engine(Protocol):
-    """Samples completions from a policy's weights."""
-
-    def load(self, policy: PolicyView) -> None:
-        """Sample from these weights, as they are now, from now on."""
-        ...
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """One completion per request, in their order."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens."""
+        """The largest number of tokens of prompt and answer together; None if the model sets no limit."""
         ...

@@ -1,1 +1,1 @@
-"""Environments turn questions into finished, scored episodes."""
+"""Environments turn prompts into finished, scored rollouts."""

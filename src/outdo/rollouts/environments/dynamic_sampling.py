@@ -1,9 +1,9 @@
-"""Dynamic sampling: questions whose answers teach nothing give way to further ones, within the step.
+"""Dynamic sampling: replace, within the step, groups that give no gradient by groups of further questions.
 
-DAPO (arXiv 2503.14476) section 3.2: keep sampling until the batch is full of questions that are neither always solved
-nor never. What the others do instead:
+DAPO (arXiv 2503.14476) section 3.2: sample until the batch is full of questions whose answers are neither all right nor
+all wrong. How other libraries do it:
 
-| library | leaves out | fills up with |
+| library | drops | fills up with |
 |---|---|---|
 | outdo | groups whose scored rewards (and baseline) are all equal | as many further questions as are missing |
 | verl | groups whose metric, such as `acc`, has the standard deviation 0 | further batches; cuts off the surplus |
@@ -11,68 +11,73 @@ nor never. What the others do instead:
 | TRL | nothing: not supported | |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.environments.base import GroupSampler
-from outdo.types import Group, Prompt
+from outdo.types import Group, Prompt, Sampled
 
 
 class QuestionSource(Protocol):
-    """Where further questions come from: the loop's own `Prompts`."""
+    """The source of further questions: the `Prompts` of the training loop itself."""
 
     def take(self, count: int) -> Sequence[Prompt]:
-        """The next `count` questions, which nobody else gets."""
+        """Return the next `count` questions; no later call returns them."""
         ...
 
 
 class DynamicSampling:
-    """`rollout` of the loop, with groups that teach nothing replaced by those of further questions.
+    """Samples groups, and replaces those without a gradient by groups of further questions.
 
-    As many questions as are missing are taken from `prompts` and asked, up to `rounds` times; then the step goes on
-    with what there is, and `metrics` says so. With the loop's own `Prompts` no question comes twice in an epoch, and
-    the position in the data that a checkpoint holds is all there is to save: nothing is kept from step to step here.
-    A round's random numbers have a purpose of their own, so that none is used again.
+    It takes as many questions from `prompts` as groups are missing, and samples them, up to `rounds` times; then the
+    step continues with the groups that there are. With the loop's own `Prompts` no question is sampled twice in an
+    epoch, and a checkpoint needs only the position in the data: this class keeps nothing between steps. Each round
+    has a purpose of its own, so that no random number is used twice.
     """
 
-    def __init__(self, rollouts: GroupSampler, prompts: QuestionSource, *, rounds: int) -> None:
+    def __init__(self, sampler: GroupSampler, prompts: QuestionSource, *, rounds: int) -> None:
         if rounds < 1:
-            raise ValueError(f"rounds must be 1 or more, not {rounds}: without any, use the rollouts as they are")
-        self.rollouts = rollouts
+            raise ValueError(f"rounds must be 1 or more, not {rounds}: for no further rounds, use the sampler itself")
+        self.sampler = sampler
         self.prompts = prompts
         self.rounds = rounds
-        self.metrics: Mapping[str, float] = {}
-        """Of the last step: further rounds asked, groups left out and still missing, the mean reward of everything
-        asked, and the tokens sampled for what was left out."""
 
-    def __call__(self, policy: PolicyView, questions: Sequence[Prompt], *, step: int) -> list[Group]:
-        """At most one group per question, each of them informative; none if nothing was."""
-        asked = self.rollouts(policy, questions, step=step)
-        done = 0
-        while done < self.rounds and (missing := len(questions) - sum(map(informative, asked))):
-            done += 1
+    def __call__(self, policy: PolicyView, questions: Sequence[Prompt], *, step: int) -> Sampled:
+        """Return at most one group per question, all of them informative; possibly none.
+
+        The metrics are the further rounds, the groups dropped and still missing, the mean reward over everything
+        sampled, and the tokens of dropped groups. Their prefix `refill/` is part of the format of `metrics.jsonl`.
+        """
+        failures = FailureCount()
+        groups = self.sampler(policy, questions, step=step, failures=failures)
+        rounds = 0
+        while rounds < self.rounds and (missing := len(questions) - sum(map(informative, groups))):
+            rounds += 1
             further = self.prompts.take(missing)
-            asked = [*asked, *self.rollouts(policy, further, step=step, purpose=f"train/refill-{done}")]
-        kept = [group for group in asked if informative(group)]
-        self.metrics = {
-            "refill/rounds": float(done),
-            "refill/dropped": float(len(asked) - len(kept)),
+            # Runs are reproducible only if the purpose keeps this name: it keys the random numbers.
+            purpose = f"train/refill-{rounds}"
+            groups = [*groups, *self.sampler(policy, further, step=step, purpose=purpose, failures=failures)]
+        kept = [group for group in groups if informative(group)]
+        metrics = {
+            "refill/rounds": float(rounds),
+            "refill/dropped": float(len(groups) - len(kept)),
             "refill/missing": float(len(questions) - len(kept)),
-            **_over_all(asked),
+            "refill/dropped_tokens": float(_dropped_tokens(groups)),
         }
-        return kept
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.scored]
+        if rewards:
+            metrics["refill/reward"] = sum(rewards) / len(rewards)
+        return Sampled(groups=kept, metrics=metrics)
 
 
 def informative(group: Group) -> bool:
-    """Whether any two scored rewards of the group, its baseline among them, differ."""
+    """Return whether any two scored rewards of the group, including its baseline, differ."""
     rewards = {rollout.reward for rollout in group.rollouts if rollout.scored}
     return len(rewards) > 1 or (len(rewards) == 1 and group.baseline not in (None, *rewards))
 
 
-def _over_all(groups: Sequence[Group]) -> dict[str, float]:
-    """The reward before any group was left out, which is the policy's own, and what leaving groups out has cost."""
-    rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.scored]
+def _dropped_tokens(groups: Sequence[Group]) -> int:
     dropped = [rollout for group in groups if not informative(group) for rollout in group.rollouts]
-    cost = {"refill/dropped_tokens": float(sum(len(rollout.token_ids) for rollout in dropped))}
-    return cost | ({"refill/reward": sum(rewards) / len(rewards)} if rewards else {})
+    return sum(len(rollout.token_ids) for rollout in dropped)

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from outdo.rewards.failures import check_failures
-from outdo.rewards.types import Reward, RewardInput, RewardOutput
+from outdo.rewards.types import FailureCount, Reward, RewardOutput, reward_input
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Group, Prompt, Request, Rollout
@@ -13,78 +12,74 @@ from outdo.utils.timing import span
 
 
 class SingleTurn:
-    """Asks each question n times and has `reward` read the answers.
+    """Samples n answers to each question and scores them by `reward`.
 
-    A reward that fails, hangs or gives no number leaves its rollout out of training; if that happens to more than
-    `max_failed` of a call's rollouts, `RewardError` shows the first. A further call (see `Environment`) is judged
-    together with the one it belongs to: it may be of a single question, and that one broken.
+    If a reward fails, hangs or is no number, its rollout is not trained on. If that happens to more than the share
+    `max_failed` of a step's rollouts, `RewardError` shows the first.
     """
 
     def __init__(self, reward: Reward, *, max_failed: float = 0.5) -> None:
         self.reward = reward
         self.max_failed = max_failed
-        self._scored: list[RewardOutput] = []  # by the last call and its further ones
-        self._answered: list[RewardInput] = []
 
     def rollouts(
-        self, engine: Engine, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: SamplingParams,
+        *,
+        step: int,
+        purpose: str,
+        failures: FailureCount | None = None,
     ) -> list[Group]:
-        """`n` rollouts of each prompt, those of a prompt next to each other for the engine to share it.
+        """Return `n` rollouts of each prompt.
 
-        A prompt that stands in `prompts` twice is asked 2n times: no random number is used again.
+        The requests of a prompt are neighbours, so that the engine prefills it once. A prompt that is in `prompts`
+        twice gets 2n different samples: no random number is used twice.
         """
-        before: Counter[str] = Counter()
-        asked: list[tuple[Prompt, int]] = []
+        samples_before: Counter[str] = Counter()
+        requests: list[Request] = []
         for prompt in prompts:
-            asked += [(prompt, before[prompt.id] + sample) for sample in range(n)]
-            before[prompt.id] += n
-        requests = [
-            Request(
-                token_ids=prompt.token_ids,
-                stream=Stream(purpose, step, prompt.id, sample),
-                max_tokens=sampling.max_tokens,
-            )
-            for prompt, sample in asked
-        ]
+            first = samples_before[prompt.id]
+            requests += [
+                Request(
+                    token_ids=prompt.token_ids,
+                    stream=Stream(purpose, step, prompt.id, sample),
+                    max_tokens=sampling.max_tokens,
+                )
+                for sample in range(first, first + n)
+            ]
+            samples_before[prompt.id] += n
         with span("sample"):
             completions = engine.generate(requests, sampling)
         with span("reward"):
-            answered = [
-                RewardInput(
-                    prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
-                    completion=engine.decode(completion.token_ids),
-                    answer=prompt.answer,
-                    columns=prompt.columns,
-                    completion_ids=completion.token_ids,
-                )
-                for (prompt, _), completion in zip(asked, completions, strict=True)
+            prompt_of_each = [prompt for prompt in prompts for _ in range(n)]
+            inputs = [
+                reward_input(prompt, engine.decode(completion.token_ids), completion.token_ids)
+                for prompt, completion in zip(prompt_of_each, completions, strict=True)
             ]
-            scored = self.reward(answered)
-        self._check_failures(scored, answered, further="/" in purpose)
+            outputs = self.reward(inputs)
+        (failures or FailureCount()).check(outputs, inputs, self.max_failed)
         rollouts = [
-            _rollout(completion, each.completion, verdict, sampling.temperature or 1.0)
-            for completion, each, verdict in zip(completions, answered, scored, strict=True)
+            _to_rollout(completion, scored.completion, output, sampling.temperature or 1.0)
+            for completion, scored, output in zip(completions, inputs, outputs, strict=True)
         ]
         return [
-            Group(prompt=prompt, rollouts=tuple(rollouts[number * n : (number + 1) * n]))
-            for number, prompt in enumerate(prompts)
+            Group(prompt=prompt, rollouts=tuple(rollouts[index * n : (index + 1) * n]))
+            for index, prompt in enumerate(prompts)
         ]
 
-    def _check_failures(self, scored: list[RewardOutput], answered: list[RewardInput], *, further: bool) -> None:
-        self._scored = self._scored + scored if further else scored
-        self._answered = self._answered + answered if further else answered
-        check_failures(self._scored, self._answered, self.max_failed)
 
-
-def _rollout(completion: Completion, text: str, scored: RewardOutput, temperature: float) -> Rollout:
+def _to_rollout(completion: Completion, text: str, output: RewardOutput, temperature: float) -> Rollout:
     return Rollout(
         token_ids=completion.token_ids,
         loss_mask=(True,) * len(completion.token_ids),
         logprobs=completion.logprobs,
         text=text,
-        reward=scored.value,
-        verdict=str(scored.verdict),
-        reward_parts=scored.parts,
+        reward=output.value,
+        status=str(output.status),
+        reward_parts=output.parts,
         finish_reason=completion.finish_reason,
         policy_version=completion.policy_version,
         temperature=temperature,

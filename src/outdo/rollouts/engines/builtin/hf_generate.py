@@ -1,7 +1,7 @@
-"""Sampling by `model.generate`, for models whose attention cannot be replaced: any architecture, and slower.
+"""Sample by `model.generate` of transformers, for models whose attention cannot be replaced: any architecture, slower.
 
-The choice of each token is still outdo's: a logits processor takes it by the request's own random numbers, and lets
-`generate` see nothing else. Here the tokens of a request may depend on what it was batched with, by rounding.
+outdo still chooses each token: a logits processor samples it by the request's own random numbers, and masks all others.
+Here the tokens of a request may depend on the rest of the batch, by rounding.
 """
 
 from collections.abc import Sequence
@@ -11,64 +11,64 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, extend
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
 from outdo.rollouts.engines.sampling import SamplingParams
 
 
-class _Choose(LogitsProcessor):
-    """Replaces scores by the choice already taken from them."""
+class _ForceChosenTokens(LogitsProcessor):
+    """Samples the next token of each row, and masks all other tokens so that `generate` takes it."""
 
     def __init__(self, rows: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule) -> None:
         self.rows, self.sampling, self.rule = rows, sampling, rule
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        live = [index for index, row in enumerate(self.rows) if row.finished is None]
-        if live:
-            extend([self.rows[index] for index in live], scores[live], self.sampling, self.rule)
+        unfinished = [index for index, row in enumerate(self.rows) if row.finish_reason is None]
+        if unfinished:
+            append_next_tokens([self.rows[index] for index in unfinished], scores[unfinished], self.sampling, self.rule)
         chosen = torch.tensor([[row.token_ids[-1]] for row in self.rows], device=scores.device)
         return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
 
 
-class _AllDone(StoppingCriteria):
+class _StopWhenAllFinished(StoppingCriteria):
     def __init__(self, rows: Sequence[SequenceState]) -> None:
         self.rows = rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        done = [row.finished is not None for row in self.rows]
-        return torch.tensor(done, device=input_ids.device)
+        finished = [row.finish_reason is not None for row in self.rows]
+        return torch.tensor(finished, device=input_ids.device)
 
 
-def generate_padded(
-    policy: PolicyView, rows: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule, *, at_once: int
+def generate_with_hf(
+    policy: PolicyView, sequences: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule, *, batch_size: int
 ) -> None:
-    """Fill in the rows, at most `at_once` at a time, those with prompts of like length together."""
-    for part in _parts(rows, at_once, policy.context):
-        width = max(len(row.request.token_ids) for row in part)
-        missing = [width - len(row.request.token_ids) for row in part]
-        token_ids = [[0] * gap + list(row.request.token_ids) for gap, row in zip(missing, part, strict=True)]
-        mask = [[0] * gap + [1] * (width - gap) for gap in missing]
+    """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together."""
+    for batch in _batches(sequences, batch_size, policy.context):
+        width = max(len(row.request.token_ids) for row in batch)
+        padding = [width - len(row.request.token_ids) for row in batch]
+        token_ids = [[0] * pad + list(row.request.token_ids) for pad, row in zip(padding, batch, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         with policy.forward.precision():
             policy.model.generate(  # type: ignore[operator]
                 torch.tensor(token_ids, device=policy.forward.device),
                 attention_mask=torch.tensor(mask, device=policy.forward.device),
-                max_new_tokens=max(row.limit for row in part),
+                max_new_tokens=max(row.max_tokens for row in batch),
                 do_sample=False,
                 use_cache=True,
                 eos_token_id=None,
                 pad_token_id=0,
-                logits_processor=LogitsProcessorList([_Choose(part, sampling, rule)]),
-                stopping_criteria=StoppingCriteriaList([_AllDone(part)]),
+                logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
+                stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
             )
 
 
-def _parts(rows: Sequence[SequenceState], at_once: int, context: int | None) -> list[list[SequenceState]]:
-    """Rows that are sampled together: a finished one goes on being fed, and must not leave the model's context."""
-    parts: list[list[SequenceState]] = []
-    for row in sorted(rows, key=lambda row: len(row.request.token_ids)):
-        part = [*(parts[-1] if parts else []), row]
-        longest = len(row.request.token_ids) + max(each.limit for each in part)
-        if parts and len(part) <= at_once and (context is None or longest <= context):
-            parts[-1] = part
+def _batches(sequences: Sequence[SequenceState], batch_size: int, context: int | None) -> list[list[SequenceState]]:
+    """Split into batches. A finished row gets tokens until the batch ends, and must stay within the model's context."""
+    batches: list[list[SequenceState]] = []
+    for sequence in sorted(sequences, key=lambda sequence: len(sequence.request.token_ids)):
+        batch = [*(batches[-1] if batches else []), sequence]
+        longest = len(sequence.request.token_ids) + max(row.max_tokens for row in batch)
+        if batches and len(batch) <= batch_size and (context is None or longest <= context):
+            batches[-1] = batch
         else:
-            parts.append([row])
-    return parts
+            batches.append([sequence])
+    return batches

@@ -1,8 +1,8 @@
-"""Keys and values of sequences being sampled, and the attention of one new token per sequence.
+"""The KV cache of the sequences being sampled, and the attention of one new token per sequence.
 
-On a CPU in float32 the result for a row has the same bits whatever rows stand beside it and however long they are:
-every product has a fixed shape per row, and sums over the sequence go block by block in order, so that the blocks
-only longer neighbours need add exact zeros.
+On a CPU in float32 the result of a row has the same bits for any other rows of the batch, of any length: every product
+has a fixed shape per row, and sums over the sequence are taken block by block in order, so that the blocks that only
+longer rows need add exact zeros.
 """
 
 from collections.abc import Sequence
@@ -19,58 +19,58 @@ Layer = tuple[Tensor, Tensor]  # keys and values, each [kv_heads, L, d]
 
 
 class Prefill:
-    """Prompts read one after another in a flat row; keeps the keys and values of each."""
+    """The prefill of several prompts, concatenated into one flat row; it keeps the keys and values of each."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self.layers: list[list[Layer]] = [[] for _ in lengths]  # of each prompt, of each layer
+        self.layers: list[list[Layer]] = [[] for _ in lengths]  # per prompt, per layer
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query [1, heads, N, d] -> [1, N, heads, d]. Prompt by prompt, so that none depends on its neighbours."""
-        output = torch.zeros_like(query)  # tokens beyond the prompts are filling, and stay 0
+        """query [1, heads, N, d] -> [1, N, heads, d]. One prompt at a time, so that none depends on the others."""
+        output = torch.zeros_like(query)  # tokens after the last prompt are padding, and stay 0
         start = 0
-        for number, length in enumerate(self.lengths):
+        for index, length in enumerate(self.lengths):
             span = slice(start, start + length)
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
-            at = torch.arange(length, device=query.device)[None]
+            positions = torch.arange(length, device=query.device)[None]
             allowed = None
             if rule.window is not None and rule.window < length:
-                allowed = within(at, at, at >= 0, rule.window)
+                allowed = within(positions, positions, positions >= 0, rule.window)
             output[:, :, span] = attention(q, k, v, allowed, rule)
-            self.layers[number].append((k[0], v[0]))
+            self.layers[index].append((k[0], v[0]))
             start += length
         return output.transpose(1, 2)
 
 
-class Place(NamedTuple):
-    """Where the new tokens of a step go that fall into one block."""
+class BlockWrite(NamedTuple):
+    """The rows whose new token of a step is written into one block."""
 
     block: int
     rows: Tensor  # [m]
     offset: Tensor  # [m] within the block
-    every: bool  # whether these are all rows of the step, so that none need be picked out
+    all_rows: bool  # True if these are all rows of the step, so that no index is needed
 
 
-class RowCache:
-    """Room for the keys and values of sequences, block after block of tokens: it grows without moving what it holds.
+class KVCache:
+    """The keys and values of sequences, in blocks of tokens: the cache grows without moving its contents.
 
-    Call `begin` before each forward pass: it does once what all layers need. `lengths` [rows] counts the tokens that
-    each row holds; it is kept on the host, so that an accelerator need not be asked. A block has as many rows as were
-    in use when it was needed: where one long answer is left, its blocks hold that answer alone.
+    Call `begin` before each forward pass: it does once what all layers need. `lengths` [rows] counts the tokens of each
+    row; it stays on the host, to avoid a synchronisation with the accelerator. A block has as many rows as were in use
+    when it was allocated: when only one long answer is left, its new blocks have one row.
     """
 
     def __init__(self, rows: int, *, block: int, device: torch.device) -> None:
         self.block = block
         self.device = device
         self.lengths = numpy.zeros(rows, dtype=numpy.int64)
-        # Of each layer keys and values, of each block [rows, kv_heads, block, d].
+        # For each layer the keys and the values, each a list of blocks [rows, kv_heads, block, d].
         self.layers: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._places: list[Place] = []
-        self._last = torch.zeros(0)  # [n] position of the new token of each row
+        self._writes: list[BlockWrite] = []
+        self._last = torch.zeros(0)  # [n], position of the new token of each row
         self._masks: dict[tuple[int | None, int, int], Tensor] = {}
 
     def admit(self, first: int, count: int, layers: Sequence[Layer]) -> None:
-        """Put a prompt's keys and values into `count` rows from `first` on."""
+        """Copy a prompt's keys and values into `count` rows from `first` on."""
         length, end = layers[0][0].shape[1], first + count
         self.layers += [([], []) for _ in range(len(layers) - len(self.layers))]
         for stores, layer in zip(self.layers, layers, strict=True):
@@ -82,7 +82,7 @@ class RowCache:
         self.lengths[first:end] = length
 
     def move(self, source: int, target: int) -> None:
-        """Overwrite a row by another."""
+        """Copy the row `source` over the row `target`."""
         used = -(-int(self.lengths[source]) // self.block)
         for stores in self.layers:
             for store in stores:
@@ -91,42 +91,42 @@ class RowCache:
         self.lengths[target] = self.lengths[source]
 
     def begin(self, n: int) -> None:
-        """Prepare for a forward pass of one new token in each of the first n rows, whose lengths then count it."""
+        """Prepare a forward pass of one new token in each of the first n rows; their lengths then include it."""
         lengths = self.lengths[:n]
         blocks, offset = divmod(lengths, self.block)
         needed = int(blocks.max()) + 1
-        first = self.layers[0][0]  # as full as all others
+        first = self.layers[0][0]  # all layers have the same blocks
         if len(first) < needed or any(len(block) < n for block in first[:needed]):
             for store in chain.from_iterable(self.layers):
                 self._reserve(store, needed, n, store[0])
-        self._places = []
+        self._writes = []
         for block in range(int(blocks.min()), needed):
             rows = numpy.flatnonzero(blocks == block)
             if len(rows):
-                place = (torch.from_numpy(each).to(self.device) for each in (rows, offset[rows]))
-                self._places.append(Place(block, *place, every=len(rows) == n))
+                where = (torch.from_numpy(each).to(self.device) for each in (rows, offset[rows]))
+                self._writes.append(BlockWrite(block, *where, all_rows=len(rows) == n))
         self._last = torch.tensor(lengths, device=self.device)
         self._masks = {}
         lengths += 1
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """One new token for each of the n rows of `begin`: query [1, heads, n, d] -> [1, n, heads, d]."""
+        """Compute one new token for each of the n rows of `begin`: query [1, heads, n, d] -> [1, n, heads, d]."""
         heads, n, d = query.shape[1:]
         kv_heads = key.shape[1]
         stores = self.layers[layer]
         for store, new in zip(stores, (key, value), strict=True):
             by_row = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d]
-            for place in self._places:
-                part = by_row if place.every else by_row[place.rows]
-                store[place.block][place.rows, :, place.offset] = part
-        blocks = max(place.block for place in self._places) + 1
+            for write in self._writes:
+                part = by_row if write.all_rows else by_row[write.rows]
+                store[write.block][write.rows, :, write.offset] = part
+        blocks = max(write.block for write in self._writes) + 1
         keys, values = ([block[:n].flatten(0, 1) for block in store[:blocks]] for store in stores)
         mask = self._mask(rule.window, kv_heads, heads // kv_heads, blocks)
         grouped = query[0].transpose(0, 1).reshape(n * kv_heads, heads // kv_heads, d)
         return _block_attention(grouped, keys, values, mask, rule).to(query.dtype).reshape(1, n, heads, d)
 
     def _reserve(self, store: list[Tensor], blocks: int, rows: int, like: Tensor) -> None:
-        """Make room for that many blocks of that many rows; `like` is [..., kv_heads, *, d]."""
+        """Allocate `blocks` blocks of `rows` rows where they are missing; `like` is [..., kv_heads, *, d]."""
         kv_heads, _, d = like.shape[-3:]
         for block in range(blocks):
             if block == len(store):
@@ -136,7 +136,7 @@ class RowCache:
                 store[block] = torch.cat([store[block], missing])
 
     def _mask(self, window: int | None, kv_heads: int, group: int, blocks: int) -> Tensor:
-        """0 where a new token may read, -inf where not: [n * kv_heads, group, blocks * block], made once per step."""
+        """Return 0 where a new token may attend, else -inf: [n * kv_heads, group, blocks * block]; once per step."""
         key = (window, kv_heads, group)
         if key not in self._masks:
             distance = self._last[:, None] - torch.arange(blocks * self.block, device=self.device)  # [n, L]
@@ -147,9 +147,9 @@ class RowCache:
 
 
 def _block_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor, rule: Rule) -> Tensor:
-    """softmax(scaling · Q Kᵀ + mask) V: query [r, g, d], each block [r, block, d], mask [r, g, L] -> [r, g, d].
+    """Compute softmax(scaling · Q Kᵀ + mask) V: query [r, g, d], blocks [r, block, d], mask [r, g, L] -> [r, g, d].
 
-    r counts rows times key heads, g the query heads that share a key head.
+    r is rows times key heads; g is the number of query heads that share a key head.
     """
     query = query.to(keys[0].dtype)
     masks = mask.split(keys[0].shape[1], -1)

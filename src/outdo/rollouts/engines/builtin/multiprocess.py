@@ -1,7 +1,7 @@
-"""The built-in engine in every process of a pool, each on its share of the requests.
+"""The built-in engine in every process of a worker pool, each on its part of the requests.
 
-What is sampled does not change by that: on a CPU in float32 a request's tokens depend on nothing but the request, its
-random numbers and the weights, which all of them share.
+The number of processes does not change what is sampled: on a CPU in float32 the tokens of a request depend only on the
+request, its random numbers and the weights, and all processes share the weights.
 """
 
 from collections.abc import Sequence
@@ -18,41 +18,42 @@ from outdo.types import Completion, Request
 
 
 class MultiprocessEngine:
-    """`rows` sequences are sampled at a time in each process; `seed` is the run's."""
+    """Samples up to `rows` sequences at a time in each process. `seed` is the seed of the run."""
 
     def __init__(self, policy: PolicyView, pool: WorkerPool, *, seed: int = 0, rows: int = 256) -> None:
         self.pool = pool
-        self.how = {"seed": seed, "rows": rows}
-        self._place(policy)
+        self.seed = seed
+        self.rows = rows
+        self._start_engines(policy)
 
     def load(self, policy: PolicyView) -> None:
-        """Sample from this policy's weights, as they are at each call of `generate`."""
-        if policy is not self.policy:  # the weights of this one are shared: what becomes of them is seen everywhere
-            self._place(policy)
+        """Use the weights of this policy, as they are at each call of `generate`."""
+        if policy is not self.policy:  # the processes share the weights of the same policy, and see every change
+            self._start_engines(policy)
 
-    def _place(self, policy: PolicyView) -> None:
+    def _start_engines(self, policy: PolicyView) -> None:
         self.policy = policy
-        there = [BuiltinEngine(_PolicySnapshot.of(policy), **self.how) for _ in self.pool.others]
-        self.engines = self.pool.place([BuiltinEngine(policy, **self.how), *there])
+        views = [policy, *(_PolicySnapshot.of(policy) for _ in self.pool.others)]
+        self.engines = self.pool.place([BuiltinEngine(view, seed=self.seed, rows=self.rows) for view in views])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens."""
-        here: BuiltinEngine = self.engines.local
-        return here.decode(token_ids)
+        """Return the text of an answer, without special tokens."""
+        engine: BuiltinEngine = self.engines.local
+        return engine.decode(token_ids)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """One completion per request, in their order."""
-        # In runs, so that requests with one prompt, which are neighbours, have it read once.
-        each = max(1, -(-len(requests) // len(self.engines)))
-        shares = [requests[start : start + each] for start in range(0, len(requests), each)]
-        found = self.engines.map("generate", [(share, sampling) for share in shares])
-        version = self.policy.version  # which the other processes do not hear of
-        return [replace(completion, policy_version=version) for share in found for completion in share]
+        """Return one completion per request, in the same order."""
+        # Contiguous parts: requests with the same prompt are neighbours, and their prompt is prefilled once.
+        size = max(1, -(-len(requests) // len(self.engines)))
+        parts = [requests[start : start + size] for start in range(0, len(requests), size)]
+        results = self.engines.map("generate", [(part, sampling) for part in parts])
+        version = self.policy.version  # the other processes only have the version at the time of the snapshot
+        return [replace(completion, policy_version=version) for part in results for completion in part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PolicySnapshot:
-    """What an engine in another process sees of a policy."""
+    """A picklable copy of the attributes of a policy, for an engine in another process; the weights are shared."""
 
     forward: Forward
     model: PreTrainedModel
@@ -63,5 +64,11 @@ class _PolicySnapshot:
 
     @classmethod
     def of(cls, policy: PolicyView) -> "_PolicySnapshot":
-        names = ("forward", "model", "tokenizer", "version", "end_ids", "context")
-        return cls(**{name: getattr(policy, name) for name in names})
+        return cls(
+            forward=policy.forward,
+            model=policy.model,
+            tokenizer=policy.tokenizer,
+            version=policy.version,
+            end_ids=policy.end_ids,
+            context=policy.context,
+        )

@@ -1,4 +1,4 @@
-"""The answers being written: what they have so far, how they go on, and when they end."""
+"""The sequences being sampled: their tokens so far, how the next token is sampled, and when they end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,21 +8,30 @@ import torch
 from torch import Tensor
 
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.sampling import SamplingParams, choose
-from outdo.types import FinishReason, Request
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.types import Completion, FinishReason, Request
 from outdo.utils.rng import uniforms
 
 
 @dataclass(slots=True)
 class SequenceState:
-    """One answer in the making."""
+    """One answer that is being sampled."""
 
     request: Request
-    key: int  # of its random numbers
-    limit: int  # tokens it may have
+    stream_key: int  # of its random numbers
+    max_tokens: int  # the largest number of tokens of the answer
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    finished: FinishReason | None = None
+    finish_reason: FinishReason | None = None
+
+    def completion(self, policy_version: int) -> Completion:
+        """Return the answer, now that it is finished."""
+        return Completion(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason or FinishReason.abort,
+            policy_version=policy_version,
+        )
 
 
 class StopRule:
@@ -33,17 +42,17 @@ class StopRule:
         self.stop = sampling.stop
         self.tokenizer = policy.tokenizer
         self.context = policy.context
-        # A stop string may begin inside an earlier token; a token is at least one byte of it.
+        # A stop string may begin inside a token, and each of its tokens has at least one byte.
         self.tail = max((len(text.encode()) for text in self.stop), default=0) + 1
         self.max_tokens = sampling.max_tokens
 
-    def limit(self, request: Request) -> int:
-        """Tokens the answer to a request may have: what is asked, what is allowed, and what the context has left."""
+    def max_new_tokens(self, request: Request) -> int:
+        """Return the largest length of an answer: by the request, by the sampling settings, and by the context."""
         allowed = min(request.max_tokens, self.max_tokens)
         if not request.token_ids or allowed < 1:
             raise ValueError(
-                f"prompt {request.stream.prompt_id}: a request needs a token to begin with and room for another, "
-                f"not {len(request.token_ids)} and {allowed}"
+                f"prompt {request.stream.prompt_id}: a request needs at least 1 prompt token and a max_tokens of 1 or "
+                f"more, not {len(request.token_ids)} and {allowed}"
             )
         if self.context is None:
             return allowed
@@ -55,26 +64,62 @@ class StopRule:
             )
         return min(allowed, left)
 
-    def reason(self, row: SequenceState) -> FinishReason | None:
-        """Why the answer ends with its last token, or None."""
+    def finish_reason(self, row: SequenceState) -> FinishReason | None:
+        """Return why the answer ends with its last token; None if it continues."""
         if row.token_ids[-1] in self.stop_ids:
             return FinishReason.stop
         if self.stop:
             text = self.tokenizer.decode(row.token_ids[-self.tail :])
             if any(stop in text for stop in self.stop):
                 return FinishReason.stop
-        return FinishReason.length if len(row.token_ids) >= row.limit else None
+        return FinishReason.length if len(row.token_ids) >= row.max_tokens else None
 
 
-def extend(rows: Sequence[SequenceState], logits: Tensor, sampling: SamplingParams, rule: StopRule) -> None:
-    """Choose the next token of every row from its logits [n, V], and end the rows that are done."""
-    keys = numpy.array([row.key for row in rows], dtype=numpy.uint64)
+def append_next_tokens(rows: Sequence[SequenceState], logits: Tensor, sampling: SamplingParams, rule: StopRule) -> None:
+    """Sample the next token of every row from its logits [n, V], and set the finish reason of rows that end."""
+    keys = numpy.array([row.stream_key for row in rows], dtype=numpy.uint64)
     positions = numpy.array([row.request.position + len(row.token_ids) for row in rows], dtype=numpy.uint64)
     numbers = torch.from_numpy(uniforms(keys, positions))
     if logits.device.type != "mps":
         numbers = numbers.to(logits.device)
-    tokens, logprobs = choose(logits, numbers, sampling)
+    tokens, logprobs = sample_tokens(logits, numbers, sampling)
     for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
         row.token_ids.append(token)
         row.logprobs.append(logprob)
-        row.finished = rule.reason(row)
+        row.finish_reason = rule.finish_reason(row)
+
+
+def sample_tokens(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return the next tokens [n] and their log-probabilities [n], from logits [n, V] and uniform numbers [n].
+
+    Log-probabilities are at the sampling temperature over the whole vocabulary, before any filter (at temperature 0: at
+    temperature 1). The result of a row depends only on that row.
+    """
+    probabilities = (logits.float() / (sampling.temperature or 1.0)).softmax(-1)
+    if sampling.temperature == 0:
+        tokens = probabilities.argmax(-1, keepdim=True)
+    else:
+        weights = apply_filters(probabilities, sampling)
+        # The first token whose cumulative weight exceeds the threshold: never a token of weight 0.
+        cumulative = weights.cumsum(-1, dtype=torch.float32 if weights.device.type == "mps" else torch.float64)
+        total = cumulative[:, -1:]
+        # A number is below 1, but its product with the total may round up to the total.
+        threshold = torch.minimum(numbers.to(total)[:, None] * total, total.nextafter(torch.zeros_like(total)))
+        tokens = torch.searchsorted(cumulative, threshold, right=True)
+    return tokens.squeeze(1), probabilities.gather(-1, tokens).squeeze(1).log()
+
+
+def apply_filters(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
+    """Return the probabilities [n, V] with those of excluded tokens set to 0; the likeliest token is never excluded."""
+    if sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0:
+        return probabilities
+    ranked, order = probabilities.sort(stable=True, dim=-1, descending=True)
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if sampling.top_k:
+        keep[:, sampling.top_k :] = False
+    if sampling.top_p < 1:
+        kept = ranked * keep
+        keep &= kept.cumsum(-1) - kept < sampling.top_p * kept.sum(-1, keepdim=True)
+    keep &= ranked >= sampling.min_p * ranked[:, :1]
+    keep[:, 0] = True
+    return probabilities * torch.zeros_like(keep).scatter(-1, order, keep)
