@@ -4,7 +4,6 @@ Each carries one message written for the person at the keyboard; the command lin
 leaves with the class's `exit_status`. Anything else that escapes is a defect of outdo and shows its traceback.
 """
 
-import difflib
 from collections.abc import Sequence
 
 
@@ -62,6 +61,43 @@ class ModelError(OutdoError, ValueError):
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str:
-    """`"; did you mean X?"` for the nearest of `known`, or an empty string when none is near."""
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    """Return `"; did you mean X?"` for the name in `known` that is most similar to `wrong`; empty if none is similar."""
+    name = nearest(wrong, known)
+    return f"; did you mean {name}?" if name else ""
+
+
+def nearest(wrong: str, known: Sequence[str]) -> str | None:
+    """Return the name in `known` that is most similar to `wrong`, or None if none is similar.
+
+    Similar is a name that takes edits at no more than 40 % of the characters of the longer name, and, if there is no
+    such name, one that begins with `wrong` (three characters or more). Of equally similar names the first counts.
+    """
+    best, fewest = None, None
+    for name in known:
+        allowed = int(0.4 * max(len(wrong), len(name))) if fewest is None else fewest - 1
+        edits = _edits(wrong, name, allowed)
+        if edits is not None:
+            best, fewest = name, edits
+    if best is None and len(wrong) >= 3:
+        best = next((name for name in known if name.startswith(wrong)), None)
+    return best
+
+
+def _edits(first: str, second: str, allowed: int) -> int | None:
+    """Return the Damerau-Levenshtein distance, or None if it is more than `allowed`.
+
+    An edit inserts, deletes or replaces a character, or swaps two neighbours ("gpro" is one edit from "grpo").
+    """
+    if abs(len(first) - len(second)) > allowed:
+        return None
+    before, row = [], list(range(len(second) + 1))
+    for i, a in enumerate(first, 1):
+        two_before, before, row = before, row, [i]
+        for j, b in enumerate(second, 1):
+            edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
+                edits = min(edits, two_before[j - 2] + 1)
+            row.append(edits)
+        if min(row) > allowed and min(before) > allowed:
+            return None
+    return row[-1] if row[-1] <= allowed else None

@@ -1,0 +1,23 @@
+"""The most similar name: edits are counted, and two swapped neighbours are one edit."""
+
+import pytest
+
+from outdo.utils.errors import did_you_mean, nearest
+
+
+@pytest.mark.parametrize(
+    ("wrong", "known", "name"),
+    [
+        ("gpro", ["gspo", "gmpo", "grpo"], "grpo"),  # a swap is one edit; gspo and gmpo take two
+        ("gxpo", ["gspo", "gmpo"], "gspo"),  # equally similar: the first one
+        ("stepz", ["seed", "steps"], "steps"),
+        ("best", ["rejection", "best_of_group"], "best_of_group"),  # the beginning of a name
+        ("k4", ["k1", "k2"], None),
+        ("refill", ["epsilon"], None),
+        ("", ["a"], None),
+        ("a", [], None),
+    ],
+)
+def test_the_most_similar_name(wrong, known, name):
+    assert nearest(wrong, known) == name
+    assert did_you_mean(wrong, known) == (f"; did you mean {name}?" if name else "")
