@@ -6,7 +6,7 @@ The recipe is where a run is described and nowhere else: no other module of outd
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -381,6 +381,31 @@ def settings() -> dict[str, FieldInfo]:
             yield from ((f"{name}.{key}", info) for key, info in table.model_fields.items())
 
     return dict(walk())
+
+
+def leaves() -> dict[str, FieldInfo]:
+    """Return every value that a recipe can hold, by its dotted key: `settings()`, where each field of a nested table
+    such as `data.select` counts for itself. The options of a piece do not count; they belong to the piece."""
+
+    def walk(key: str, info: FieldInfo) -> Iterator[tuple[str, FieldInfo]]:
+        table = _table_in(info.annotation)
+        if table is None:
+            yield key, info
+            return
+        if issubclass(table, Piece):
+            yield key, info
+        for name, inner in table.model_fields.items():
+            if name not in Piece.model_fields or not issubclass(table, Piece):
+                yield from walk(f"{key}.{name}", inner)
+
+    return dict(leaf for key, info in settings().items() for leaf in walk(key, info))
+
+
+def _table_in(annotation: Any) -> type[Section] | None:
+    """Return the kind of table in an annotation such as `Selection | None` or `tuple[WeightedReward, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
 def run_folder(run: str) -> Path:
