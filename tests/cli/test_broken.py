@@ -78,9 +78,13 @@ def reward_file(folder, text):
 def test_unknown_keys_wrong_types_and_values_out_of_range_are_told_together(model, sums, tmp_path):
     path = tmp_path / "recipe.toml"
     text = f'model = "{model}"\nstepz = 3\n[data]\npath = "{sums}"\n[optim]\nlr = "1e-6"\nclip_norm = -1\n'
-    path.write_text(text + "[train]\ngrup = 4\nupdates = 1.5\n")
+    path.write_text(text + "[train]\ngruop_size = 4\npasses = 1.5\n")
     told = refused("train", path, "sampling.top_p=2")
-    says(told, "stepz: unknown key; did you mean steps?", "train.grup: unknown key; did you mean train.group_size?")
+    says(
+        told,
+        "stepz: unknown setting; did you mean steps?",
+        "train.gruop_size: unknown setting; did you mean train.group_size?",
+    )
     says(told, 'optim.lr: expected a number, found "1e-6"', "take the quotes off")
     says(told, "optim.clip_norm: expected a number above 0")
     says(told, "train.passes: expected a whole number, found 1.5", "sampling.top_p: expected 1.0 or less, found 2")
@@ -89,7 +93,9 @@ def test_unknown_keys_wrong_types_and_values_out_of_range_are_told_together(mode
 
 
 def test_options_that_exclude_each_other_are_told_together(told, sums):
-    said = told(train__group=1, sampling__temperature=0, data__eval_path=sums, data__eval_rows=3, train__minibatches=99)
+    said = told(
+        train__group_size=1, sampling__temperature=0, data__eval_path=sums, data__eval_rows=3, train__minibatches=99
+    )
     says(said, "train.group_size = 1", "sampling.temperature = 0", "data.eval_rows = 3", "train.minibatches = 99")
 
 
@@ -97,7 +103,7 @@ def test_a_recipe_that_does_not_exist_and_wrong_settings_beside_it(tmp_path):
     (tmp_path / "recipe.toml").write_text("")
     told = refused("train", tmp_path / "recipe.tmol", "optim.lr=fast", "stepz=3")
     says(told, "recipe.tmol: no such file; did you mean recipe.toml?")
-    says(told, "optim.lr: expected a number", "stepz: unknown key; did you mean steps?")
+    says(told, "optim.lr: expected a number", "stepz: unknown setting; did you mean steps?")
     assert "required" not in told  # what the file says of model and data nobody knows
 
 
@@ -193,7 +199,13 @@ def test_a_wrong_recipe_does_not_hide_what_is_wrong_with_what_it_names(outdo, tm
     done = outdo("train", *asked)
     assert done.status == 2
     lines = done.error.splitlines()
-    for said in ("optim.lrr: unknown key", "steps: expected 1 or more", "nowhere", "none.jsonl: no such file", "my.py"):
+    for said in (
+        "optim.lrr: unknown setting",
+        "steps: expected 1 or more",
+        "nowhere",
+        "none.jsonl: no such file",
+        "my.py",
+    ):
         assert sum(said in line for line in lines) == 1, said
 
 

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from outdo.config.messages import sentences, shown, toml
+from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
-from outdo.config.recipe import Data, Recipe, sections, settings
+from outdo.config.recipe import Data, Recipe, leaves, sections, settings
 from outdo.config.rules import conflicts
 from outdo.utils.errors import UserError, did_you_mean
 
@@ -39,7 +39,7 @@ PIECES = {
 """Settings with options of their own, as in `train.objective.beta=0`, and the piece meant where none is named."""
 
 ASKED_ON_COMMAND_LINE = "command line"
-DOTTED_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+DOTTED_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
 class RecipeError(UserError):
@@ -133,7 +133,7 @@ def _parsed_yaml(text: str) -> dict[str, Any]:
     except ValueError as error:  # a date such as 2024-13-99
         raise UserError([f"not valid YAML: {error}"]) from None
     if not isinstance(value, dict | None):
-        raise UserError([f"expected a table of settings, found {shown(value)}"])
+        raise UserError([f"expected a table of settings, found {format_value(value)}"])
     return value or {}
 
 
@@ -184,12 +184,14 @@ def _override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None
         if place in PIECES and isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
-            mistakes.append(f"{ASKED_ON_COMMAND_LINE}: {key}: {place} is {shown(inner)}, and has no settings in it")
+            mistakes.append(
+                f"{ASKED_ON_COMMAND_LINE}: {key}: {place} is {format_value(inner)}, and has no settings in it"
+            )
             return None
         table[name] = inner
         table = inner
     if written.strip():
-        table[last] = _override_value(written, settings().get(key))
+        table[last] = _override_value(written, leaves().get(key))
     else:
         table.pop(last, None)
     return key
@@ -237,7 +239,7 @@ def _validated(raw: dict[str, Any]) -> tuple[Recipe | None, list[tuple[str, str]
         recipe = Recipe.model_validate(pruned)
     except ValidationError:  # what is left may still not stand together; the mistakes found are enough
         recipe = None
-    return recipe, sentences(details, raw)
+    return recipe, describe_errors(details, raw)
 
 
 def _without(raw: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
@@ -299,7 +301,7 @@ def _written(values: Mapping[str, Any], *, comments: bool) -> str:
 
 def _line(name: str, value: Any, comment: str | None) -> Iterator[str]:
     if value is not None and value is not PydanticUndefined:
-        line = f"{name} = {toml(value)}"
+        line = f"{name} = {to_toml(value)}"
     elif comment is None:
         return
     else:

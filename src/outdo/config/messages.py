@@ -1,15 +1,14 @@
-"""From pydantic's errors to sentences about a recipe: the key, what was expected, what was found, the nearest name."""
+"""Turn pydantic's errors into sentences about a recipe: the key, what is expected, what was found, the nearest name."""
 
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from outdo.config.recipe import sections, settings
-from outdo.utils.errors import did_you_mean
+from outdo.config.unknown_settings import explain_unknown_setting
 
 EXPECTED = {
     "int_type": "a whole number",
@@ -32,76 +31,80 @@ EXPECTED = {
     "mapping_type": "a table",
 }
 
-MOVED = {
-    "optim.warmup": ("optim.schedule", {"name": "constant"}),
-    "optim.betas": ("optim.algorithm", {"name": "adamw"}),
-    "optim.eps": ("optim.algorithm", {"name": "adamw"}),
-    "optim.weight_decay": ("optim.algorithm", {"name": "adamw"}),
-    "reference.every": ("reference.sync", {}),
-    "reference.mix": ("reference.sync", {"every": 20}),
-}
-"""Keys of older recipes, the setting each is an option of now, and what else that one needs."""
 
+def describe_errors(errors: Sequence[ErrorDetails], raw: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is wrong with the tables `raw`, in order, as `(key, sentence)`.
 
-def sentences(errors: Sequence[ErrorDetails], raw: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with the tables `raw`, in order: `(key, sentence)`. A setting that may be one of several kinds,
-    and is none of them, has an error for each: it is told once."""
-    told: dict[str, list[ErrorDetails]] = {}
+    A setting that may be of several kinds, and is of none of them, has an error for each kind: it gets one sentence.
+    A table that outdo does not know gets a sentence for each setting in it.
+    """
+    by_key: dict[str, list[ErrorDetails]] = {}
     for error in errors:
-        told.setdefault(".".join(map(str, _place(error["loc"], raw))), []).append(error)
-    return [(key, _sentence(key, those, raw)) for key, those in told.items()]
+        by_key.setdefault(".".join(map(str, _location(error["loc"], raw))), []).append(error)
+    return [sentence for key, those in by_key.items() for sentence in _sentences(key, those)]
 
 
-def shown(value: Any) -> str:
-    """A value as a sentence names it: short, and as TOML writes it."""
+def format_value(value: Any) -> str:
+    """Return a value as a sentence names it: short, and as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     text = json.dumps(value) if isinstance(value, str) else repr(value)
     return "a table" if isinstance(value, dict) else textwrap.shorten(text, 60, placeholder=" ...")[:64]
 
 
-def toml(value: Any) -> str:
-    """A value as TOML writes it."""
+def to_toml(value: Any) -> str:
+    """Return a value as TOML writes it."""
     match value:
         case bool():
             return str(value).lower()
-        case str():  # a TOML string is a JSON string, but for one control character
+        case str():  # a TOML string is a JSON string, except for one control character
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list() | tuple():
-            return f"[{', '.join(map(toml, value))}]"
+            return f"[{', '.join(map(to_toml, value))}]"
         case Mapping():
-            return f"{{{', '.join(f'{_key(key)} = {toml(inner)}' for key, inner in value.items())}}}"
+            return f"{{{', '.join(f'{_key(key)} = {to_toml(inner)}' for key, inner in value.items())}}}"
         case _:
             return repr(value)
 
 
 def _key(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml(text)
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else to_toml(text)
 
 
-def _place(loc: tuple[int | str, ...], raw: Any) -> tuple[int | str, ...]:
-    """Where in the recipe an error is: without what pydantic appends for the kind that was tried."""
+def _location(loc: tuple[int | str, ...], raw: Any) -> tuple[int | str, ...]:
+    """Return where in the recipe an error is: `loc` without what pydantic appends for each kind that it tried."""
     for depth, part in enumerate(loc):
         if not isinstance(raw, dict | list):
             return loc[:depth]
         try:
             raw = raw[part]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):  # what is missing; or a piece, whose table is read in another form
+        except (KeyError, IndexError, TypeError):  # a missing setting; or a piece, whose table has another form here
             return loc
     return loc
 
 
-def _sentence(key: str, errors: Sequence[ErrorDetails], raw: Mapping[str, Any]) -> str:
+def _sentences(key: str, errors: Sequence[ErrorDetails]) -> Iterator[tuple[str, str]]:
     first = errors[0]
     kind, found = first["type"], first["input"]
     if kind == "extra_forbidden":
-        return f"{key}: {_moved(key, raw) or f'unknown key{_nearest_key(key)}'}"
-    if kind == "missing":
-        return f"{key}: required"
-    if kind == "value_error":
-        return f"{key}: {first.get('ctx', {})['error']}, found {shown(found)}"
-    expected = " or ".join(dict.fromkeys(map(_expected, errors)))
-    return f"{key}: expected {expected}, found {shown(found)}{_unquoted(kind, found)}"
+        yield from ((name, f"{name}: {explain_unknown_setting(name)}") for name in _settings_in(key, found))
+    elif kind == "missing":
+        yield key, f"{key}: required"
+    elif kind == "value_error":
+        yield key, f"{key}: {first.get('ctx', {})['error']}, found {format_value(found)}"
+    else:
+        expected = " or ".join(dict.fromkeys(map(_expected, errors)))
+        hint = _quoted_number_hint(kind, found) or _token_id_hint(key, found)
+        yield key, f"{key}: expected {expected}, found {format_value(found)}{hint}"
+
+
+def _settings_in(key: str, value: Any) -> Iterator[str]:
+    """Yield the keys of all settings in a table that outdo does not know; `key` itself if it is no table."""
+    if not isinstance(value, Mapping) or not value:
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _settings_in(f"{key}.{name}", inner)
 
 
 def _expected(error: ErrorDetails) -> str:
@@ -109,25 +112,8 @@ def _expected(error: ErrorDetails) -> str:
     return EXPECTED.get(error["type"], plain).format(**error.get("ctx", {}))
 
 
-def _moved(key: str, raw: Mapping[str, Any]) -> str:
-    """How an older recipe's setting is written now, with its value in it; empty if it never was a setting."""
-    if key not in MOVED:
-        return ""
-    now, needed = MOVED[key]
-    table, name = now.split(".")
-    values = raw[table]
-    given = values.get(name, {})
-    given = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
-    options = {
-        old.partition(".")[2]: values[old.partition(".")[2]]
-        for old, (place, _) in MOVED.items()
-        if place == now and old.partition(".")[2] in values
-    }
-    return f"is written {now} = {toml({**needed, **given, **options})} now"
-
-
-def _unquoted(kind: str, found: Any) -> str:
-    """What to do about a number that was written as text."""
+def _quoted_number_hint(kind: str, found: Any) -> str:
+    """Return how to write a number that was written as text."""
     if kind not in ("int_type", "float_type") or not isinstance(found, str):
         return ""
     try:
@@ -137,13 +123,7 @@ def _unquoted(kind: str, found: Any) -> str:
     return ", which is text: take the quotes off; in YAML write 1.0e-6 for 1e-6"
 
 
-def _nearest_key(key: str) -> str:
-    """`; did you mean X?`: the right name in another table first, then what is spelled alike."""
-    known = [*settings(), *sections()]
-    last = key.rpartition(".")[2]
-    elsewhere = [name for name in known if name.rpartition(".")[2] == last]
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
-    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    near = did_you_mean(key, known)
-    return near or re.sub(r"mean (\w+)", lambda m: f"mean {by_last[m[1]]}", did_you_mean(last, list(by_last)))
+def _token_id_hint(key: str, found: Any) -> str:
+    """Return where token ids go: earlier versions of outdo took them in `sampling.stop`."""
+    is_token_id = key.startswith("sampling.stop.") and isinstance(found, int)
+    return f"; write token ids as sampling.stop_token_ids = [{found}]" if is_token_id else ""

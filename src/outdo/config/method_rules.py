@@ -3,7 +3,6 @@
 Each rule is a short generator of sentences about a recipe; see `outdo.config.rules`, which runs them.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,7 +30,8 @@ from outdo.config.names import (
 )
 from outdo.config.options import effective_options, needs_reference
 from outdo.config.recipe import Piece, Recipe
-from outdo.utils.errors import UserError, did_you_mean
+from outdo.config.unknown_settings import listed_hint, other_libraries
+from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import Signature, signature_of
 
 Rule = Callable[[Recipe], Iterator[str]]
@@ -135,7 +135,9 @@ def _piece(key: str, piece: Piece, known: Mapping[str, str], *, takes: str = "")
 
 def _missing(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
     if name not in known and ":" not in name:
-        hint = did_you_mean(name, list(known)) or f"; expected {', '.join(known)} or file.py:name"
+        renamed = other_libraries()["renamed_pieces"].get(name)
+        hint = f"; it is now {renamed}" if renamed in known else did_you_mean(name, list(known))
+        hint = hint or f"; expected {', '.join(known)} or file.py:name"
         yield f'{key}: nothing is called "{name}"{hint}'
         return
     try:
@@ -148,9 +150,9 @@ def _option(key: str, value: Any, name: str, signature: Signature) -> Iterator[s
     if name in signature.options:
         yield from _number(key, name, value, signature.defaults.get(name))
     elif not signature.accepts_any:
-        known = f"it takes {', '.join(signature.options)}" if signature.options else "it takes no options"
-        near = difflib.get_close_matches(name, signature.options, n=1)
-        yield f"{key}: unknown option; {f'did you mean {near[0]}?' if near else known}"
+        similar = nearest(name, signature.options)
+        accepted = f"it takes {', '.join(signature.options)}" if signature.options else "it takes no options"
+        yield f"{key}: unknown option; {f'did you mean {similar}?' if similar else listed_hint(key) or accepted}"
 
 
 def _number(key: str, name: str, value: Any, default: Any) -> Iterator[str]:
@@ -317,7 +319,7 @@ def _uncorrected(recipe: Recipe) -> Iterator[str]:
 
 def _no_reference(recipe: Recipe) -> Iterator[str]:
     reference = recipe.reference
-    given = {"model": reference.model, "renew.every": reference.sync and reference.sync.every}
+    given = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
     own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # what it needs, its file knows
     for name, value in given.items():
         if value is not None and not own and not needs_reference(recipe):

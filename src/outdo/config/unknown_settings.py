@@ -1,0 +1,72 @@
+"""Explain settings that outdo does not know: old names of outdo, names of other libraries, and misspelt names."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from outdo.config.recipe import leaves, sections, settings
+from outdo.utils.errors import nearest
+
+OTHER_LIBRARIES = Path(__file__).with_name("other_libraries.toml")
+"""What a recipe has instead of the settings of other libraries, and instead of old settings of outdo."""
+
+
+def explain_unknown_setting(key: str) -> str:
+    """Return the sentence about a setting that outdo does not have, without its key.
+
+    It names the new setting of a renamed one, what outdo has instead of another library's setting or why it has none,
+    or else the most similar name.
+    """
+    hint = listed_hint(key)
+    if hint is None:
+        name = _nearest_setting(key)
+        hint = f"did you mean {name}?" if name else _nearest_listed_hint(key)
+    return f"unknown setting; {hint}" if hint else "unknown setting"
+
+
+def listed_hint(key: str) -> str | None:
+    """Return what `other_libraries.toml` lists for a key, as a sentence, or None.
+
+    The key is looked up whole, then without its first part, and so on; letter case, `-` and `_` do not matter.
+    """
+    table = other_libraries()
+    parts = key.lower().replace("-", "_").split(".")
+    for end in range(len(parts), 0, -1):  # an option of a renamed piece moves with it
+        name, options = ".".join(parts[:end]), parts[end:]
+        if name in table["renamed"]:
+            return f"it is now {'.'.join([table['renamed'][name], *options])}"
+    for start in range(len(parts)):
+        name = ".".join(parts[start:])
+        if name in table["instead"]:
+            libraries, instead, *note = table["instead"][name]
+            return f"outdo has {'; '.join([instead, *note])} (in {libraries}: {name})"
+        if name in table["none"]:
+            libraries, reason = table["none"][name]
+            return f"outdo has no such setting, because {reason} (in {libraries}: {name})"
+    return None
+
+
+@lru_cache(maxsize=1)
+def other_libraries() -> Mapping[str, Mapping[str, Any]]:
+    """Return the tables of `other_libraries.toml`; its first lines describe them."""
+    return tomllib.loads(OTHER_LIBRARIES.read_text(encoding="utf-8"))
+
+
+def _nearest_setting(key: str) -> str | None:
+    """Return the setting whose last part is most similar to that of `key`; settings of the same table come first."""
+    table, _, last = key.rpartition(".")
+    known = [name for name in [*settings(), *leaves(), *sections()] if not name.endswith(".name")]
+    by_last_part: dict[str, str] = {}
+    for name in sorted(known, key=lambda name: name.rpartition(".")[0] != table):  # a stable sort
+        by_last_part.setdefault(name.rpartition(".")[2], name)
+    found = nearest(last, list(by_last_part))
+    return found and by_last_part[found]
+
+
+def _nearest_listed_hint(key: str) -> str | None:
+    """Return the hint for the setting of another library whose last part is most similar to that of `key`."""
+    table = other_libraries()
+    name = nearest(key.rpartition(".")[2], [*table["instead"], *table["none"]])
+    return name and listed_hint(name)

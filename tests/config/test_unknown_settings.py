@@ -1,0 +1,177 @@
+"""A setting that outdo does not know gets the setting that it has instead: renamed, of another library, or misspelt."""
+
+import dataclasses
+import inspect
+
+import pytest
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, ScriptArguments
+
+from outdo.config.file import load
+from outdo.config.recipe import leaves
+from outdo.config.unknown_settings import explain_unknown_setting, listed_hint, other_libraries
+from outdo.utils.errors import UserError
+
+NEEDED = ["model=m", "data.path=x.jsonl"]
+INSTEAD, NONE = other_libraries()["instead"], other_libraries()["none"]
+RENAMED = other_libraries()["renamed"]
+
+
+def problems(*overrides):
+    with pytest.raises(UserError) as caught:
+        load(None, [*NEEDED, *overrides])
+    return [problem.removeprefix("command line: ") for problem in caught.value.problems]
+
+
+def settings_in(text):
+    return text.split(" and ")
+
+
+def load_setting(setting):
+    key, equals, value = setting.partition(" = ")
+    assert key in leaves() or key in ("optim.schedule", "reference.sync")
+    if equals:
+        needs_samples = ["train.group_size=8"]
+        load(None, [*NEEDED, *needs_samples, f"{key}={value}"])
+
+
+def test_the_table_has_more_than_two_hundred_settings_of_other_libraries():
+    assert len(INSTEAD) + len(NONE) > 200
+    assert not INSTEAD.keys() & NONE.keys()
+    assert all(name == name.lower() and "-" not in name for name in [*INSTEAD, *NONE, *RENAMED])
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_outdo_has_instead_of_a_setting_exists_and_loads(name):
+    libraries, instead, *_ = INSTEAD[name]
+    for setting in settings_in(instead):
+        load_setting(setting)
+    sentence = explain_unknown_setting(f"any.table.{name}")
+    assert sentence.startswith(f"unknown setting; outdo has {instead}")
+    assert sentence.endswith(f"(in {libraries}: {name})")
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_a_setting_that_outdo_does_not_have_gets_a_reason(name):
+    libraries, reason = NONE[name]
+    assert len(reason.split()) >= 4
+    told = f"unknown setting; outdo has no such setting, because {reason} (in {libraries}: {name})"
+    assert explain_unknown_setting(name) == told
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_renamed_setting_has_its_new_name(name):
+    load_setting(RENAMED[name])
+    assert name not in leaves()
+    assert explain_unknown_setting(name) == f"unknown setting; it is now {RENAMED[name]}"
+
+
+def test_settings_are_those_of_named_libraries():
+    for libraries, *_ in [*INSTEAD.values(), *NONE.values()]:
+        assert set(libraries.split(", ")) <= {"TRL", "earlier TRL", "verl", "OpenRLHF", "AReaL"}
+
+
+def test_settings_of_trl_are_fields_of_its_configurations():
+    configurations = (GRPOConfig, RLOOConfig, ModelConfig, ScriptArguments)
+    fields = {field.name for each in configurations for field in dataclasses.fields(each)}
+    fields |= inspect.signature(GRPOTrainer).parameters.keys()
+    for name, (libraries, *_) in (INSTEAD | NONE).items():
+        assert (name in fields) == ("TRL" in libraries.split(", ")), name
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("train.epsilon", 'outdo has train.objective = {name = "grpo", clip_low = 0.2, clip_high = 0.2}'),
+        ("NUM-GENERATIONS", "outdo has train.group_size (in TRL: num_generations)"),
+        ("actor_rollout_ref.rollout.n", "outdo has train.group_size (in verl: rollout.n)"),
+        ("data.train_batch_size", "outdo has train.prompts (in verl: data.train_batch_size)"),
+        ("train_batch_size", "outdo has train.minibatches"),
+        ("actor_rollout_ref.model.path", "outdo has model (in verl: model.path)"),
+        ("critic.model.path", "outdo has train.critic"),
+        ("train.penalty.beta", "it is now train.kl_in_reward.beta"),
+        ("train.lr", "did you mean optim.lr?"),
+        ("train.loss_tpye", "outdo has train.objective"),
+        ("trian.prompts", "did you mean train.prompts?"),
+        ("sampling.temprature", "did you mean sampling.temperature?"),
+        ("model.warmup", "did you mean optim.schedule.warmup?"),
+        ("eval.evrey", "did you mean eval.every?"),
+    ],
+)
+def test_the_longest_ending_of_a_key_counts_and_then_the_nearest_last_part(key, told):
+    assert explain_unknown_setting(key).startswith(f"unknown setting; {told}")
+
+
+def test_a_setting_like_no_other_gets_no_name():
+    assert explain_unknown_setting("train.xyzzy") == "unknown setting"
+    assert listed_hint("train.xyzzy") is None
+
+
+def test_every_setting_of_an_unknown_table_is_told(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text("[actor_rollout_ref.actor]\nclip_ratio = 0.3\n[actor_rollout_ref.rollout]\nn = 8\n")
+    with pytest.raises(UserError) as caught:
+        load(path, NEEDED)
+    prefix = f"{path}: actor_rollout_ref."
+    first, second = caught.value.problems
+    assert first.startswith(f"{prefix}actor.clip_ratio: unknown setting; outdo has train.objective")
+    assert second == f"{prefix}rollout.n: unknown setting; outdo has train.group_size (in verl: rollout.n)"
+
+
+def test_every_new_name_is_told_at_once_for_an_old_recipe(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        """
+        model = "m"
+        [data]
+        path = "x.jsonl"
+        [reward]
+        timeout = 5.0
+        max_failed = 0.1
+        [sampling]
+        stop = ["END", 7]
+        [train]
+        group = 4
+        updates = 2
+        refill = 1
+        penalty = "k1"
+        truncated = true
+        recompute = true
+        micro_tokens = 512
+        like = "trl"
+        [reference]
+        renew = {every = 5}
+        [optim]
+        warmup = 3
+        """
+    )
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert sorted(problem.removeprefix(f"{path}: ") for problem in caught.value.problems) == [
+        'optim.warmup: unknown setting; it is now optim.schedule = {name = "constant", warmup = 10}',
+        "reference.renew.every: unknown setting; it is now reference.sync = {every = 20}",
+        "reward.max_failed: unknown setting; it is now reward_limits.max_failed",
+        "reward.timeout: unknown setting; it is now reward_limits.timeout",
+        "sampling.stop.1: expected text, found 7; write token ids as sampling.stop_token_ids = [7]",
+        "train.group: unknown setting; it is now train.group_size",
+        "train.like: unknown setting; it is now train.compat",
+        "train.micro_tokens: unknown setting; it is now train.micro_batch_tokens",
+        "train.penalty: unknown setting; it is now train.kl_in_reward",
+        "train.recompute: unknown setting; it is now train.gradient_checkpointing",
+        "train.refill: unknown setting; it is now train.dynamic_sampling",
+        "train.truncated: unknown setting; it is now train.mask_truncated",
+        "train.updates: unknown setting; it is now train.passes",
+    ]
+
+
+def test_options_of_pieces_speak_the_other_libraries_names_too():
+    assert problems("train.objective.epsilon=0.2", "train.objective.preparation=high_entropy") == [
+        'train.objective.epsilon: unknown option; outdo has train.objective = {name = "grpo", clip_low = 0.2, '
+        "clip_high = 0.2} (in TRL: epsilon)",
+        'train.objective.preparation: unknown option; it is now train.objective = {name = "grpo", '
+        'batch_transform = "high_entropy"}',
+    ]
+
+
+def test_a_renamed_piece_has_its_new_name():
+    told = ['train.objective.surrogate: nothing is called "soft_gate"; it is now sapo']
+    assert problems("train.objective={name='grpo', surrogate='soft_gate'}") == told
