@@ -1,5 +1,6 @@
-"""A piece's parameters are read from its source; nothing of it runs until `resolve`."""
+"""The parameters of a piece are read from its source; no code of it runs before `resolve`."""
 
+import ast
 import sys
 
 import pytest
@@ -85,6 +86,18 @@ def test_a_module_is_found_without_importing_its_packages(tmp_path, monkeypatch)
     (package / "inner.py").write_text("def piece(*, size=1): ...")
     monkeypatch.syspath_prepend(tmp_path)
     assert signature_of("heavy_package.inner:piece").defaults == {"size": 1}
+
+
+def test_a_file_is_parsed_once_until_it_is_edited(file, tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr("ast.parse", lambda *source, parse=ast.parse: parsed.append(source) or parse(*source))
+    path = tmp_path / "edited.py"
+    path.write_text("def piece(*, size=1): ...\ndef other(*, size=2): ...")
+    assert [signature_of(f"{path}:{name}").defaults["size"] for name in ("piece", "other", "piece")] == [1, 2, 1]
+    assert len(parsed) == 1
+    path.write_text("def piece(*, size=3): ...\ndef other(*, size=2): ...")  # as long, and perhaps within a millisecond
+    assert signature_of(f"{path}:piece").defaults["size"] == 3
+    assert len(parsed) == 2
 
 
 def test_resolve_imports_and_returns_the_object(file, tmp_path):

@@ -1,7 +1,7 @@
-"""What a named piece of code takes, read from its source without running it.
+"""Find code by a name such as `"package.module:name"` or `"file.py:name"`, and read its parameters without running it.
 
-A recipe names its pieces: `"package.module:name"` or `"file.py:name"`. `signature_of` reads the source with `ast`, so
-that a wrong option is found before anything is imported; `resolve` really imports the code and returns the object.
+`signature_of` reads the source with `ast`, so that outdo finds a wrong option before it imports anything. `resolve`
+imports the code and returns the object.
 """
 
 import ast
@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,25 @@ from outdo.utils.errors import UserError, did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """The parameters of one function or class, as its source writes them."""
+    """The parameters of a function or class, as written in its source."""
 
     spec: str
-    """The name it was asked for by, such as `"my_reward.py:score"`."""
+    """The name in the recipe, such as `"my_reward.py:score"`."""
     parameters: tuple[str, ...] = ()
-    """Every named parameter in the order written, without `self`, `*args` and `**kwargs`."""
+    """All named parameters in the order of the source, without `self`, `*args` and `**kwargs`."""
     options: tuple[str, ...] = ()
-    """Those that are keyword-only or have a default: what a recipe may set."""
+    """Parameters that are keyword-only or have a default: a recipe may set them."""
     required: tuple[str, ...] = ()
-    """Those without a default."""
+    """Parameters without a default."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The defaults that are written as literals."""
+    """The defaults that are literals."""
     accepts_any: bool = False
-    """It takes `**kwargs`, or is not written as a function, so that its parameters cannot be seen."""
+    """The code takes `**kwargs`, or the source does not show its parameters because it is not a function or class."""
     is_async: bool = False
 
 
 def split(spec: str) -> tuple[str, str]:
-    """`"where:name"` as its two halves. Raises `UserError` when it is not of that form."""
+    """Split `"where:name"` into its two parts. Raises `UserError` if it does not have this form."""
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name.isidentifier()):
         raise UserError([f'"{spec}": expected "file.py:name" or "package.module:name"'])
@@ -46,21 +47,22 @@ def split(spec: str) -> tuple[str, str]:
 
 
 def signature_of(spec: str) -> Signature:
-    """The signature of `spec`, by reading its source; nothing of it is imported or executed.
+    """Return the signature of `spec` by reading its source; nothing is imported or executed.
 
-    Raises `UserError` when the file or module is missing, is not Python, or has no such name (the nearest is offered).
+    Raises `UserError` if the file or module is missing, is not Python, or has no such name; the message names the most
+    similar one.
     """
     where, name = split(spec)
-    definitions = _definitions(_parse(source_file(where), spec).body)
+    definitions = _definitions_in(source_file(where), spec)
     if name not in definitions:
         raise UserError([f'"{spec}": {where} has no "{name}"{did_you_mean(name, list(definitions))}'])
     return _read(spec, definitions[name])
 
 
 def source_file(where: str) -> Path:
-    """The source file of `"file.py"` or `"package.module"`, found without importing any package.
+    """Return the source file of `"file.py"` or `"package.module"` without importing any package.
 
-    Raises `UserError` when there is none.
+    Raises `UserError` if there is none.
     """
     if where.endswith(".py"):
         path = Path(where)
@@ -77,14 +79,14 @@ def source_file(where: str) -> Path:
 def resolve(spec: str) -> Any:
     """Import the code and return the object that `"package.module:name"` or `"file.py:name"` names.
 
-    Raises `UserError` when there is no such thing or when importing it fails; the message carries the first cause.
+    Raises `UserError` if there is no such object or if importing the code fails; the message has the first cause.
     """
     where, name = split(spec)
     try:
         module = _import_file(source_file(where)) if where.endswith(".py") else importlib.import_module(where)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # the user's own top-level code may raise anything
+    except (Exception, SystemExit) as error:  # a user's file may raise anything while it is imported
         raise UserError([f'"{spec}": importing {where} raised {type(error).__name__}: {error}']) from error
     if not hasattr(module, name):
         raise UserError([f'"{spec}": {where} has no "{name}"{did_you_mean(name, dir(module))}'])
@@ -93,7 +95,7 @@ def resolve(spec: str) -> Any:
 
 def _import_file(path: Path) -> Any:
     path = path.resolve()
-    # One module per file, whatever it is called: two files named reward.py are two modules.
+    # One module per file: two files named reward.py are two modules.
     module_name = f"_outdo_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -113,7 +115,7 @@ def _import_file(path: Path) -> Any:
 
 
 def _module_origin(module: str) -> str | None:
-    """The file of a dotted module. `importlib.util.find_spec` would import the parent packages, and with them torch."""
+    """Return the file of a dotted module. `importlib.util.find_spec` would import the parent packages and so torch."""
     root, *children = module.split(".")
     try:
         spec = importlib.util.find_spec(root)
@@ -127,17 +129,24 @@ def _module_origin(module: str) -> str | None:
     return spec.origin if spec else None
 
 
-def _parse(path: Path, spec: str) -> ast.Module:
+def _definitions_in(path: Path, spec: str) -> Mapping[str, ast.AST]:
     try:
-        return ast.parse(path.read_bytes(), str(path))
+        return _parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         raise UserError([f'"{spec}": {path} is not valid Python: {error.msg} (line {error.lineno})']) from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise UserError([f'"{spec}": {path} cannot be read as Python: {error}']) from error
 
 
+@lru_cache(maxsize=64)
+def _parse(content: bytes, file: str) -> Mapping[str, ast.AST]:
+    """Return the definitions in a file, parsed once for its content: an edited file is parsed anew."""
+    return _definitions(ast.parse(content, file).body)
+
+
 def _definitions(body: Sequence[ast.stmt]) -> dict[str, ast.AST]:
-    """Every name a module defines at its top level, also inside `if`, `try` and `with`; the last definition wins."""
+    """Return all names that a module defines at its top level, also inside `if`, `try` and `with`; the last definition
+    of a name counts."""
     names: dict[str, ast.AST] = {}
     for statement in body:
         names.update(_defined_by(statement))
@@ -159,7 +168,7 @@ def _defined_by(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _inside(block: ast.If | ast.Try | ast.With) -> list[ast.stmt]:
-    """The statements of every branch of a block."""
+    """Return the statements in all branches of a block."""
     handled = [statement for handler in getattr(block, "handlers", ()) for statement in handler.body]
     return [*block.body, *handled, *getattr(block, "orelse", ()), *getattr(block, "finalbody", ())]
 
@@ -198,5 +207,5 @@ def _literals(written: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
     for name, expression in written.items():
         try:
             yield name, ast.literal_eval(expression)
-        except ValueError:  # an expression such as `math.inf` or `default()`: only running it would tell
+        except ValueError:  # an expression such as `math.inf` or `default()`: its value is known only when it runs
             continue
