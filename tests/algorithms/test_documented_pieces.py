@@ -34,7 +34,7 @@ TABLES = {
     "advantages": names.ADVANTAGES,
     "critics": names.CRITICS,
     "stops": names.STOPS,
-    **names.FORMULA,
+    **names.COMPOSED_PIECES,
 }
 
 

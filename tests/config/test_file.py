@@ -1,4 +1,4 @@
-"""A recipe is read as it was written, and what is wrong with it is told in full and in plain words."""
+"""A recipe is read and written without loss, and all its mistakes are reported at once."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def test_each_setting_is_explained_in_one_line():
         assert "\n" not in setting.description
 
 
-def test_overrides_lie_on_top_of_the_file(recipe):
+def test_overrides_replace_settings_of_the_file(recipe):
     path = recipe('model = "m"\n[data]\npath = "x.jsonl"\n[optim]\nlr = 1e-5\nclip_norm = 3.0\n')
     loaded = load(path, ["optim.lr=2e-6", "sampling.stop=['\\n\\n']", "data.shuffle=false"])
     assert (loaded.optim.lr, loaded.optim.clip_norm, loaded.data.shuffle) == (2e-6, 3, False)
@@ -62,7 +62,7 @@ def test_text_needs_no_quotes_on_the_command_line():
     assert (loaded.run, loaded.data.system, loaded.data.template) == ("7", "2024-01-01", "{prompt}={system}")
 
 
-def test_an_empty_override_puts_the_default_back(recipe):
+def test_an_empty_override_restores_the_default(recipe):
     path = recipe('model = "m"\nsteps = 7\n[data]\npath = "x.jsonl"\neval_path = "y.jsonl"\n')
     loaded = load(path, ["steps=", "data.eval_path="])
     assert (loaded.steps, loaded.data.eval_path) == (100, None)
@@ -78,7 +78,7 @@ def test_an_override_sets_one_setting_and_no_other():
     assert load(None, [*NEEDED, "data.system=1\nseed = 5"]).seed == 0
 
 
-def test_yaml_says_the_same_as_toml(recipe):
+def test_yaml_gives_the_same_recipe_as_toml(recipe):
     yaml = recipe("model: m\ndata: {path: x.jsonl}\nrewards:\n- exact\n- {name: format, weight: 0.5}\n", "r.yaml")
     toml = recipe('model="m"\nrewards=["exact", {name="format", weight=0.5}]\n[data]\npath="x.jsonl"')
     assert load(yaml) == load(toml)
@@ -88,7 +88,7 @@ def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
     path = recipe(commented())
     assert load(path, NEEDED) == Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}})
     assert all(setting.description in commented() for setting in settings().values())
-    assert len(mistakes(path)) == 2  # what is required is not filled in
+    assert len(mistakes(path)) == 2  # the required settings are empty
 
 
 def test_a_dumped_recipe_is_read_back_equal(recipe):
@@ -116,7 +116,7 @@ def test_any_text_and_number_survives_dump_and_load(tmp_path_factory, text, lr, 
     assert load(path) == written
 
 
-def test_the_schema_knows_every_section():
+def test_the_schema_has_every_section():
     assert {"model", "data", "train", "optim"} <= schema()["properties"].keys()
 
 
@@ -126,7 +126,7 @@ def test_the_schema_accepts_a_piece_as_a_name_or_as_a_table():
         assert [kind["type"] for kind in piece["anyOf"]][:2] == ["string", "object"]
 
 
-def test_a_run_name_lives_in_runs_and_a_path_where_it_says():
+def test_a_run_name_is_a_folder_in_runs_and_a_path_is_itself():
     assert str(run_folder("first")) == "runs/first"
     assert str(run_folder("/data/first")) == "/data/first"
 
@@ -134,7 +134,7 @@ def test_a_run_name_lives_in_runs_and_a_path_where_it_says():
 # ------------------------------------------------------------------------------------------------------------ mistakes
 
 
-def test_every_mistake_is_told_at_once(recipe):
+def test_all_mistakes_are_reported_at_once(recipe):
     path = recipe(
         """
         modle = "m"
@@ -154,8 +154,8 @@ def test_every_mistake_is_told_at_once(recipe):
         objective = {name = "grpo", clip_lo = 0.3}
         """
     )
-    told = mistakes(path, ["nonsense", "eval.rows=many"])
-    assert told == [
+    found = mistakes(path, ["nonsense", "eval.rows=many"])
+    assert found == [
         'command line: "nonsense": expected key=value, such as optim.lr=2e-6',
         "model: required",
         "seed: expected a whole number, found true",
@@ -170,12 +170,12 @@ def test_every_mistake_is_told_at_once(recipe):
         'command line: eval.rows: expected a whole number, found "many"',
         "modle: unknown setting; did you mean model?",
         "train.objective.clip_lo: unknown option; did you mean clip_low?",
-        "train.minibatches = 64: a minibatch holds whole groups, and there are only train.prompts = 32 of them",
+        "train.minibatches = 64: a minibatch consists of whole groups, and there are only train.prompts = 32 groups",
     ]
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "sentence"),
     [
         ("train.micro_batch_tokens=-3", "train.micro_batch_tokens: expected 1 or more or 'auto', found -3"),
         ("train.micro_batch_tokens=all", "train.micro_batch_tokens: expected a whole number or 'auto', found \"all\""),
@@ -184,17 +184,17 @@ def test_every_mistake_is_told_at_once(recipe):
         ("reference.sync.mix=0.5", "reference.sync.every: required"),
     ],
 )
-def test_what_may_be_of_several_kinds_and_is_none_is_told_once(override, said):
-    assert mistakes(None, [*NEEDED, override]) == [f"command line: {said}"]
+def test_a_setting_of_several_kinds_gets_one_sentence(override, sentence):
+    assert mistakes(None, [*NEEDED, override]) == [f"command line: {sentence}"]
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "sentence"),
     [
         ("a = ", "r.toml", "not valid TOML"),
         (b"\xff", "r.toml", "not UTF-8"),
         ("a = " + "[" * 5000, "r.toml", "nested too deeply"),
-        ("#" * 1_000_001, "r.toml", "this is no recipe"),
+        ("#" * 1_000_001, "r.toml", "it is not a recipe"),
         ("data = 3", "r.toml", "data: expected a table of settings, found 3"),
         ("a: &x [1]\nb: [*x, *x]", "r.yaml", "line 2: aliases (*) are not accepted"),
         ("model: !!python/object/apply:os.system [id]", "r.yaml", "line 1: tags (!) are not accepted"),
@@ -208,25 +208,25 @@ def test_what_may_be_of_several_kinds_and_is_none_is_told_once(override, said):
         ("1: 2", "r.yaml", "expected a name as key"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused_with_the_reason(recipe, text, name, said):
+def test_a_file_that_is_not_a_recipe_is_refused_with_the_reason(recipe, text, name, sentence):
     path = recipe(text, name)
-    assert any(said in line for line in mistakes(path)), mistakes(path)
+    assert any(sentence in line for line in mistakes(path)), mistakes(path)
 
 
 def test_a_missing_recipe_offers_the_nearest_file(recipe, tmp_path):
     recipe("", "recipe.toml")
     assert mistakes(tmp_path / "recip.toml") == ["no such file; did you mean recipe.toml?"]
-    assert mistakes(tmp_path) == ["is a folder; give the recipe file in it"]
+    assert mistakes(tmp_path) == ["expected a recipe file, found a folder"]
 
 
 @pytest.mark.parametrize("run", ["../elsewhere", "runs/../../x", "~", "~/x", "..", "", "a\nb", "a\0b"])
-def test_a_run_name_cannot_lead_out_of_its_folder(run):
+def test_a_run_name_cannot_leave_its_folder(run):
     with pytest.raises(ValueError, match="run"):
         Recipe.model_validate({"model": "m", "data": {"path": "x"}, "run": run})
 
 
 @given(st.dictionaries(st.sampled_from([*settings(), "data", "train", "x.y"]), st.text() | st.integers() | st.none()))
-def test_no_override_brings_anything_but_a_recipe_or_mistakes(values):
+def test_every_override_gives_a_recipe_or_mistakes(values):
     with suppress(UserError):
         assert isinstance(load(None, [f"{key}={value}" for key, value in values.items()]), Recipe)
 

@@ -15,8 +15,16 @@ from outdo.algorithms.objectives.surrogates import Clip
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.algorithms.requirements import requirements_of
 from outdo.config.file import dump, load
-from outdo.config.names import ADVANTAGES, CRITICS, DEFAULT_ADVANTAGE, FORMULA, GROUP_RELATIVE, OBJECTIVES, STOPS
-from outdo.config.options import every_piece, method_in_words
+from outdo.config.names import (
+    ADVANTAGES,
+    COMPOSED_PIECES,
+    CRITICS,
+    DEFAULT_ADVANTAGE,
+    GROUP_RELATIVE,
+    OBJECTIVES,
+    STOPS,
+)
+from outdo.config.options import describe_method, list_pieces
 from outdo.config.recipe import Recipe
 from outdo.trainer.build_method import advantage_of, objective_of, penalty_of, piece_mistakes
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
@@ -54,7 +62,7 @@ def test_every_named_objective_is_made_from_a_recipe(name):
     assert requirements_of(advantage_of(asked)) is not None
 
 
-@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()])
+@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()])
 def test_every_name_stands_for_something_with_a_docstring(table):
     for spec in table.values():
         assert callable(resolve(spec))
@@ -256,11 +264,11 @@ def test_what_a_preset_says_against_its_options_is_a_mistake():
 
 
 def test_every_piece_is_listed_with_its_options_and_what_must_be_given():
-    listed = "\n".join(every_piece())
-    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()):
+    listed = "\n".join(list_pieces())
+    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()):
         for name in table:
             assert f"\n    {name}" in listed
     assert "    dapo                  clip_low = 0.2, clip_high = 0.28\n" in listed
     assert "    dr_grpo               length = ?" in listed
-    told = method_in_words(recipe("train.objective=dr_grpo", "sampling.max_tokens=77"))
+    told = describe_method(recipe("train.objective=dr_grpo", "sampling.max_tokens=77"))
     assert told[0] == "objective: dr_grpo (length = 77, clip_low = 0.2, clip_high = 0.2)"

@@ -109,7 +109,7 @@ def _exam(asked: Arguments, recipe: Recipe | None) -> Exam:
 
 def _of_run(recipe: Recipe) -> dict[str, Any]:
     return {
-        "rewards": [{**spec, "weight": weight} for spec, weight in recipe.rules],
+        "rewards": [{**spec, "weight": weight} for spec, weight in recipe.reward_functions],
         "timeout": recipe.reward_limits.timeout,
         "max_tokens": recipe.sampling.max_tokens,
         "stop": recipe.sampling.stop,

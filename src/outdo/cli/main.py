@@ -223,10 +223,10 @@ def config(
 ) -> None:
     """Print a commented recipe with every default."""
     from outdo.config import file
-    from outdo.config.options import every_piece
+    from outdo.config.options import list_pieces
 
     if pieces:
-        print("\n".join(every_piece()))
+        print("\n".join(list_pieces()))
         return
     print(json.dumps(file.schema(), indent=2) if schema else file.commented())
 

@@ -1,7 +1,7 @@
-"""The recipe as a file: reading it, with every mistake told at once, and writing it.
+"""Read a recipe from a file, reporting all mistakes at once, and write it.
 
-TOML, or YAML where PyYAML is installed, and `key=value` overrides from the command line. Relative paths in a recipe
-are relative to the folder the command runs in, as on the command line itself.
+The file is TOML, or YAML if PyYAML is installed; `key=value` overrides come from the command line. Relative paths in a
+recipe are relative to the folder in which the command runs.
 """
 
 import datetime
@@ -18,16 +18,16 @@ from pydantic_core import PydanticUndefined
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe, leaves, sections, settings
-from outdo.config.rules import conflicts
+from outdo.config.rules import refusals
 from outdo.utils.errors import UserError, did_you_mean
 
 LARGEST_FILE = 1_000_000
-"""Bytes. No recipe is longer; something else was named by mistake."""
+"""Bytes. A larger file is not a recipe."""
 
 DEEPEST_YAML = 20
-"""Brackets within brackets. A recipe needs three."""
+"""Nested brackets. A recipe needs three."""
 
-PIECES = {
+DEFAULT_PIECES = {
     "train.objective": "grpo",
     "train.advantage": "group_standardised",
     "train.kl_in_reward": "k1",
@@ -36,14 +36,14 @@ PIECES = {
     "optim.algorithm": "adamw",
     "optim.schedule": "constant",
 }
-"""Settings with options of their own, as in `train.objective.beta=0`, and the piece meant where none is named."""
+"""Settings that have options, as in `train.objective.beta=0`, and the piece that a recipe without a name gets."""
 
-ASKED_ON_COMMAND_LINE = "command line"
+COMMAND_LINE = "command line"
 DOTTED_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
 class RecipeError(UserError):
-    """What is wrong with a recipe; `recipe` is the rest of it, where that is one, without the settings `broken`."""
+    """A recipe has mistakes. `recipe` is the recipe without the settings `broken`, or None if that is not valid."""
 
     def __init__(self, mistakes: Sequence[str], recipe: Recipe | None, broken: Sequence[str]) -> None:
         super().__init__(mistakes)
@@ -52,59 +52,59 @@ class RecipeError(UserError):
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in `path` (none: only the defaults) with `overrides` such as `"optim.lr=2e-6"` on top.
+    """Return the recipe in `path` (None: only the defaults) with `overrides` such as `"optim.lr=2e-6"`.
 
-    The value of an override is read as TOML, and taken as plain text where it is none or where the setting is text;
-    an empty one puts the setting back to its default. Raises `RecipeError` with everything that is wrong.
+    The value of an override is TOML; a value that is not TOML, or that belongs to a text setting, is plain text. An
+    empty value restores the default. Raises `RecipeError` with all mistakes.
     """
-    raw, mistakes = _readable(path)
-    unread = bool(mistakes)
+    raw, mistakes = _read(path)
+    file_is_unreadable = bool(mistakes)
     pieces_first = sorted(overrides, key=lambda text: text.partition("=")[0].count("."))  # then their options
-    asked = {key for key in (_override(raw, text, mistakes) for text in pieces_first) if key}
-    raw.setdefault("data", {})  # so that what is missing in it is named: data.path, not data
-    recipe, wrong = _validated(raw)
+    overridden = {key for key in (_apply_override(raw, text, mistakes) for text in pieces_first) if key}
+    raw.setdefault("data", {})  # so that a missing data.path is reported, and not a missing table
+    recipe, invalid = _validate(raw)
 
-    broken = [key for key, _ in wrong]
-    wrong = [each for each in wrong if not unread or each[0] in asked]  # what the file says of the others is unknown
-    refused = [] if unread or recipe is None else _refused(recipe, broken)
-    mistakes += [f"{_source(key, asked, path)}: {sentence}" for key, sentence in [*wrong, *refused]]
+    broken = [key for key, _ in invalid]
+    if file_is_unreadable:  # other settings may be in the file
+        invalid = [(key, sentence) for key, sentence in invalid if key in overridden]
+    conflicting = [] if file_is_unreadable or recipe is None else _conflicting(recipe, broken)
+    mistakes += [f"{_source(key, overridden, path)}: {sentence}" for key, sentence in [*invalid, *conflicting]]
     if mistakes or recipe is None:
-        raise RecipeError(mistakes, recipe, [*broken, *(key for key, _ in refused)])
+        raise RecipeError(mistakes, recipe, [*broken, *(key for key, _ in conflicting)])
     return recipe
 
 
-def _refused(recipe: Recipe, broken: Sequence[str]) -> list[tuple[str, str]]:
-    """What in a recipe cannot work together: `(key, sentence)`."""
-    refused, _ = conflicts(recipe, broken=broken)
-    return [(re.split(r"[ :]", sentence)[0], sentence) for sentence in refused]
+def _conflicting(recipe: Recipe, broken: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what in a recipe cannot work together, as `(key, sentence)`."""
+    return [(re.split(r"[ :]", sentence)[0], sentence) for sentence in refusals(recipe, broken=broken)]
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def _readable(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
-    """The tables of a file, none if it cannot be read, and why not."""
+def _read(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the tables of a file and its mistakes; there are no tables if the file cannot be read."""
     try:
-        return ({} if path is None else _parsed(Path(path))), []
+        return ({} if path is None else _parse(Path(path))), []
     except UserError as error:
         return {}, list(error.problems)
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
-            raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so this is no recipe"])
+            raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so it is not a recipe"])
         text = content.decode("utf-8-sig")
-        return _parsed_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        return _parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except UserError as error:
         raise UserError([f"{path}: {mistake.removeprefix(f'{path}: ')}" for mistake in error.problems]) from None
     except FileNotFoundError:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.*ml")])
         raise UserError([f"{path}: no such file{near}"]) from None
     except IsADirectoryError:
-        raise UserError([f"{path}: is a folder; give the recipe file in it"]) from None
+        raise UserError([f"{path}: expected a recipe file, found a folder"]) from None
     except UnicodeDecodeError as error:
         raise UserError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
     except RecursionError:
@@ -115,8 +115,11 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise UserError([f"{path}: not valid TOML: {error}"]) from None
 
 
-def _parsed_yaml(text: str) -> dict[str, Any]:
-    """YAML of plain values only: anchors, aliases (they can blow up) and tags (they can run code) are refused."""
+def _parse_yaml(text: str) -> dict[str, Any]:
+    """Parse YAML with plain values only.
+
+    Anchors and aliases, which can grow without bound, and tags, which can run code, are refused.
+    """
     try:
         import yaml
     except ImportError:
@@ -124,8 +127,8 @@ def _parsed_yaml(text: str) -> dict[str, Any]:
             ['recipes in YAML need PyYAML: pip install "outdo[yaml]", or write the recipe as TOML']
         ) from None
     try:
-        if refused := list(dict.fromkeys(_refused_yaml(yaml, text))):
-            raise UserError(refused)
+        if unaccepted := list(dict.fromkeys(_unaccepted_yaml(yaml, text))):
+            raise UserError(unaccepted)
         _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -137,9 +140,9 @@ def _parsed_yaml(text: str) -> dict[str, Any]:
     return value or {}
 
 
-def _refused_yaml(yaml: Any, text: str) -> Iterator[str]:
-    """What is in the text that a table of plain values does not need."""
-    refused = {
+def _unaccepted_yaml(yaml: Any, text: str) -> Iterator[str]:
+    """Yield what is in the text that a table of plain values does not need."""
+    unaccepted = {
         yaml.AnchorToken: "anchors (&) are not accepted; write the value out",
         yaml.AliasToken: "aliases (*) are not accepted; write the value out",
         yaml.TagToken: "tags (!) are not accepted; write a plain value",
@@ -152,12 +155,12 @@ def _refused_yaml(yaml: Any, text: str) -> Iterator[str]:
         if deep > DEEPEST_YAML:  # PyYAML takes time that grows with the square of the depth
             yield f"line {token.start_mark.line + 1}: nested too deeply"
             return
-        if type(token) in refused:
-            yield f"line {token.start_mark.line + 1}: {refused[type(token)]}"
+        if type(token) in unaccepted:
+            yield f"line {token.start_mark.line + 1}: {unaccepted[type(token)]}"
 
 
 def _refuse_repeated_keys(node: Any) -> None:
-    """PyYAML takes the last of two equal keys without a word."""
+    """Refuse a key that is given twice; PyYAML would silently take the last one."""
     if getattr(node, "id", None) != "mapping":
         return
     seen: set[str] = set()
@@ -168,25 +171,23 @@ def _refuse_repeated_keys(node: Any) -> None:
         _refuse_repeated_keys(value)
 
 
-def _override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None:
-    """Put one `key=value` into `raw`; returns the key, or notes a mistake."""
+def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None:
+    """Put one `key=value` into `raw` and return the key; append to `mistakes` and return None if that fails."""
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not DOTTED_KEY.fullmatch(key):
-        mistakes.append(f'{ASKED_ON_COMMAND_LINE}: "{text}": expected key=value, such as optim.lr=2e-6')
+        mistakes.append(f'{COMMAND_LINE}: "{text}": expected key=value, such as optim.lr=2e-6')
         return None
     *tables, last = key.split(".")
     table: dict[str, Any] = raw
     place = ""
     for name in tables:
         place = f"{place}.{name}".lstrip(".")
-        inner = table.get(name, _meant(raw, place))
-        if place in PIECES and isinstance(inner, str):
+        inner = table.get(name, _default_table(raw, place))
+        if place in DEFAULT_PIECES and isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
-            mistakes.append(
-                f"{ASKED_ON_COMMAND_LINE}: {key}: {place} is {format_value(inner)}, and has no settings in it"
-            )
+            mistakes.append(f"{COMMAND_LINE}: {key}: {place} is {format_value(inner)}, which has no settings in it")
             return None
         table[name] = inner
         table = inner
@@ -197,13 +198,13 @@ def _override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None
     return key
 
 
-def _meant(raw: Mapping[str, Any], place: str) -> Any:
-    """The piece whose option is set where none is named; a table of settings anywhere else."""
+def _default_table(raw: Mapping[str, Any], place: str) -> Any:
+    """Return what the recipe has at `place` by default: a piece, by its name, or an empty table of settings."""
     if place != "train.advantage":
-        return PIECES.get(place, {})
-    objective = raw["train"].get("objective", PIECES["train.objective"])
+        return DEFAULT_PIECES.get(place, {})
+    objective = raw["train"].get("objective", DEFAULT_PIECES["train.objective"])
     name = objective.get("name") if isinstance(objective, dict) else objective
-    return DEFAULT_ADVANTAGE.get(str(name), PIECES[place])
+    return DEFAULT_ADVANTAGE.get(str(name), DEFAULT_PIECES[place])
 
 
 def _override_value(written: str, setting: FieldInfo | None) -> Any:
@@ -218,7 +219,7 @@ def _override_value(written: str, setting: FieldInfo | None) -> Any:
 
 
 def _takes_text(annotation: Any) -> bool:
-    """Whether it is `str` or `str | None`, constrained or not."""
+    """Return whether a setting is `str` or `str | None`, with or without constraints."""
     kinds = get_args(annotation) or (annotation,)
     return all(getattr(kind, "__origin__", kind) in (str, type(None)) for kind in kinds)
 
@@ -226,75 +227,76 @@ def _takes_text(annotation: Any) -> bool:
 # ----------------------------------------------------------------------------------------------------------- mistakes
 
 
-def _validated(raw: dict[str, Any]) -> tuple[Recipe | None, list[tuple[str, str]]]:
-    """The recipe without what is wrong in `raw`, and what is wrong: `(key, sentence)`."""
+def _validate(raw: dict[str, Any]) -> tuple[Recipe | None, list[tuple[str, str]]]:
+    """Return the recipe without the invalid settings of `raw`, and what is wrong with them as `(key, sentence)`."""
     try:
         return Recipe.model_validate(raw), []
     except ValidationError as error:
         details = error.errors(include_url=False)
-    pruned = _without(raw, [detail["loc"] for detail in details])
+    pruned = _without_settings(raw, [detail["loc"] for detail in details])
     for path in (("model",), ("data", "path")):
-        _fill(pruned, path)
+        _fill_required(pruned, path)
     try:
         recipe = Recipe.model_validate(pruned)
-    except ValidationError:  # what is left may still not stand together; the mistakes found are enough
+    except ValidationError:  # the remaining settings may still be invalid together; the mistakes found are enough
         recipe = None
     return recipe, describe_errors(details, raw)
 
 
-def _without(raw: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
-    """A copy of the tables without the settings that are wrong; a setting that is wrong inside goes as a whole."""
-    wrong_here = {place[0] for place in places if len(place) == 1 or place[0] not in sections()}
+def _without_settings(raw: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
+    """Return a copy of the tables without invalid settings; of a setting with an invalid field nothing remains."""
+    removed = {place[0] for place in places if len(place) == 1 or place[0] not in sections()}
     inner = {name: [place[1:] for place in places if place[0] == name and len(place) > 1] for name in raw}
     return {
         name: {key: v for key, v in value.items() if key not in {place[0] for place in inner[name]}}
         if isinstance(value, dict)
         else value
         for name, value in raw.items()
-        if name not in wrong_here
+        if name not in removed
     }
 
 
-def _fill(raw: dict[str, Any], path: tuple[str, ...]) -> None:
+def _fill_required(raw: dict[str, Any], path: tuple[str, ...]) -> None:
     for name in path[:-1]:
         raw = raw.setdefault(name, {})
     raw.setdefault(path[-1], "?")
 
 
-def _source(key: str, asked: set[str], path: str | Path | None) -> str:
-    on_command_line = path is None or any(key == each or key.startswith(f"{each}.") for each in asked)
-    return ASKED_ON_COMMAND_LINE if on_command_line else str(path)
+def _source(key: str, overridden: set[str], path: str | Path | None) -> str:
+    on_command_line = path is None or any(key == each or key.startswith(f"{each}.") for each in overridden)
+    return COMMAND_LINE if on_command_line else str(path)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as TOML with every setting that has a value; `load` reads an equal one back."""
-    return _written(recipe.model_dump(mode="json"), comments=False)
+    """Return the recipe as TOML with every setting that has a value; `load` reads an equal recipe back."""
+    return _to_toml(recipe.model_dump(mode="json"), comments=False)
 
 
 def commented() -> str:
-    """A recipe with every default and one line about each setting; unset and required ones are commented out."""
+    """Return a recipe with all defaults and a one-line comment on each setting; unset and required settings are
+    commented out."""
     required = {"model": PydanticUndefined, "data": {"path": PydanticUndefined}}
     defaults = Recipe(model="?", data=Data(path="?")).model_dump(mode="json")
-    return _written(defaults | required | {"data": defaults["data"] | required["data"]}, comments=True)
+    return _to_toml(defaults | required | {"data": defaults["data"] | required["data"]}, comments=True)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a recipe."""
+    """Return the JSON schema of a recipe."""
     return Recipe.model_json_schema()
 
 
-def _written(values: Mapping[str, Any], *, comments: bool) -> str:
+def _to_toml(values: Mapping[str, Any], *, comments: bool) -> str:
     lines, table = [], ""
     for key, setting in settings().items():
-        inside, _, name = key.rpartition(".")
-        if inside != table:
-            table = inside
+        section, _, name = key.rpartition(".")
+        if section != table:
+            table = section
             note = f"  # {Recipe.model_fields[table].description}" if comments else ""
             lines += ["", f"[{table}]{note}"]
-        value = (values[inside] if inside else values)[name]
+        value = (values[section] if section else values)[name]
         lines += _line(name, value, setting.description if comments else None)
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
-"""Every named piece of outdo, by the name a recipe uses for it, and where it is defined.
+"""All named pieces of outdo: the name that a recipe uses, and where the code is.
 
-Nothing registers itself here or elsewhere: a name is a line in one of these tables, and anything else is the user's
-own, as `"file.py:name"` or `"package.module:name"`. Only names: nothing is imported.
+There is no registration: a name is a line in one of these tables, and a user's own code is `"file.py:name"` or
+`"package.module:name"`. The tables contain only names, so nothing is imported.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ OBJECTIVES = {
     "tpo": "outdo.algorithms.objectives.target.tpo:tpo",
     "target": "outdo.algorithms.objectives.target.objective:target",
 }
-DEFAULT_ADVANTAGE = {  # the advantage a method was published with; the others: group_standardised
+DEFAULT_ADVANTAGE = {  # the advantage that a method was published with; all other methods: group_standardised
     "ppo": "gae",
     "dr_grpo": "group_centred",
     "dro": "group_centred",
@@ -76,30 +76,30 @@ ADVANTAGES = {
     "rejection": "outdo.algorithms.advantages.token:rejection",
 }
 GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reward", "gae", "reinforce_pp", "remax", "distillation", "rejection"}
-"""Advantages that compare the answers of one group with each other: a group of one tells them nothing."""
+"""Advantages that compare the answers of one group with each other: they need at least two answers in a group."""
 
 WITH_CRITIC = frozenset({"gae"})
 WITH_REFERENCE = frozenset({"distillation"})
-"""Advantages that need a model besides the policy, as `requires` marks them; a check does not load those marks."""
+"""Advantages that need a model besides the policy. `requires` marks them too, but a check does not import the marks."""
 
 WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejection"})
-"""Objectives in which nothing makes up for the policy having moved since it sampled."""
+"""Objectives without a ratio: they do not correct for changes of the policy since it sampled."""
 
 FILLED_FROM_RECIPE = ("length", "max_tokens", "weights")
-"""Options that a piece may ask for and a recipe need not repeat: the longest answer, the weights of the rewards."""
+"""Options of pieces whose values come from other settings of the recipe: the longest answer, the reward weights."""
 
-PEERS_EPS = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}
-"""What `train.compat` puts in the place of an advantage's `eps` that the recipe leaves out."""
+LIBRARY_EPS = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}
+"""The default of an advantage's `eps` for each `train.compat`."""
 
-BLIND_TO_PENALTY = {
-    "gdpo": "looks at the parts of the reward, where a penalty on the whole is not seen",
-    "pass_at_k": "asks whether a reward is 1, which no reward is once KL was taken off it",
-    "rejection": "asks whether a reward reaches its threshold, which few do once KL was taken off them",
+INCOMPATIBLE_WITH_KL_IN_REWARD = {
+    "gdpo": "uses the parts of the reward, from which the KL is not subtracted",
+    "pass_at_k": "compares rewards with 1, which no reward equals after the KL is subtracted",
+    "rejection": "compares rewards with a threshold, which few rewards reach after the KL is subtracted",
     "distillation": "uses no reward",
 }
-"""Advantages that a KL taken off the reward would silently break, and why."""
+"""Advantages that do not work if the KL is subtracted from the reward, and why."""
 
-CALL_SIGNATURES = {  # what a piece of one's own is called with, in order
+CALL_SIGNATURES = {  # the arguments that a user's own piece is called with, in order
     "level": "log_ratio, loss_mask",
     "surrogate": "log_ratio, logprobs, advantages, batch",
     "divergence": "logprobs, ref_logprobs",
@@ -146,7 +146,7 @@ BATCH_TRANSFORMS = {
     name: f"outdo.algorithms.objectives.batch_transforms:{name}"
     for name in ("high_entropy", "without_covariant", "covariant")
 }
-FORMULA: Mapping[str, Mapping[str, str]] = {
+COMPOSED_PIECES: Mapping[str, Mapping[str, str]] = {
     "level": LEVELS,
     "surrogate": SURROGATES,
     "divergence": DIVERGENCES,
@@ -155,22 +155,22 @@ FORMULA: Mapping[str, Mapping[str, str]] = {
     "batch_transform": BATCH_TRANSFORMS,
     "entropy_weight": WEIGHTS,
 }
-"""The pieces of a preset that a recipe may exchange, as options of `train.objective`, and what may stand there."""
+"""The pieces of a composed objective that a recipe can replace with options of `train.objective`, and their names."""
 
-FORMULA_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0}
-"""The numbers of a preset that a recipe may set in the same way, and an example of each."""
+COMPOSED_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0}
+"""The numbers of a composed objective that a recipe can set in the same way, and an example of each."""
 
 NOT_COMPOSED = frozenset({"tpo", "target"})
-"""Objectives that are not made of those pieces."""
+"""Objectives that are not composed of these pieces."""
 
 COEFFICIENTS = {
     "beta": "outdo.algorithms.adaptive:AdaptiveCoefficient",
     "entropy_bonus": "outdo.algorithms.adaptive:AdaptiveBonus",
 }
-"""What a table in the place of such a number makes: one that follows a target."""
+"""The adaptive coefficient that a recipe gets if it has a table in the place of the number."""
 
 REWARD_MODEL = "reward_model"
-"""The reward that is learnt: a model, which only a run loads."""
+"""The reward that is a trained model; only a run loads it."""
 
 REWARDS = BUILTIN | {REWARD_MODEL: "outdo.rewards.online_model:reward_model"}
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit")}

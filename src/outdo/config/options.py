@@ -1,4 +1,4 @@
-"""Pieces and the options they run with, in words: read from their source, without running it."""
+"""Read which options the pieces of a recipe run with from their source, without running it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
+    COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
-    FORMULA,
+    LIBRARY_EPS,
     OBJECTIVES,
-    PEERS_EPS,
     REWARDS,
     STOPS,
     WITH_REFERENCE,
@@ -20,19 +20,23 @@ from outdo.utils.imports import signature_of
 
 
 def effective_options(piece: Piece, known: Mapping[str, str]) -> dict[str, Any]:
-    """The options a piece runs with: the defaults its source writes as literals, then the recipe's."""
+    """Return the options that a piece runs with: the literal defaults in its source, then those of the recipe."""
     signature = signature_of(known.get(piece.name, piece.name))
     return {name: signature.defaults.get(name) for name in signature.options} | dict(piece.options)
 
 
-def needs_reference(recipe: Recipe) -> bool:
-    """Whether the recipe's pieces ask for a reference policy, as far as their source tells."""
-    beta = effective_options(recipe.train.objective, OBJECTIVES).get("beta", 0.0)
+def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None = None) -> bool:
+    """Return whether the recipe's pieces use a reference policy, as far as their source shows.
+
+    `objective_options` are the effective options of the objective, where the caller has them.
+    """
+    options = objective_options or effective_options(recipe.train.objective, OBJECTIVES)
+    beta = options.get("beta", 0.0)
     return beta != 0 or recipe.train.kl_in_reward is not None or recipe.advantage.name in WITH_REFERENCE
 
 
-def method_in_words(recipe: Recipe) -> list[str]:
-    """What a run will do with its answers: each piece with every option it runs with, a line each."""
+def describe_method(recipe: Recipe) -> list[str]:
+    """Return one line for each piece of the method, with every option that it runs with."""
     train = recipe.train
     pieces: list[tuple[str, Piece | None, Mapping[str, str]]] = [
         ("objective", train.objective, OBJECTIVES),
@@ -42,28 +46,26 @@ def method_in_words(recipe: Recipe) -> list[str]:
         ("stop", train.stop, STOPS),
         ("optimiser", recipe.optim.algorithm, ALGORITHMS),
     ]
-    lines = []
-    for what, piece, known in pieces:
-        if piece is not None:
-            options = effective_options(piece, known)
-            if "length" in options and options["length"] is None:  # see KNOWN_ELSEWHERE
-                options["length"] = recipe.sampling.max_tokens
-            if "eps" in options and "eps" not in piece.options and train.compat in PEERS_EPS:
-                options["eps"] = PEERS_EPS[train.compat]
-            said = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
-            lines.append(f"{what}: {piece.name}" + (f" ({said})" if said else ""))
-    peer = (
-        ""
-        if train.compat == "outdo"
-        else f", in the conventions of {train.compat} (docs/methods: means, clamps, clips)"
-    )
-    return [lines[0] + peer, *lines[1:]]
+    lines = [_describe_piece(role, piece, known, recipe) for role, piece, known in pieces if piece is not None]
+    if train.compat != "outdo":
+        lines[0] += f", in the conventions of {train.compat} (docs/methods: means, clamps, clips)"
+    return lines
 
 
-def every_piece() -> Iterator[str]:
-    """Every named piece and its options, as `outdo config --pieces` prints them; one without a default is marked."""
+def _describe_piece(role: str, piece: Piece, known: Mapping[str, str], recipe: Recipe) -> str:
+    options = effective_options(piece, known)
+    if "length" in options and options["length"] is None:  # see FILLED_FROM_RECIPE
+        options["length"] = recipe.sampling.max_tokens
+    if "eps" in options and "eps" not in piece.options and recipe.train.compat in LIBRARY_EPS:
+        options["eps"] = LIBRARY_EPS[recipe.train.compat]
+    listed = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
+    return f"{role}: {piece.name}" + (f" ({listed})" if listed else "")
+
+
+def list_pieces() -> Iterator[str]:
+    """Yield the lines of `outdo config --pieces`: every named piece with its options; `?` marks a required one."""
     tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.kl_in_reward": DIVERGENCES}
-    tables |= {f"train.objective.{name}": known for name, known in FORMULA.items()}
+    tables |= {f"train.objective.{name}": known for name, known in COMPOSED_PIECES.items()}
     tables |= {"train.critic": CRITICS, "train.stop": STOPS, "optim.algorithm": ALGORITHMS, "rewards": REWARDS}
     for place, known in tables.items():
         yield place

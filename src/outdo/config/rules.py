@@ -1,68 +1,81 @@
-"""Settings that cannot work together, and settings that do nothing together. `piece_conflicts` judges the pieces.
+"""Find settings that cannot work together, and settings that have no effect.
 
-Each rule is a short generator of sentences. A rule of `REFUSALS` says what is wrong; a rule of `NOTES` says which
-setting has no effect, and why. The keys a refusal reads stand beside it: it does not judge a setting that is wrong
-in itself.
+A rule of `REFUSALS` yields a sentence for each mistake, a rule of `NOTES` for each setting without effect. The rules
+for the method of a recipe are in `method_rules` and `method_notes`. Each refusal is listed with the settings that it
+reads: it does not run if one of them is wrong in itself.
 """
 
 from collections.abc import Collection, Iterator
 
-from outdo.config import method_rules
+from outdo.config import method_notes, method_rules
 from outdo.config.method_rules import Rule
+from outdo.config.names import OBJECTIVES
+from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 
 
-def conflicts(recipe: Recipe, *, broken: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """What is wrong with a recipe whose settings are each well typed, and which of them have no effect.
+def conflicts(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Return what is wrong with a recipe whose settings are each valid, and which of them have no effect.
 
-    `broken` holds dotted keys that are wrong already: rules that read them are left out.
-    Returns `(mistakes, notes)`, one sentence each, beginning with the key.
+    Returns `(mistakes, notes)`: one sentence for each, which begins with the key. A recipe with mistakes has no notes.
     """
+    mistakes = refusals(recipe)
+    return mistakes, [] if mistakes else notes(recipe)
 
-    judged = [rule for rule, reads in REFUSALS.items() if not set(reads) & set(broken)]
-    mistakes = [sentence for rule in judged for sentence in rule(recipe)]
-    if mistakes or broken:
-        return mistakes, []
-    return [], [sentence for rule in NOTES for sentence in rule(recipe)]
+
+def refusals(recipe: Recipe, *, broken: Collection[str] = ()) -> list[str]:
+    """Return what cannot work together, one sentence for each, which begins with the key.
+
+    `broken` holds the dotted keys of settings that are wrong in themselves: rules that read them do not run.
+    """
+    rules = [rule for rule, reads in REFUSALS.items() if not set(reads) & set(broken)]
+    return [sentence for rule in rules for sentence in rule(recipe)]
+
+
+def notes(recipe: Recipe) -> list[str]:
+    """Return which settings of a recipe without mistakes have no effect, and what else is unusual about it."""
+    options = effective_options(recipe.train.objective, OBJECTIVES)
+    of_the_method = [sentence for rule in method_notes.NOTES for sentence in rule(recipe, options)]
+    return of_the_method + [sentence for rule in NOTES for sentence in rule(recipe)]
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
-def _identical_answers(recipe: Recipe) -> Iterator[str]:
+def _greedy_sampling(recipe: Recipe) -> Iterator[str]:
     if recipe.sampling.temperature == 0:
         yield (
-            "sampling.temperature = 0: the answers to a question would all be the same, and nothing could be learned; "
+            "sampling.temperature = 0: all answers to a question would be the same, so nothing could be learned; "
             "use a positive temperature such as 1.0"
         )
 
 
-def _minibatches_need_questions(recipe: Recipe) -> Iterator[str]:
+def _more_minibatches_than_questions(recipe: Recipe) -> Iterator[str]:
     if recipe.train.minibatches > recipe.train.prompts:
         yield (
-            f"train.minibatches = {recipe.train.minibatches}: a minibatch holds whole groups, and there are only "
-            f"train.prompts = {recipe.train.prompts} of them"
+            f"train.minibatches = {recipe.train.minibatches}: a minibatch consists of whole groups, and there are only "
+            f"train.prompts = {recipe.train.prompts} groups"
         )
 
 
 def _held_out_questions(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if data.eval_path is not None and data.eval_rows:
-        yield f"data.eval_rows = {data.eval_rows}: has no effect beside data.eval_path; give one of the two"
+        yield f"data.eval_rows = {data.eval_rows}: has no effect together with data.eval_path; set only one of them"
     if recipe.eval.every and data.eval_path is None and not data.eval_rows:
         yield (
-            f"eval.every = {recipe.eval.every}: there is nothing to evaluate on; give data.eval_path, "
-            "or data.eval_rows to hold some rows out"
+            f"eval.every = {recipe.eval.every}: there are no held-out questions; set data.eval_path, "
+            "or data.eval_rows to hold out some rows"
         )
     if data.limit is not None and data.eval_rows >= data.limit:
-        yield f"data.eval_rows = {data.eval_rows}: no row of data.limit = {data.limit} is left to train on"
+        yield f"data.eval_rows = {data.eval_rows}: no row of data.limit = {data.limit} remains to train on"
 
 
-def _the_best_is_measured(recipe: Recipe) -> Iterator[str]:
+def _best_accuracy_not_measured(recipe: Recipe) -> Iterator[str]:
     measured = {"greedy": recipe.eval.greedy, "sampled": recipe.eval.samples > 0}
     if not measured[recipe.eval.best]:
-        how = {"greedy": "eval.greedy is false", "sampled": "eval.samples is 0"}[recipe.eval.best]
-        yield f'eval.best = "{recipe.eval.best}": {how}, so that this accuracy is never measured'
+        why = {"greedy": "eval.greedy is false", "sampled": "eval.samples is 0"}[recipe.eval.best]
+        yield f'eval.best = "{recipe.eval.best}": {why}, so this accuracy is never measured'
 
 
 def _template(recipe: Recipe) -> Iterator[str]:
@@ -70,17 +83,17 @@ def _template(recipe: Recipe) -> Iterator[str]:
     if template is None:
         return
     if "{prompt}" not in template:
-        yield "data.template: it needs {prompt}, or every question would read the same"
+        yield "data.template: expected {prompt} in it; without it every prompt would be the same"
     if ("{system}" in template) != (recipe.data.system is not None):
-        yield "data.system: with a template, the system message stands where {system} is; give both or neither"
+        yield "data.system: a template needs {system} at the place of the system message; set both or neither"
 
 
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     **method_rules.REFUSALS,
-    _identical_answers: ("sampling.temperature",),
-    _minibatches_need_questions: ("train.minibatches", "train.prompts"),
+    _greedy_sampling: ("sampling.temperature",),
+    _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
-    _the_best_is_measured: ("eval.best", "eval.greedy", "eval.samples"),
+    _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
     _template: ("data.path", "data.template", "data.system"),
 }
 
@@ -89,25 +102,28 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
 
 
 def optimiser_steps(recipe: Recipe) -> int:
-    """Optimiser steps of the whole run."""
+    """Return the number of optimiser steps of the whole run."""
     return recipe.steps * recipe.train.passes * recipe.train.minibatches
 
 
-def _never_at_full_rate(recipe: Recipe) -> Iterator[str]:
+def _warmup_as_long_as_the_run(recipe: Recipe) -> Iterator[str]:
     total = optimiser_steps(recipe)
     warmup = recipe.optim.schedule.warmup
     if warmup >= total:
         yield f"optim.schedule.warmup = {warmup}: the run has {total} optimiser steps, so optim.lr is never reached"
 
 
-def _never_down_to_zero(recipe: Recipe) -> Iterator[str]:
+def _schedule_with_fewer_steps(recipe: Recipe) -> Iterator[str]:
     fewer = {"train.stop": recipe.train.stop is not None, "train.dynamic_sampling": recipe.train.dynamic_sampling > 0}
     why = " and ".join(key for key, given in fewer.items() if given)
     if recipe.optim.schedule.name != "constant" and why:
-        yield f'optim.schedule = "{recipe.optim.schedule.name}": {why} may leave steps out; only those taken count'
+        yield (
+            f'optim.schedule = "{recipe.optim.schedule.name}": the run may have fewer optimiser steps ({why}), '
+            "so the learning rate may end above 0"
+        )
 
 
-def _later_than_the_end(recipe: Recipe) -> Iterator[str]:
+def _later_than_the_last_step(recipe: Recipe) -> Iterator[str]:
     for key, every, only in (
         ("eval.every", recipe.eval.every, "evaluated only before and after the run"),
         ("checkpoint.every", recipe.checkpoint.every, "saved only at the end"),
@@ -119,16 +135,18 @@ def _later_than_the_end(recipe: Recipe) -> Iterator[str]:
 def _weights_without_effect(recipe: Recipe) -> Iterator[str]:
     weight = recipe.rewards[0].weight
     if len(recipe.rewards) == 1 and weight not in (0, 1) and recipe.advantage.name == "group_standardised":
-        yield f"rewards: of a single reward's weight {weight} only the sign counts: group_standardised undoes the size"
+        yield (
+            f"rewards: the weight {weight} of a single reward has no effect except for its sign, "
+            "because group_standardised divides by the deviation"
+        )
     for reward in recipe.rewards:
         if reward.weight == 0:
-            yield f"rewards: {reward.name} has the weight 0: it is measured and teaches nothing"
+            yield f"rewards: {reward.name} has the weight 0: it is measured, but nothing is learned from it"
 
 
 NOTES: tuple[Rule, ...] = (
-    *method_rules.NOTES,
-    _never_at_full_rate,
-    _never_down_to_zero,
-    _later_than_the_end,
+    _warmup_as_long_as_the_run,
+    _schedule_with_fewer_steps,
+    _later_than_the_last_step,
     _weights_without_effect,
 )

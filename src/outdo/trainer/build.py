@@ -108,7 +108,7 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
     )
     recipe, fitted = _resolve_micro_batch(recipe, policy, requirements_of(objective, advantage))
     prompts, held_out, dropped = _prompts(recipe, questions, policy)
-    if not (recipe.rules or judges) and held_out:  # a score says better and worse, and not what is right
+    if not (recipe.reward_functions or judges) and held_out:  # a score says better and worse, and not what is right
         held_out, dropped = [], [*dropped, "held-out questions are not asked: only a reward model would judge them"]
     engine = MultiprocessEngine(policy, pool, seed=recipe.seed)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
@@ -173,7 +173,8 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, needs: Requires) -> tup
 
 def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     """The sum of the recipe's rewards, and those among them that go on learning."""
-    rewards = [(load_reward([spec], timeout=recipe.reward_limits.timeout), weight) for spec, weight in recipe.rules]
+    timeout = recipe.reward_limits.timeout
+    rewards = [(load_reward([spec], timeout=timeout), weight) for spec, weight in recipe.reward_functions]
     learnt = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
     settings = {"device": recipe.device, "seed": recipe.seed}
     models = [
@@ -185,7 +186,7 @@ def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
 
 def _eval_environment(recipe: Recipe, environment: SingleTurn, judges: Sequence[OnlineRewardModel]) -> SingleTurn:
     """What is right is said by the rewards; where all of them are learnt, by the labels that they learn from."""
-    return environment if recipe.rules or not judges else SingleTurn(judges[0].labels)
+    return environment if recipe.reward_functions or not judges else SingleTurn(judges[0].labels)
 
 
 def _rollout(

@@ -23,13 +23,13 @@ from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
     COEFFICIENTS,
+    COMPOSED_NUMBERS,
+    COMPOSED_PIECES,
     CORRECTIONS,
     CRITICS,
     DIVERGENCES,
-    FORMULA,
-    FORMULA_NUMBERS,
+    LIBRARY_EPS,
     OBJECTIVES,
-    PEERS_EPS,
     STOPS,
 )
 from outdo.config.recipe import Piece, Recipe
@@ -75,7 +75,7 @@ def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) ->
     Raises `UserError` with what the preset or a piece says against its options.
     """
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
-    exchangeable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
+    exchangeable = (COMPOSED_PIECES.keys() | COMPOSED_NUMBERS.keys()) - set(own)
     exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
     try:
         options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
@@ -104,7 +104,7 @@ def advantage_of(
     train = recipe.train
     filled = {**known_values(recipe), "weights": weights}
     if train.compat != "outdo":
-        filled["eps"] = PEERS_EPS[train.compat]
+        filled["eps"] = LIBRARY_EPS[train.compat]
     piece = recipe.advantage
     estimator = instantiate(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
@@ -196,11 +196,11 @@ def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _override(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
-    if name in FORMULA_NUMBERS:
+    if name in COMPOSED_NUMBERS:
         return _number(name, value)
     if name == "correction" and isinstance(value, Sequence) and not isinstance(value, str):
         return product(*(instantiate(Piece.model_validate(each), CORRECTIONS, filled) for each in value))
-    return instantiate(Piece.model_validate(value), FORMULA[name], filled)
+    return instantiate(Piece.model_validate(value), COMPOSED_PIECES[name], filled)
 
 
 def _number(name: str, value: Any) -> Any:

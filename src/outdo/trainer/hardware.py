@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from outdo.config.paths import placed
+from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
@@ -41,4 +41,4 @@ def resolve_hardware(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
     disable_trim()
     here = {"device": device.type, "threads": threads, "workers": workers}
     notes = [f"device: {device.type} ({why})", f"workers: {workers}, threads of each: {each} ({because})"]
-    return placed(recipe).model_copy(update=here), notes
+    return with_absolute_paths(recipe).model_copy(update=here), notes

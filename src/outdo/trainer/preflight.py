@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outdo.config.names import REWARD_MODEL
-from outdo.config.options import method_in_words, needs_reference
+from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
 from outdo.data.questions import Question, load_questions
@@ -64,7 +64,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     mistakes: the report holds them all.
     """
     mistakes, notes = conflicts(recipe)
-    method = [] if mistakes else method_in_words(recipe)
+    method = [] if mistakes else describe_method(recipe)
     questions = facts = None
     try:
         questions = load_questions(recipe)
@@ -149,7 +149,7 @@ def _as_it_stands(question: Question) -> str:
 
 def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
     """The first question's reference answer, an empty one and another question's answer, as the reward sees them."""
-    rules = [{**spec, "weight": weight} for spec, weight in recipe.rules]
+    rules = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     try:
         reward = load_reward(rules, timeout=recipe.reward_limits.timeout) if rules else None
     except UserError as error:

@@ -1,22 +1,22 @@
-"""The errors outdo raises on purpose.
+"""The exceptions that outdo raises on purpose, and similar names for their messages.
 
-Each carries one message written for the person at the keyboard; the command line prints it without a traceback and
-leaves with the class's `exit_status`. Anything else that escapes is a defect of outdo and shows its traceback.
+Each exception has a message for the user; the command line prints it without a traceback and exits with the class's
+`exit_status`. Any other exception is a defect of outdo and shows its traceback.
 """
 
 from collections.abc import Sequence
 
 
 class OutdoError(Exception):
-    """Something went wrong that the user can act upon."""
+    """An error that the user can correct."""
 
     exit_status = 1
 
 
 class UserError(OutdoError, ValueError):
-    """What the user gave is wrong: every mistake found, reported at once, before any model is loaded.
+    """The user's input is wrong. All mistakes are reported at once, before any model is loaded.
 
-    `mistakes` holds one sentence each, naming the file, the row or the key and what was expected.
+    `mistakes` has one sentence for each, which names the file, the row or the key, and what was expected.
     """
 
     exit_status = 2
@@ -35,33 +35,33 @@ class CheckpointError(OutdoError):
 
 
 class DiskFullError(CheckpointError):
-    """There is no room for a checkpoint; those saved before are untouched."""
+    """The disk has no space for a checkpoint; earlier checkpoints are unchanged."""
 
 
 class RunFolderError(OutdoError):
-    """The run folder is in use by another process, or does not hold what was asked of it."""
+    """Another process uses the run folder, or the folder does not contain what is needed."""
 
 
 class NonFiniteError(OutdoError):
-    """Losses or gradients were not finite several updates in a row; no such update touched the weights."""
+    """Losses or gradients were not finite in several consecutive updates; no such update changed the weights."""
 
 
 class WorkerError(OutdoError):
-    """A process that shares the work ended, or failed in a way that it could not say better."""
+    """A worker process ended, or failed with an error that has no class of its own."""
 
 
 class EngineError(OutdoError):
-    """An engine returned something that is not a completion of its request."""
+    """An engine returned something that is not a completion of the request."""
 
 
 class ModelError(OutdoError, ValueError):
-    """A model folder or tokenizer that cannot be used; the message says why and what would do."""
+    """A model folder or tokenizer cannot be used; the message says why, and what is expected."""
 
     exit_status = 2
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str:
-    """Return `"; did you mean X?"` for the name in `known` that is most similar to `wrong`; empty if none is similar."""
+    """Return `"; did you mean X?"` for the name in `known` that is most similar to `wrong`, or an empty string."""
     name = nearest(wrong, known)
     return f"; did you mean {name}?" if name else ""
 

@@ -1,0 +1,118 @@
+"""Settings of a method that have no effect, and combinations that differ from the published ones.
+
+Each rule yields one sentence for each such setting; `outdo.config.rules` runs all rules.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from outdo.config.names import (
+    COMPOSED_NUMBERS,
+    COMPOSED_PIECES,
+    DEFAULT_ADVANTAGE,
+    NOT_COMPOSED,
+    OBJECTIVES,
+    WITH_CRITIC,
+    WITHOUT_RATIO,
+)
+from outdo.config.options import needs_reference
+from outdo.config.recipe import Recipe
+
+NoteRule = Callable[[Recipe, Mapping[str, Any]], Iterator[str]]
+"""A rule reads the recipe and the options that its objective runs with, as `effective_options` returns them."""
+
+CLIP_OPTIONS = ("clip_low", "clip_high", "dual", "ratio_max")
+
+
+def _one_optimiser_step_per_batch(recipe: Recipe) -> bool:
+    """Return whether each batch gets a single optimiser step, so that π_old is the policy itself."""
+    return recipe.train.passes == 1 and recipe.train.minibatches == 1
+
+
+def _without_later_steps(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    bounds = [name for name in CLIP_OPTIONS if options.get(name) is not None and "surrogate" not in options]
+    if bounds and _one_optimiser_step_per_batch(recipe) and recipe.train.objective.name not in NOT_COMPOSED:
+        yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot bind"
+    if recipe.train.passes == 1 and recipe.train.stop is not None:
+        yield "train.stop has no effect: with train.passes = 1 there is no later pass to leave out"
+    if recipe.train.passes == 1 and recipe.train.objective.name == "target":
+        yield "train.passes = 1: target is made for several passes; in one pass few tokens reach their targets"
+
+
+def _options_of_a_replaced_surrogate(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    options = recipe.train.objective.options
+    if "surrogate" in options:
+        for name in options:
+            if name not in COMPOSED_PIECES and name not in COMPOSED_NUMBERS and name != "length":
+                yield f"train.objective.{name} has no effect: its surrogate is replaced"
+
+
+def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    name = recipe.train.objective.name
+    if name in WITHOUT_RATIO and not _one_optimiser_step_per_batch(recipe):
+        yield f"{name} has no ratio: after the first optimiser step of a batch its gradient is that of another policy"
+
+
+def _unused_reference(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    reference = recipe.reference
+    given = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
+    own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # only its code says what it needs
+    for name, value in given.items():
+        if value is not None and not own and not needs_reference(recipe, options):
+            yield f"reference.{name} = {value} has no effect: the method does not use a reference (beta is 0)"
+
+
+def _kl_twice_or_never(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    beta = options.get("beta", 0.0)
+    if recipe.train.kl_in_reward is not None and beta != 0:
+        yield f"KL counts twice: in the loss with beta = {beta}, and in the reward with train.kl_in_reward"
+    for name in ("divergence", "kl_ratio"):
+        if name in recipe.train.objective.options and beta == 0:
+            yield f"train.objective.{name} has no effect: beta is 0"
+    if "entropy_weight" in options and not options.get("entropy_bonus"):
+        yield "train.objective.entropy_weight has no effect: there is no entropy_bonus"
+
+
+def _divergence_with_another_gradient(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    """Estimators of KL whose gradient in the loss is not the one that users expect."""
+    divergence = options.get("divergence", "k3")
+    name = divergence.get("name") if isinstance(divergence, Mapping) else divergence
+    times_ratio = options.get("kl_ratio", recipe.train.objective.name != "grpo" and name != "k2")
+    if options.get("beta", 0.0) != 0 and name == "k1" and not times_ratio:
+        yield "train.objective.divergence: k1 in the loss without its ratio has no gradient in expectation"
+    if options.get("beta", 0.0) != 0 and name == "k2" and times_ratio:
+        yield "train.objective.divergence: k2 times the ratio has the gradient of no divergence; use k3"
+
+
+def _not_as_published(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    name, chosen = recipe.train.objective.name, recipe.train.advantage
+    published = DEFAULT_ADVANTAGE.get(name, "group_standardised")
+    if name in OBJECTIVES and chosen is not None and chosen.name != published:
+        yield f"{name} was published with the advantage {published}, not {chosen.name}"
+    if name == "dapo" and (recipe.train.dynamic_sampling == 0 or not recipe.train.mask_truncated):
+        yield "dapo was published with train.dynamic_sampling and train.mask_truncated = true as well"
+
+
+def _correction_of_the_built_in_engine(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    correction = recipe.train.objective.options.get("correction", "none")
+    if "off_policy_rows" not in str(correction) and correction != "none":
+        yield "train.objective.correction: the built-in engine samples with the trained weights, so the ratio is 1"
+
+
+def _unused_critic(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    name = recipe.advantage.name
+    if recipe.train.critic is not None and name not in WITH_CRITIC and ":" not in name:
+        yield f"train.critic has no effect: {name} does not use values"
+
+
+NOTES: Sequence[NoteRule] = (
+    _without_later_steps,
+    _options_of_a_replaced_surrogate,
+    _objective_without_ratio,
+    _unused_reference,
+    _kl_twice_or_never,
+    _divergence_with_another_gradient,
+    _not_as_published,
+    _correction_of_the_built_in_engine,
+    _unused_critic,
+)
