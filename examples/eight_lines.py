@@ -1,4 +1,4 @@
-"""GRPO in eight lines of Python, on what `make quickstart` left behind: a model folder and a file of questions."""
+"""GRPO in eight lines of Python, with the model folder and the questions that `make quickstart` has made."""
 
 from itertools import islice
 
