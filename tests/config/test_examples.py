@@ -1,4 +1,4 @@
-"""The recipes in `examples/` are valid, and their preference pairs are what they seem."""
+"""The recipes in `examples/` are valid, and in their preference pairs the right answer is preferred."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ def test_every_setting_of_an_example_exists_and_has_an_effect(path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_an_example_says_how_it_is_started(path):
+def test_an_example_tells_how_to_start_it(path):
     assert f"outdo train examples/{path.name}" in path.read_text(encoding="utf-8")
 
 
-def test_of_two_workings_the_right_one_is_preferred():
+def test_the_right_one_of_two_solutions_is_preferred():
     pairs = comparisons_from(str(EXAMPLES / "sums_pairs.jsonl"), "pairs", {})
     assert len(pairs) == 300
     for pair in pairs:

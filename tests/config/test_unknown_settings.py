@@ -30,8 +30,7 @@ def load_setting(setting):
     key, equals, value = setting.partition(" = ")
     assert key in leaves() or key in ("optim.schedule", "reference.sync")
     if equals:
-        needs_samples = ["train.group_size=8"]
-        load(None, [*NEEDED, *needs_samples, f"{key}={value}"])
+        load(None, [*NEEDED, f"{key}={value}"])
 
 
 def test_the_table_has_more_than_two_hundred_settings_of_other_libraries():
@@ -54,8 +53,8 @@ def test_what_outdo_has_instead_of_a_setting_exists_and_loads(name):
 def test_a_setting_that_outdo_does_not_have_gets_a_reason(name):
     libraries, reason = NONE[name]
     assert len(reason.split()) >= 4
-    told = f"unknown setting; outdo has no such setting, because {reason} (in {libraries}: {name})"
-    assert explain_unknown_setting(name) == told
+    sentence = f"unknown setting; outdo has no such setting, because {reason} (in {libraries}: {name})"
+    assert explain_unknown_setting(name) == sentence
 
 
 @pytest.mark.parametrize("name", RENAMED)
@@ -79,7 +78,7 @@ def test_settings_of_trl_are_fields_of_its_configurations():
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "sentence"),
     [
         ("train.epsilon", 'outdo has train.objective = {name = "grpo", clip_low = 0.2, clip_high = 0.2}'),
         ("NUM-GENERATIONS", "outdo has train.group_size (in TRL: num_generations)"),
@@ -97,8 +96,8 @@ def test_settings_of_trl_are_fields_of_its_configurations():
         ("eval.evrey", "did you mean eval.every?"),
     ],
 )
-def test_the_longest_ending_of_a_key_counts_and_then_the_nearest_last_part(key, told):
-    assert explain_unknown_setting(key).startswith(f"unknown setting; {told}")
+def test_the_longest_ending_of_a_key_counts_and_then_the_nearest_last_part(key, sentence):
+    assert explain_unknown_setting(key).startswith(f"unknown setting; {sentence}")
 
 
 def test_a_setting_like_no_other_gets_no_name():
@@ -106,7 +105,7 @@ def test_a_setting_like_no_other_gets_no_name():
     assert listed_hint("train.xyzzy") is None
 
 
-def test_every_setting_of_an_unknown_table_is_told(tmp_path):
+def test_every_setting_of_an_unknown_table_is_reported(tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text("[actor_rollout_ref.actor]\nclip_ratio = 0.3\n[actor_rollout_ref.rollout]\nn = 8\n")
     with pytest.raises(UserError) as caught:
@@ -117,7 +116,7 @@ def test_every_setting_of_an_unknown_table_is_told(tmp_path):
     assert second == f"{prefix}rollout.n: unknown setting; outdo has train.group_size (in verl: rollout.n)"
 
 
-def test_every_new_name_is_told_at_once_for_an_old_recipe(tmp_path):
+def test_an_old_recipe_gets_all_new_names_at_once(tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text(
         """
@@ -163,7 +162,7 @@ def test_every_new_name_is_told_at_once_for_an_old_recipe(tmp_path):
     ]
 
 
-def test_options_of_pieces_speak_the_other_libraries_names_too():
+def test_options_of_pieces_with_names_of_other_libraries_get_ours():
     assert problems("train.objective.epsilon=0.2", "train.objective.preparation=high_entropy") == [
         'train.objective.epsilon: unknown option; outdo has train.objective = {name = "grpo", clip_low = 0.2, '
         "clip_high = 0.2} (in TRL: epsilon)",
@@ -173,5 +172,5 @@ def test_options_of_pieces_speak_the_other_libraries_names_too():
 
 
 def test_a_renamed_piece_has_its_new_name():
-    told = ['train.objective.surrogate: nothing is called "soft_gate"; it is now sapo']
-    assert problems("train.objective={name='grpo', surrogate='soft_gate'}") == told
+    sentence = ['train.objective.surrogate: nothing is called "soft_gate"; it is now sapo']
+    assert problems("train.objective={name='grpo', surrogate='soft_gate'}") == sentence

@@ -37,7 +37,7 @@ def test_parameters_are_read_without_running_the_file(file):
     assert signature.parameters == ("completion", "answer", "scale", "limit")
     assert signature.required == ("completion", "answer")
     assert signature.options == ("scale", "limit")
-    assert signature.defaults == {"scale": 2.0}  # what is no literal is left out
+    assert signature.defaults == {"scale": 2.0}  # `sys.maxsize` is not a literal
     assert signature.accepts_any
     assert "_ran_by_signature_test" not in sys.modules
 
@@ -58,7 +58,7 @@ def test_a_name_inside_an_if_is_found_and_an_imported_one_takes_anything(file):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "sentence"),
     [
         ("{file}:scor", 'has no "scor"; did you mean score?'),
         ("{folder}/my_rewards.py:score", "no such file (looked in {cwd}); did you mean my_reward.py?"),
@@ -70,13 +70,13 @@ def test_a_name_inside_an_if_is_found_and_an_imported_one_takes_anything(file):
         ("sys:x", "no such Python module"),
     ],
 )
-def test_what_is_missing_is_named_and_the_nearest_offered(file, tmp_path, monkeypatch, spec, said):
+def test_a_missing_name_is_reported_with_the_nearest_one(file, tmp_path, monkeypatch, spec, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def score(:")
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError) as caught:
         signature_of(spec.format(file=file, folder=tmp_path))
-    assert said.format(cwd=tmp_path) in str(caught.value)
+    assert sentence.format(cwd=tmp_path) in str(caught.value)
 
 
 def test_a_module_is_found_without_importing_its_packages(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_resolve_imports_and_returns_the_object(file, tmp_path):
     sys.modules.pop("neighbour")
 
 
-def test_two_files_of_one_name_are_two_modules(tmp_path, file):
+def test_two_files_with_the_same_name_are_two_modules(tmp_path, file):
     for folder, value in (("a", 1), ("b", 2)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "reward.py").write_text(f"VALUE = {value}")
@@ -117,7 +117,7 @@ def test_two_files_of_one_name_are_two_modules(tmp_path, file):
 
 
 @pytest.mark.parametrize("line", ["1 / 0", "raise SystemExit(3)", "import no_such_module"])
-def test_a_file_that_fails_when_imported_is_a_mistake_not_a_traceback(tmp_path, file, line):
+def test_a_file_that_fails_on_import_is_reported_as_a_mistake(tmp_path, file, line):
     (tmp_path / "fails.py").write_text(f"{line}\ndef score(): ...")
     with pytest.raises(UserError, match=r"importing .*fails\.py raised"):
         resolve(f"{tmp_path}/fails.py:score")

@@ -18,7 +18,7 @@ from outdo.config.fields import (
     CountOrZero,
     Fraction,
     NamedPiece,
-    NotNegative,
+    NonNegative,
     PathText,
     Piece,
     Positive,
@@ -103,7 +103,7 @@ class RewardLimits(Section):
 class Sampling(Section):
     """How the engine samples answers in training."""
 
-    temperature: NotNegative = Field(default=1.0, description="divides the logits, in sampling and in training")
+    temperature: NonNegative = Field(default=1.0, description="divides the logits, in sampling and in training")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="sample from the most likely tokens that together have this probability"
     )
