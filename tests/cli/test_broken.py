@@ -201,18 +201,18 @@ def test_required_settings_are_named_if_nothing_is_given(command):
 
 
 def test_mistakes_in_a_recipe_do_not_hide_those_in_its_files(outdo, tmp_path):
-    asked = ["optim.lrr=3", "steps=-1", f"model={tmp_path / 'nowhere'}", "data.path=none.jsonl", "rewards=my.py:score"]
-    done = outdo("train", *asked)
+    files = [f"model={tmp_path / 'nowhere'}", "data.path=none.jsonl", "rewards=my.py:score"]
+    done = outdo("train", "optim.lrr=3", "steps=-1", *files)
     assert done.status == 2
     lines = done.error.splitlines()
-    for said in (
+    for mistake in (
         "optim.lrr: unknown setting",
         "steps: expected 1 or more",
         "nowhere",
         "none.jsonl: no such file",
         "my.py",
     ):
-        assert sum(said in line for line in lines) == 1, said
+        assert sum(mistake in line for line in lines) == 1, mistake
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[s
 def _unused_reference(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
     reference = recipe.reference
     given = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
-    own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # only its code says what it needs
+    own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # its code may use a reference
     for name, value in given.items():
         if value is not None and not own and not needs_reference(recipe, options):
             yield f"reference.{name} = {value} has no effect: the method does not use a reference (beta is 0)"

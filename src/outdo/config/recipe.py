@@ -60,7 +60,7 @@ class Data(Section):
         description="prompt text for base models, with {prompt} in it, and {system} if there is a system message",
     )
     system: str | None = Field(default=None, description="system message before every question")
-    shuffle: bool = Field(default=True, description="shuffle the questions anew in every epoch, by the seed")
+    shuffle: bool = Field(default=True, description="use a new order of the questions in every epoch, set by the seed")
     limit: Count | None = Field(default=None, description="use only this many rows of path, from the first")
     max_prompt_tokens: Count = Field(default=512, description="longest prompt, in tokens")
     overlong: Literal["drop", "refuse"] = Field(

@@ -55,7 +55,7 @@ class EngineError(OutdoError):
 
 
 class ModelError(OutdoError, ValueError):
-    """A model folder or tokenizer cannot be used; the message says why, and what is expected."""
+    """A model folder or tokenizer cannot be used; the message tells why, and what is expected."""
 
     exit_status = 2
 

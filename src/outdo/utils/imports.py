@@ -140,7 +140,7 @@ def _definitions_in(path: Path, spec: str) -> Mapping[str, ast.AST]:
 
 @lru_cache(maxsize=64)
 def _parse(content: bytes, file: str) -> Mapping[str, ast.AST]:
-    """Return the definitions in a file, parsed once for its content: an edited file is parsed anew."""
+    """Return the definitions in a file, parsed once for its content: an edited file is parsed again."""
     return _definitions(ast.parse(content, file).body)
 
 
