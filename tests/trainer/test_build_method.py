@@ -116,10 +116,11 @@ def test_a_kl_put_into_a_preset_without_one_is_multiplied_with_the_ratio_where_t
 
 
 def test_what_a_recipe_writes_wins_over_a_convention():
-    written = objective_of(recipe("train.compat=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
-    assert (written.kl_ratio, written.limit) == (False, 5.0)
+    changes = "train.objective={name='grpo', kl_ratio=false, log_ratio_clamp=5.0}"
+    written = objective_of(recipe("train.compat=trl", changes))
+    assert (written.kl_ratio, written.log_ratio_clamp) == (False, 5.0)
     left = objective_of(recipe("train.compat=trl"))
-    assert (left.kl_ratio, left.limit) == (True, float("inf"))
+    assert (left.kl_ratio, left.log_ratio_clamp) == (True, float("inf"))
 
 
 @pytest.mark.parametrize(
