@@ -1,0 +1,81 @@
+"""Rows of unequal length as one tensor, and the check of tensors that a user passes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outdo.utils.errors import UserError
+
+
+def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype, starts: Sequence[int] = ()) -> Tensor:
+    """Stack rows of values into [B, T], with zeros to their right, and with `starts` zeros to their left."""
+    if not rows:
+        return torch.zeros(0, 1, dtype=dtype)
+    first = torch.tensor(starts or [0] * len(rows))[:, None]  # [B, 1]
+    last = first + torch.tensor([len(row) for row in rows])[:, None]  # [B, 1]
+    column = torch.arange(int(last.max()))  # [T]
+    inside = (first <= column) & (column < last)  # [B, T]
+    flat = torch.tensor([*chain.from_iterable(rows)], dtype=dtype)  # one tensor for each row would take longer
+    return torch.zeros(inside.shape, dtype=dtype).masked_scatter(inside, flat)
+
+
+def token_fields(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[bool]],
+    group: Sequence[int],
+) -> dict[str, Any]:
+    """Return the fields of a `Batch` that follow from token ids, from the masks of the completions and from groups."""
+    starts = [len(prompt) for prompt in prompts]
+    rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
+    token_ids = pad_rows(rows, torch.int64)
+    lengths = torch.tensor([len(row) for row in rows])
+    return {
+        "token_ids": token_ids,
+        "attention_mask": torch.arange(token_ids.shape[1]) < lengths[:, None],
+        "loss_mask": pad_rows(masks, torch.bool, starts),
+        "prompt_lengths": torch.tensor(starts, dtype=torch.int64),
+        "group": torch.tensor(group, dtype=torch.int64),
+    }
+
+
+def floats(values: Sequence[float | None]) -> Tensor:
+    """Return the values as float32, with NaN for None."""
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
+
+
+def check_tensors(
+    function: str, mask: Tensor, tokens: Mapping[str, Tensor | None], rows: Mapping[str, Tensor | None]
+) -> None:
+    """Raise `UserError` with one sentence for each argument of `function` that has a wrong shape or dtype.
+
+    `mask` is [B, T] bool. `tokens` are [B, T] and `rows` are [B]; an argument that is in both may have either shape.
+    They hold floats, apart from `token_ids` and `group`.
+    """
+    if mask.dim() != 2:
+        raise UserError([f"{function}: mask has shape {list(mask.shape)}, expected [B, T]"])
+    shapes = {"[B, T]": list(mask.shape), "[B]": [len(mask)]}
+    wrong = [f"{function}: {each}" for each in _wrong_dtype("mask", mask, "bool")]
+    for name, value in {**tokens, **rows}.items():
+        if value is None:
+            continue
+        allowed = [shape for shape, names in zip(shapes, (tokens, rows), strict=True) if name in names]
+        if list(value.shape) not in [shapes[shape] for shape in allowed]:
+            wanted = " or ".join(f"{shape} = {shapes[shape]}" for shape in allowed)
+            wrong.append(f"{function}: {name} has shape {list(value.shape)}, expected {wanted}")
+        expected = "int" if name in ("token_ids", "group") else "float"
+        wrong += [f"{function}: {each}" for each in _wrong_dtype(name, value, expected)]
+    group = rows["group"]
+    if not wrong and group is not None and len(group.unique()) < len(group.unique_consecutive()):
+        wrong.append(f"{function}: the rows of a group must be neighbours in `group`")
+    if wrong:
+        raise UserError(wrong)
+
+
+def _wrong_dtype(name: str, value: Tensor, expected: str) -> list[str]:
+    kind = "bool" if value.dtype == torch.bool else "float" if value.dtype.is_floating_point else "int"
+    return [] if kind == expected else [f"{name} has dtype {str(value.dtype).removeprefix('torch.')}, not {expected}"]
