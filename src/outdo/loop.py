@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from outdo.algorithms.advantages import Advantage
+from outdo.algorithms.advantages import Advantage, compute_advantages
 from outdo.algorithms.early_stopping import Stop, never
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
@@ -43,7 +43,7 @@ def train(
     for index, questions in enumerate(prompts, start):  # a batch of questions from D
         sampled = Sampled.of(sample(models.policy, questions, step=index))  # π_old ← πθ: G outputs each, rewards
         batch = score(Batch.from_groups(sampled.groups), models, needs, passes=passes)  # log π_old, log π_ref, values
-        batch = objective.prepare(advantage(batch))  # Â; totals and targets: fixed for this batch
+        batch = objective.prepare(compute_advantages(advantage, batch))  # Â; totals and targets: fixed for this batch
         updates: list[Update] = []
         reason = ""
         while batch.totals.tokens and len(updates) < passes and not reason:  # μ

@@ -9,6 +9,7 @@ it, after the optimiser steps on those before it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.ratios import log_ratio
@@ -73,21 +74,23 @@ def first_of(
     return stop
 
 
-def reached_share(batch: Batch, logprobs: Tensor, *, tolerance: float, clip_low: float, clip_high: float) -> float:
+def reached_share(
+    batch: Batch, logprobs: Float[Tensor, "B T"], *, tolerance: float, clip_low: float, clip_high: float
+) -> float:
     """Share of the movable tokens at their target; at the bound of a clip where the batch has no targets."""
     if batch.targets is not None:
         return progress.reached(batch, logprobs, tolerance=tolerance)
     return progress.clip_reached(batch, logprobs, clip_low=clip_low, clip_high=clip_high)
 
 
-def attained_share(batch: Batch, logprobs: Tensor, clip_low: float, clip_high: float) -> float:
+def attained_share(batch: Batch, logprobs: Float[Tensor, "B T"], clip_low: float, clip_high: float) -> float:
     """Share of the way to all targets; of the clipped objective's way where the batch has no targets."""
     if batch.targets is not None:
         return progress.attained(batch, logprobs)
     return progress.clip_attained(batch, logprobs, clip_low=clip_low, clip_high=clip_high)
 
 
-def moved(batch: Batch, logprobs: Tensor) -> float:
+def moved(batch: Batch, logprobs: Float[Tensor, "B T"]) -> float:
     """Mean over the trained tokens of ρ - 1 - log ρ, ρ = πθ/π_old: k3 of KL(π_old‖πθ), as the tokens are π_old's."""
     away = log_ratio(logprobs, batch)[batch.loss_mask]
     return float((away.expm1() - away).mean()) if len(away) else 0.0

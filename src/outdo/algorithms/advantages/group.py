@@ -9,14 +9,17 @@ exactly, every answer of a group whose rewards are all equal.
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from outdo.types import RIGHT
 
-RewardAdvantage = Callable[[Tensor, Tensor], Tensor]
+RewardAdvantage = Callable[[Float[Tensor, "B"], Int[Tensor, "B"]], Float[Tensor, "B"]]
 
 
-def group_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor:
+def group_standardised(
+    rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, eps: float = 1e-6
+) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / (σ + eps); DeepSeekMath (arXiv 2402.03300) section 4.1.2, eps as in CS336's equation 28.
 
     σ has the divisor G - 1 in every implementation compared (the paper does not say). TRL's eps is 1e-4, OpenRLHF's
@@ -27,7 +30,7 @@ def group_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> 
     return centred / (_deviation(centred, same) + eps)
 
 
-def group_centred(rewards: Tensor, group: Tensor) -> Tensor:
+def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i - μ; Dr. GRPO (arXiv 2503.20783): without the division, easy and hard questions weigh as they are."""
     same = group[:, None] == group  # [B, B]
     # Measured from the group's own minimum, equal rewards are exactly 0, however large and unround they are.
@@ -35,7 +38,7 @@ def group_centred(rewards: Tensor, group: Tensor) -> Tensor:
     return raised - (same * raised).sum(1) / same.sum(1)
 
 
-def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
+def leave_one_out(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i - mean of the others = G / (G - 1) · (r_i - μ); RLOO (arXiv 2402.14740).
 
     The baseline does not depend on the answer it is taken from, so the gradient is unbiased without any division by σ.
@@ -45,7 +48,9 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     return group_centred(rewards, group) * size / (size - 1).clamp(min=1)
 
 
-def batch_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-4) -> Tensor:
+def batch_standardised(
+    rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, eps: float = 1e-4
+) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / (s + eps), s the deviation of all rewards of the batch; Lite PPO (arXiv 2508.08221).
 
     s is that of the raw rewards, with the divisor B - 1, as in TRL's `scale_rewards="batch"`. REINFORCE++-baseline
@@ -56,7 +61,7 @@ def batch_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-4) -> 
     return group_centred(rewards, group) / (spread + eps)
 
 
-def best_of_group(rewards: Tensor, group: Tensor) -> Tensor:
+def best_of_group(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â = the best reward minus the second best, for the best answer; 0 for all others.
 
     It is verl's `grpo_passk` without its optional division by σ. Where two answers share the best reward nobody gets
@@ -68,7 +73,7 @@ def best_of_group(rewards: Tensor, group: Tensor) -> Tensor:
     return (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
 
 
-def pass_at_k(rewards: Tensor, group: Tensor, *, k: int = 4) -> Tensor:
+def pass_at_k(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, k: int = 4) -> Float[Tensor, "B"]:
     """The unbiased gradient of pass@k: PKPO (arXiv 2505.15201), binary rewards, with the baseline of equation 33.
 
     With ρ(n, c, k) = 1 - C(n - c, k) / C(n, k), n answers and c right ones (reward 1 or more), the paper gives k/n to
@@ -90,7 +95,7 @@ def pass_at_k(rewards: Tensor, group: Tensor, *, k: int = 4) -> Tensor:
     return (k * all_wrong).where(right & (size >= k), 0.0)
 
 
-def max_rl(rewards: Tensor, group: Tensor) -> Tensor:
+def max_rl(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / μ, and 0 where μ <= 0; MaxRL (arXiv 2602.02710).
 
     With rewards of 0 and 1 its mean gradient is not that of p(right) but that of log p(right), cut after G - 1 terms of
@@ -101,7 +106,7 @@ def max_rl(rewards: Tensor, group: Tensor) -> Tensor:
     return (group_centred(rewards, group) / mean).where(mean > 0, 0.0)
 
 
-def gpg(rewards: Tensor, group: Tensor) -> Tensor:
+def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = B / (B - M) · (r_i - μ), M the answers in groups whose rewards are all equal; GPG (arXiv 2504.02546).
 
     The factor makes up for those answers, which count in the mean and add no gradient. F_norm of the paper is 1. verl's
@@ -113,7 +118,7 @@ def gpg(rewards: Tensor, group: Tensor) -> Tensor:
     return centred * (len(rewards) / telling.clamp(min=1))
 
 
-def sign(rewards: Tensor, group: Tensor, *, band: float = 0.0) -> Tensor:
+def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 0.0) -> Float[Tensor, "B"]:
     """Â_i = +1, 0 or -1: the sign of r_i - μ, and 0 where |r_i - μ| <= band (in units of the reward).
 
     Differences of the size of a rounding error count as none. The signs of a group need not add up to 0: of 7 right
@@ -125,12 +130,12 @@ def sign(rewards: Tensor, group: Tensor, *, band: float = 0.0) -> Tensor:
     return centred.sign().where(centred.abs() > band + rounding, 0.0)
 
 
-def reward(rewards: Tensor, group: Tensor) -> Tensor:
+def reward(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i: REINFORCE without a baseline (Williams 1992), so equal rewards and a group of one count in full."""
     return rewards
 
 
-def _deviation(centred: Tensor, same: Tensor) -> Tensor:
+def _deviation(centred: Float[Tensor, "B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, "B"]:
     """Standard deviation, divisor G - 1, of the deviations [B] from their mean over those that are the `same` [B, B].
 
     In units of the largest deviation, so that no square of a huge reward overflows.

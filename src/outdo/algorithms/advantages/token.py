@@ -11,11 +11,15 @@ from dataclasses import asdict
 from typing import SupportsFloat
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
+from outdo.algorithms.objectives.divergences import Divergence
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
 from outdo.types import RIGHT, Batch
+from outdo.utils.errors import UserError
 
 Advantage = Callable[[Batch], Batch]
 
@@ -34,10 +38,9 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
         rewards = rewards_of(batch)
         rows = torch.zeros_like(rewards)  # [B]
         if batch.scored.any():
-            found = advantage(rewards[batch.scored], batch.group[batch.scored])
-            if found.shape != (len(batch.group[batch.scored]),):
-                raise ValueError(f"an advantage of {list(found.shape)} numbers for {int(batch.scored.sum())} answers")
-            rows[batch.scored] = found.to(rows)
+            scored = rewards[batch.scored]
+            result = advantage(scored, batch.group[batch.scored])
+            rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
         return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
 
     return fill
@@ -51,7 +54,7 @@ def length_weighted(batch: Batch) -> Batch:
     """
     lengths = batch.loss_mask.sum(1)[batch.scored]  # [scored]
 
-    def estimate(rewards: Tensor, group: Tensor) -> Tensor:
+    def estimate(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
         same = group[:, None] == group
         centred = group_centred(rewards, group)  # what is equal is 0 from here on
         weights = same * lengths
@@ -164,7 +167,7 @@ def distillation(batch: Batch) -> Batch:
 # ------------------------------------------------------------------------------------------------ before and after them
 
 
-def kl_penalty(estimator: Callable[[Tensor, Tensor], Tensor], *, beta: SupportsFloat) -> Advantage:
+def kl_penalty(estimator: Divergence, *, beta: SupportsFloat) -> Advantage:
     """A step before the advantage: r_t ← r_t - beta · k(log π_old, log π_ref), on every trained token.
 
     `estimator` is a divergence of `outdo.algorithms.objectives.divergences`: k1 as in InstructGPT and REINFORCE++. As a
@@ -176,6 +179,8 @@ def kl_penalty(estimator: Callable[[Tensor, Tensor], Tensor], *, beta: SupportsF
     @requires(reference=True, old_logprobs=True)
     def penalise(batch: Batch) -> Batch:
         divergence = estimator(_given(batch, "old_logprobs"), _given(batch, "ref_logprobs"))
+        sizes = dict(zip("BT", batch.loss_mask.shape, strict=True))
+        divergence = check_shape(divergence, TOKENS, "divergence", estimator, sizes)
         penalised = token_rewards_of(batch) - float(beta) * divergence
         return batch.with_(token_rewards=penalised.where(batch.loss_mask, 0.0))
 
@@ -196,13 +201,27 @@ def without_truncated(batch: Batch) -> Batch:
     return batch.with_(loss_mask=mask, advantages=batch.advantages.where(mask, 0.0)).recounted()
 
 
+def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:
+    """Return the batch with `advantages` filled in.
+
+    Raises `UserError` where the advantage returns no batch, or advantages of a wrong shape.
+    """
+    result: object = advantage(batch)
+    if not isinstance(result, Batch):
+        raise UserError([f"the advantage {piece_name(advantage)} returned {type(result).__name__}, expected Batch"])
+    if result.advantages is not None:
+        sizes = dict(zip("BT", result.loss_mask.shape, strict=True))
+        check_shape(result.advantages, TOKENS, "advantage", advantage, sizes)
+    return result
+
+
 def chain(*steps: Advantage) -> Advantage:
-    """The steps one after another; it needs what they need together."""
+    """Return the steps one after another as one advantage, which requires everything that a step requires."""
 
     @requires(**asdict(requirements_of(*steps)))
     def run(batch: Batch) -> Batch:
         for step in steps:
-            batch = step(batch)
+            batch = compute_advantages(step, batch)
         return batch
 
     return run
@@ -211,7 +230,7 @@ def chain(*steps: Advantage) -> Advantage:
 # ------------------------------------------------------------------------------------------ rewards, returns, whitening
 
 
-def rewards_of(batch: Batch) -> Tensor:
+def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
     """A reward for each row, [B]: the sum of its rewards per token, where those are set.
 
     A row without a trained token has no place for them, and keeps its own.
@@ -222,14 +241,14 @@ def rewards_of(batch: Batch) -> Tensor:
     return sums.where(batch.loss_mask.any(1), batch.rewards)
 
 
-def token_rewards_of(batch: Batch) -> Tensor:
+def token_rewards_of(batch: Batch) -> Float[Tensor, "B T"]:
     """A reward for each trained token, [B, T]: those that are set, or the rollout's on its last trained token."""
     if batch.token_rewards is None:
         return terminal_rewards(batch.rewards, batch.loss_mask)
     return batch.token_rewards.where(batch.loss_mask, 0.0)
 
 
-def terminal_rewards(rewards: Tensor, loss_mask: Tensor) -> Tensor:
+def terminal_rewards(rewards: Float[Tensor, "B"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Each row's reward [B] on its last trained token, 0 on all others: [B, T]. Rows without one are all 0."""
     columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
     here = (columns == _last(loss_mask)[:, None]) & loss_mask
@@ -237,8 +256,14 @@ def terminal_rewards(rewards: Tensor, loss_mask: Tensor) -> Tensor:
 
 
 def generalised_advantages(
-    rewards: Tensor, values: Tensor, loss_mask: Tensor, end: Tensor, *, gamma: float, lam: float
-) -> Tensor:
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    end: Float[Tensor, "B"],
+    *,
+    gamma: float,
+    lam: float,
+) -> Float[Tensor, "B T"]:
     """Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γ V_{t+1} - V_t; GAE (arXiv 1506.02438) equation 16. [B, T]
 
     t counts the trained tokens of a row and nothing else: what a tool wrote between two of them takes no time, and V
@@ -255,13 +280,15 @@ def generalised_advantages(
     return advantages
 
 
-def returns_to_go(rewards: Tensor, loss_mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+def returns_to_go(
+    rewards: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], *, gamma: float = 1.0
+) -> Float[Tensor, "B T"]:
     """Σ_{s>=t} γ^{s-t} r_s over the trained tokens of each row: GAE with λ = 1 and V = 0. [B, T]"""
     nothing = torch.zeros_like(rewards)
     return generalised_advantages(rewards, nothing, loss_mask, nothing[:, 0], gamma=gamma, lam=1.0)
 
 
-def whitened(values: Tensor, loss_mask: Tensor) -> Tensor:
+def whitened(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """(x - mean) / sqrt(var + 1e-8) over the trained tokens, as in verl; 0 elsewhere. [B, T]
 
     var has the divisor N - 1. Equal values are exactly 0.
@@ -275,15 +302,15 @@ def whitened(values: Tensor, loss_mask: Tensor) -> Tensor:
     return torch.zeros_like(values).masked_scatter(loss_mask, centred / (variance + 1e-8).sqrt())
 
 
-def _last(loss_mask: Tensor) -> Tensor:
+def _last(loss_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B"]:
     """The column of each row's last trained token, [B]; 0 where there is none."""
     columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
     return (loss_mask * columns).amax(1)
 
 
-def _given(batch: Batch, name: str) -> Tensor:
+def _given(batch: Batch, name: str) -> Float[Tensor, "B T"]:
     """`batch.<name>` [B, T], with 0 outside of `loss_mask`. A batch without a trained token need not have it."""
-    value: Tensor | None = getattr(batch, name)
+    value: Float[Tensor, "B T"] | None = getattr(batch, name)
     if value is not None:
         return value.where(batch.loss_mask, 0.0)
     if batch.loss_mask.any():

@@ -6,11 +6,13 @@ with ρ at some `level`, `surrogate` S, `divergence` D, `correction` c and `weig
 shape is a callable of its own that satisfies the Protocol.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, SupportsFloat
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.corrections import Correction, none
@@ -19,6 +21,7 @@ from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, log_ratio
 from outdo.algorithms.objectives.surrogates import Surrogate
 from outdo.algorithms.objectives.weights import Weight, sequence_mean
 from outdo.algorithms.requirements import Requires, requirements_of
+from outdo.algorithms.shapes import FACTOR, TOKENS, check_shape
 from outdo.types import Batch, Terms, TokenScores
 
 BatchTransform = Callable[[Batch], Batch]
@@ -79,21 +82,33 @@ class ComposedObjective:
         return self.batch_transform(batch) if batch.totals.tokens else batch
 
     def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
-        """The formula. The pieces see 0 outside of `loss_mask`, and π_old always: in a first and only pass it is πθ."""
-        logprobs = scores.logprobs.where(batch.loss_mask, 0.0)
-        batch = _cut(batch, logprobs)
-        mask, advantages = batch.loss_mask, given(batch.advantages, "advantages")
-        ratio = self.level(log_ratio(logprobs, batch, limit=self.log_ratio_clamp), mask)
+        """Compute the formula. Pieces see 0 outside of `loss_mask`, and always π_old: in a first and only pass it is
+        πθ.
 
-        def weighted(values: Tensor, weight: Weight) -> Tensor:
-            return (weight(batch) * values.where(mask, 0.0)).sum()
+        Raises `UserError` where a piece returns a wrong shape.
+        """
+        sizes = dict(zip("BT", batch.loss_mask.shape, strict=True))
+        check = functools.partial(check_shape, sizes=sizes)
+        logprobs = scores.logprobs.where(batch.loss_mask, 0.0)
+        batch = _masked(batch, logprobs)
+        mask, advantages = batch.loss_mask, given(batch.advantages, "advantages")
+        log_ratios = log_ratio(logprobs, batch, limit=self.log_ratio_clamp)
+        ratio = check(self.level(log_ratios, mask), TOKENS, "level", self.level)
+
+        def weighted(values: Float[Tensor, "B T"], weight: Weight) -> Float[Tensor, ""]:
+            return (check(weight(batch), FACTOR, "weight", weight) * values.where(mask, 0.0)).sum()
 
         surrogate = self.surrogate(ratio, logprobs, advantages, batch)
-        policy = weighted(self.correction(logprobs.detach(), batch) * surrogate, self.weight)
+        surrogate = check(surrogate, TOKENS, "surrogate", self.surrogate)
+        factor = self.correction(logprobs.detach(), batch)
+        factor = check(factor, FACTOR, "correction", self.correction)
+        policy = weighted(factor * surrogate, self.weight)
         divergence = entropy = torch.zeros_like(policy)
         if _counts(self.beta):
-            away = self.divergence(logprobs, given(batch.ref_logprobs, "ref_logprobs"))
-            divergence = float(self.beta) * weighted(away * ratio.exp() if self.kl_ratio else away, self.weight)
+            distance = self.divergence(logprobs, given(batch.ref_logprobs, "ref_logprobs"))
+            distance = check(distance, TOKENS, "divergence", self.divergence)
+            distance = distance * ratio.exp() if self.kl_ratio else distance
+            divergence = float(self.beta) * weighted(distance, self.weight)
         if _counts(self.entropy_bonus):
             spread = given(scores.entropy, "entropy")
             entropy = float(self.entropy_bonus) * weighted(spread, self.entropy_weight or self.weight)
@@ -124,7 +139,7 @@ class PlainObjective:
         return terms
 
 
-def given(value: Tensor | None, name: str) -> Tensor:
+def given(value: Float[Tensor, "B T"] | None, name: str) -> Float[Tensor, "B T"]:
     """The value, or an error that says what an objective lacks."""
     if value is None:
         raise ValueError(f"the objective needs `{name}`, which the batch does not have")
@@ -136,7 +151,7 @@ def _counts(coefficient: SupportsFloat) -> bool:
     return not isinstance(coefficient, int | float) or coefficient > 0
 
 
-def _cut(batch: Batch, logprobs: Tensor) -> Batch:
+def _masked(batch: Batch, logprobs: Float[Tensor, "B T"]) -> Batch:
     """The batch with 0 outside of `loss_mask`, whatever stood there, and with `old_logprobs`."""
     names = ("advantages", "ref_logprobs", "old_logprobs", "rollout_logprobs")
     found = {name: getattr(batch, name) for name in names}

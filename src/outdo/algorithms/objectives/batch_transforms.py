@@ -5,6 +5,7 @@ nothing has been updated yet; what it decides holds for all passes and all micro
 """
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import BatchTransform, given
@@ -81,7 +82,7 @@ def covariant(*, percent: float = 0.2) -> BatchTransform:
     return preparation
 
 
-def _covariance(batch: Batch) -> Tensor:
+def _covariance(batch: Batch) -> Float[Tensor, "B T"]:
     """Each trained token's own term of the covariance between Â and log π_old. [B, T]"""
     advantages, logprobs = given(batch.advantages, "advantages"), given(batch.old_logprobs, "old_logprobs")
     mask = batch.loss_mask

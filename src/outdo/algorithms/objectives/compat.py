@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives import base as objectives
@@ -61,7 +62,7 @@ def free(divergence: Divergence) -> Divergence:
     return _free_k3 if divergence is k3 else divergence
 
 
-def _free_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def _free_k3(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     d = logprobs - ref_logprobs
     return (-d).expm1() + d
 
@@ -70,7 +71,7 @@ def within_10(divergence: Divergence) -> Divergence:
     """The estimator, what it gives kept within ±10: beyond, it pulls no more."""
 
     @requires(**asdict(requirements_of(divergence)))
-    def limited(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    def limited(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return divergence(logprobs, ref_logprobs).clamp(-10.0, 10.0)
 
     return limited

@@ -19,14 +19,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Literal, TypeVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, old_logprobs, sequence, sequence_product, token
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
 
-Correction = Callable[[Tensor, Batch], Tensor | float]
+Correction = Callable[[Float[Tensor, "B T"], Batch], Factor]
 At = Literal["token", "sequence", "geometric"]
 Choice = TypeVar("Choice")
 
@@ -34,7 +36,7 @@ LEVELS: dict[str, Level] = {"token": token, "sequence": sequence_product, "geome
 ESTIMATORS: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def none(logprobs: Tensor, batch: Batch) -> float:
+def none(logprobs: Float[Tensor, "B T"], batch: Batch) -> float:
     """1: the engine is the policy."""
     return 1.0
 
@@ -47,7 +49,7 @@ def truncate(*, level: At = "token", low: float = 0.0, high: float = 2.0) -> Cor
     _in_order(low, high)
     weight = _weight(level)
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         return weight(logprobs, batch).clamp(low, high)
 
     return correction
@@ -62,7 +64,7 @@ def mask(*, level: At = "token", low: float = 0.5, high: float = 2.0) -> Correct
     _in_order(low, high)
     weight = _weight(level)
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         w = weight(logprobs, batch)
         return w * ((low <= w) & (w <= high))
 
@@ -77,7 +79,7 @@ def sequence_mask(*, low: float = 0.5, high: float = 2.0) -> Correction:
     _in_order(low, high)
     weight, mean = _weight("token"), _weight("geometric")
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         whole = mean(logprobs, batch)
         return weight(logprobs, batch) * ((low <= whole) & (whole <= high))
 
@@ -101,7 +103,7 @@ def reject(
     estimate, gather = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS)
     least = -high if low is None else low
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         k = gather(estimate(batch.rollout_logprobs, old_logprobs(logprobs, batch)), batch.loss_mask)
         return ((least <= k) & (k <= high)).to(logprobs.dtype)
 
@@ -117,7 +119,7 @@ def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") 
     """
     _choice("by", by, {"rollout": None, "old": None})
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         sampled = batch.rollout_logprobs if by == "rollout" else old_logprobs(logprobs, batch)
         kept = sequence(sampled - logprobs, batch.loss_mask) <= limit
         return (kept if batch.advantages is None else kept | (batch.advantages >= 0)).to(logprobs.dtype)
@@ -129,8 +131,8 @@ def product(*corrections: Correction) -> Correction:
     """c = c_1 c_2 ...: several together, such as a weight for those that `reject` keeps."""
 
     @requires(**asdict(requirements_of(*corrections)))
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor | float:
-        together: Tensor | float = 1.0
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Factor:
+        together: Factor = 1.0
         for each in corrections:
             together = together * each(logprobs, batch)
         return together
@@ -143,11 +145,11 @@ def _in_order(low: float, high: float) -> None:
         raise ValueError(f"expected 0 <= low <= high, not {low} and {high}")
 
 
-def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:
+def _weight(level: str) -> Callable[[Float[Tensor, "B T"], Batch], Float[Tensor, "B T"] | Float[Tensor, "B 1"]]:
     """w = π_old / π_rollout: by token [B, T], 1 outside of the mask, or by answer [B, 1]."""
     gather = _choice("level", level, LEVELS)
 
-    def weight(logprobs: Tensor, batch: Batch) -> Tensor:
+    def weight(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         log_w = gather(old_logprobs(logprobs, batch) - batch.rollout_logprobs, batch.loss_mask)
         if level != "token":  # one number, which stands at each of the answer's tokens
             log_w = log_w.sum(1, keepdim=True) / batch.loss_mask.sum(1, keepdim=True).clamp(min=1)

@@ -1,4 +1,5 @@
-"""Piece 3, the divergence D from the reference, estimated on the sampled token. All take [B, T] twice and give [B, T].
+"""Piece 3, the divergence D from the reference, estimated on the sampled token. All take two tensors of one
+shape, [B, T] in an objective, and return that shape.
 
 With d = log πθ - log π_ref of the token taken (Schulman's note, http://joschu.net/blog/kl-approx.html). An estimator's
 value and the gradient it has when it stands in a loss are two different things: on tokens sampled from πθ,
@@ -9,29 +10,31 @@ not. `docs/methods/index.md` has the whole table.
 
 from collections.abc import Callable
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP
 
-Divergence = Callable[[Tensor, Tensor], Tensor]  # (logprobs, ref_logprobs) -> [B, T]
+Divergence = Callable[[Float[Tensor, "B T"], Float[Tensor, "B T"]], Float[Tensor, "B T"]]
+"""`(logprobs, ref_logprobs) -> D`."""
 
 
-def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k1(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """d: unbiased for KL(πθ‖π_ref), of either sign."""
     return logprobs - ref_logprobs
 
 
-def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def absolute(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """|d|, in recipes "abs": no estimate of a KL, but a pull of one strength however small the distance."""
     return (logprobs - ref_logprobs).abs()
 
 
-def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k2(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """d² / 2: biased, never negative."""
     return (logprobs - ref_logprobs).square() / 2
 
 
-def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k3(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """e^-d - 1 + d: unbiased for KL(πθ‖π_ref), never negative; DeepSeekMath (arXiv 2402.03300) equation 4.
 
     d is kept above -20, where e^-d would overflow (verl keeps it within ±20, TRL anywhere).

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outdo.algorithms.objectives import ratios
 from outdo.algorithms.objectives.corrections import Correction
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, old_logprobs, sequence
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
 
-Surrogate = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
+Surrogate = Callable[[Float[Tensor, "B T"], Float[Tensor, "B T"], Float[Tensor, "B T"], Batch], Float[Tensor, "B T"]]
 
 VESPO_LOG_MIN = math.log(1e-8)  # below it the authors' code lets no log W go; above, 20
 
@@ -42,7 +44,13 @@ class Clip:
         if self.dual is not None and self.dual <= 1:
             raise ValueError(f"dual must be above 1, not {self.dual}: it caps the ratio where Â < 0")
 
-    def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        batch: Batch,
+    ) -> Float[Tensor, "B T"]:
         """The clipped surrogate, [B, T]."""
         ratio = log_ratio.exp()
         lesser = torch.minimum(ratio * advantages, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
@@ -62,12 +70,16 @@ def clip(*, low: float, high: float, dual: float | None = None) -> Clip:
     return Clip(low=low, high=high, dual=dual)
 
 
-def unclipped(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+def unclipped(
+    log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+) -> Float[Tensor, "B T"]:
     """S = ρ Â: the importance-weighted policy gradient, without bounds."""
     return log_ratio.exp() * advantages
 
 
-def log_likelihood(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+def log_likelihood(
+    log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+) -> Float[Tensor, "B T"]:
     """S = Â log πθ: REINFORCE; with Â = 1, supervised fine-tuning."""
     return logprobs * advantages
 
@@ -82,7 +94,9 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
     if not 0 <= ratio_min <= ratio_max:
         raise ValueError(f"expected 0 <= ratio_min <= ratio_max, not {ratio_min} and {ratio_max}")
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         return log_ratio.exp().clamp(ratio_min, ratio_max).detach() * advantages * logprobs
 
     return surrogate
@@ -97,7 +111,9 @@ def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
     if not (tau_positive > 0 and tau_negative > 0):
         raise ValueError(f"tau_positive and tau_negative must be above 0, not {tau_positive} and {tau_negative}")
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
         return 4 / tau * (tau * (log_ratio.exp() - 1)).sigmoid() * advantages
 
@@ -111,7 +127,9 @@ def gmpo(*, clip: float = 0.4) -> Surrogate:
     logarithm, and the geometric mean over the answer is taken after it. For that it needs the level `token`.
     """
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         within = log_ratio.clamp(-clip, clip)
         clipped = torch.where(advantages > 0, torch.minimum(log_ratio, within), torch.maximum(log_ratio, within))
         return sequence(clipped, batch.loss_mask).exp() * advantages
@@ -141,7 +159,9 @@ def vespo(
         raise ValueError(f"vespo: engine must be a correction, made in Python, not {engine!r}")
 
     @requires(**asdict(requirements_of(engine)))
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         now = logprobs.detach()
         log_w = ratios.log_ratio(now, batch).sum(1, keepdim=True)  # [B, 1]
         if engine is not None:
@@ -154,7 +174,7 @@ def vespo(
     return surrogate
 
 
-def _log_of_answers(weight: Tensor | float, batch: Batch) -> Tensor:
+def _log_of_answers(weight: Factor, batch: Batch) -> Float[Tensor, "B 1"] | Float[Tensor, ""]:
     """log Π_t c_it of weights by token [B, T], log c_i of weights by answer [B, 1] or of a number."""
     log_c = torch.as_tensor(weight).log().clamp(VESPO_LOG_MIN, LOG_RATIO_CLAMP)
     if log_c.shape != batch.loss_mask.shape:
@@ -170,7 +190,7 @@ def dppo_tv(*, threshold: float = 0.15, ratio_max: float = 20.0) -> Surrogate:
     rare token may grow many times over, a likely one may not lose much: the other way round than with a ratio.
     """
 
-    def within(new: Tensor, old: Tensor) -> Tensor:
+    def within(new: Float[Tensor, "B T"], old: Float[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         return (new.exp() - old.exp()).abs() <= threshold
 
     return _trust_region(within, ratio_max)
@@ -182,7 +202,7 @@ def dppo_kl(*, threshold: float = 0.05, ratio_max: float = 20.0) -> Surrogate:
     KL = π_old log(π_old / πθ) + (1 - π_old) log((1 - π_old) / (1 - πθ)), exact; verl adds 1e-8 inside the logarithm.
     """
 
-    def within(new: Tensor, old: Tensor) -> Tensor:
+    def within(new: Float[Tensor, "B T"], old: Float[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         others, others_old = -new.expm1(), -old.expm1()  # 1 - π, exact also where π is nearly 1
         rest = torch.xlogy(others_old, others_old) - torch.xlogy(others_old, others)
         return old.exp() * (old - new) + rest <= threshold
@@ -190,10 +210,14 @@ def dppo_kl(*, threshold: float = 0.05, ratio_max: float = 20.0) -> Surrogate:
     return _trust_region(within, ratio_max)
 
 
-def _trust_region(within: Callable[[Tensor, Tensor], Tensor], ratio_max: float) -> Surrogate:
+def _trust_region(
+    within: Callable[[Float[Tensor, "B T"], Float[Tensor, "B T"]], Bool[Tensor, "B T"]], ratio_max: float
+) -> Surrogate:
     """log πθ weighted with Â and the capped ratio, without the tokens that Â pushes on although they are out."""
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         new, old = logprobs.detach(), old_logprobs(logprobs, batch)
         keep = within(new, old) | torch.where(advantages > 0, new <= old, new >= old)
         return keep * log_ratio.detach().exp().clamp(max=ratio_max) * advantages * logprobs
@@ -207,7 +231,9 @@ def dro(*, tau: float = 0.1) -> Surrogate:
     = -τ/2 (log πθ - log π_old - Â/τ)² + constant: the squared distance to a target, log π_old + Â/τ.
     """
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         return logprobs * advantages - tau / 2 * log_ratio.square()
 
     return surrogate
@@ -220,7 +246,9 @@ def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
     the first pass it does nothing.
     """
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         if "covariant" not in batch.prepared and batch.totals.tokens:
             raise ValueError("the surrogate kl_cov needs the preparation `covariant`, which marks its tokens")
         marked = batch.prepared.get("covariant", torch.zeros_like(batch.loss_mask))

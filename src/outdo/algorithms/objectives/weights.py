@@ -7,15 +7,17 @@ B is the number of answers that have a trained token, in all of the optimiser st
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
 
-Weight = Callable[[Batch], Tensor | float]
+Weight = Callable[[Batch], Factor]
 
 
-def sequence_mean(batch: Batch) -> Tensor:
+def sequence_mean(batch: Batch) -> Float[Tensor, "B 1"]:
     """1 / (B |o_i|): every answer counts the same, GRPO's 1/G and 1/|o| (DeepSeekMath, equation 3). [B, 1]
 
     TRL's B counts the answers without a trained token too: see `every_row`.
@@ -40,7 +42,7 @@ def constant(*, length: int) -> Weight:
 
 
 @requires(whole_groups=True)
-def prompt_mean(batch: Batch) -> Tensor:
+def prompt_mean(batch: Batch) -> Float[Tensor, "B 1"]:
     """1 / (P Σ_{j in the group of i} |o_j|): every prompt counts the same, and within it every token. [B, 1]
 
     P is the number of prompts with a trained token.
@@ -64,13 +66,13 @@ def every_row(weight: Weight) -> Weight:
     """`weight` with answers counted in B whether or not they have a trained token, as in TRL."""
 
     @requires(**asdict(requirements_of(weight)))
-    def counted(batch: Batch) -> Tensor | float:
+    def counted(batch: Batch) -> Factor:
         return weight(batch.with_(totals=replace(batch.totals, sequences=batch.totals.rows)))
 
     return counted
 
 
-def _lengths(batch: Batch) -> Tensor:
+def _lengths(batch: Batch) -> Float[Tensor, "B 1"]:
     """|o_i|, as exact as the log-probabilities are. [B, 1]"""
     precision = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
     return batch.loss_mask.sum(1, keepdim=True).to(precision.dtype)

@@ -8,6 +8,7 @@ over the contexts c of a batch, each once; S, τ and the rest are defined in `ou
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.target.rules import (
@@ -27,7 +28,7 @@ from outdo.utils.errors import did_you_mean
 CAP = 3.0
 """The farthest a target of `squared` and `hinge` may be (nats), whose pull would otherwise grow with the distance."""
 
-Loss = Callable[[Tensor, Aim], Tensor]
+Loss = Callable[[Float[Tensor, "N"], Aim], Float[Tensor, ""]]
 """`(log πθ [N], aim) -> []` of the N trained tokens; minimised."""
 
 
@@ -119,7 +120,7 @@ class TargetObjective:
         return Terms(policy=-loss, divergence=nothing, entropy=nothing, loss=loss)
 
 
-def cross_entropy(logprobs: Tensor, aim: Aim) -> Tensor:
+def cross_entropy(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
     """-Σ_c [ Σ_S τ log πθ + τ_R log(1 - Σ_S πθ) ].
 
     Rows that took the same token agree on its probability; each has an equal share in it. The rest is followed from
@@ -135,12 +136,12 @@ def cross_entropy(logprobs: Tensor, aim: Aim) -> Tensor:
     return -sampled.sum() - (nothing.scatter(0, context, aim.rest) * now.log()).sum()
 
 
-def squared(logprobs: Tensor, aim: Aim) -> Tensor:
+def squared(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
     """Σ_c Σ_S (log πθ - log τ)² / 2."""
     return (aim.share * (logprobs - aim.target).square()).sum() / 2
 
 
-def hinge(logprobs: Tensor, aim: Aim) -> Tensor:
+def hinge(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
     """Σ_c Σ_S of the nats still missing to the target: 0, without a pull back, for a token that went farther."""
     return (aim.share * ((aim.target - logprobs) * (aim.target - aim.old).sign()).relu()).sum()
 

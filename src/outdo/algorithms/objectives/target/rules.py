@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
 from outdo.types import Batch
 
-Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+Rule = Callable[[Float[Tensor, "N"], Float[Tensor, "N"], Float[Tensor, "N"]], Float[Tensor, "N"]]
 """`(log p, s, strength) -> log τ`, each [N]. With strength 0 the target is p itself, with 1 the rule in full."""
 
 NOISE = 1e-5
@@ -30,7 +31,9 @@ HALVINGS = 50
 def power_rule(power: float = 2.0) -> Rule:
     """τ = p^(κ^-s), κ = 1 + strength (power - 1): of a good token the root, of a bad one the power."""
 
-    def rule(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def rule(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return logprobs * (1 + strength * (power - 1)) ** -sign
 
     return rule
@@ -39,7 +42,9 @@ def power_rule(power: float = 2.0) -> Rule:
 def tilt_rule(eta: float = 1.0) -> Rule:
     """τ = p e^(strength η s): the tilt of TPO and DRO, for which the rest makes room, not a normaliser."""
 
-    def rule(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def rule(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return logprobs + strength * eta * sign
 
     return rule
@@ -48,7 +53,9 @@ def tilt_rule(eta: float = 1.0) -> Rule:
 def clip_rule(clip_low: float = 0.2, clip_high: float = 0.2) -> Rule:
     """τ = p (1 + strength clip_high s) if s > 0, p (1 + clip_low s) if s < 0: where PPO's clip would stop."""
 
-    def rule(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def rule(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         change = clip_high * sign.clamp(min=0) + clip_low * sign.clamp(max=0)
         return logprobs + (strength * change).log1p()
 
@@ -58,13 +65,17 @@ def clip_rule(clip_low: float = 0.2, clip_high: float = 0.2) -> Rule:
 def capped(rule: Rule, cap: float) -> Rule:
     """The same rule, but |log τ - log p| is at most `cap`."""
 
-    def within(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def within(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return logprobs + (rule(logprobs, sign, strength) - logprobs).clamp(-cap, cap)
 
     return within
 
 
-def target_logprobs(logprobs: Tensor, sign: Tensor, context: Tensor, *, rule: Rule, keep: float) -> Tensor:
+def target_logprobs(
+    logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], context: Int[Tensor, "N"], *, rule: Rule, keep: float
+) -> Float[Tensor, "N"]:
     """log τ [N] of N distinct tokens, of which those with an equal number in `context` [N] (0 .. C-1) are rivals.
 
     Bad tokens (s < 0) and neutral ones get what the rule says. Good ones may not take all that they would: the rest
@@ -78,7 +89,7 @@ def target_logprobs(logprobs: Tensor, sign: Tensor, context: Tensor, *, rule: Ru
     """
     room = 1 - keep * rest(logprobs, context)  # [C]
 
-    def targets(strength: Tensor) -> Tensor:
+    def targets(strength: Float[Tensor, "C"]) -> Float[Tensor, "N"]:
         return rule(logprobs, sign, strength[context].where(sign > 0, 1.0))
 
     low, high = torch.zeros_like(room), torch.ones_like(room)
@@ -92,13 +103,13 @@ def target_logprobs(logprobs: Tensor, sign: Tensor, context: Tensor, *, rule: Ru
     return targets(low)
 
 
-def rest(logprobs: Tensor, context: Tensor) -> Tensor:
+def rest(logprobs: Float[Tensor, "N"], context: Int[Tensor, "N"]) -> Float[Tensor, "C"]:
     """1 - Σ_S e^logprobs, what each context leaves to the tokens that nobody sampled: [N] -> [C]."""
     contexts = int(context.max()) + 1 if len(context) else 0
     return (1 - _sum(logprobs.exp(), context, contexts)).clamp(min=0)
 
 
-def prefix_tree(batch: Batch) -> tuple[Tensor, Tensor]:
+def prefix_tree(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """The contexts that tokens were taken in, and the tokens taken there, as numbers: two [B, T] int64.
 
     Two tokens have equal contexts where their rows are of one group and alike in every token before them, trained or
@@ -117,7 +128,7 @@ def prefix_tree(batch: Batch) -> tuple[Tensor, Tensor]:
     return numbers[:, :-1] + column, numbers[:, 1:] + column
 
 
-def own_contexts(batch: Batch) -> tuple[Tensor, Tensor]:
+def own_contexts(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """As if no two answers had anything in common: every token has a context to itself. Two [B, T] int64."""
     each = torch.arange(batch.token_ids.numel(), device=batch.token_ids.device).view_as(batch.token_ids)
     return each, each
@@ -143,7 +154,7 @@ def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bo
     trained = (-logprobs.expm1() > FULL) & (judged[context] | hold)
     held = (sign > 0) & (in_full - logprobs > NOISE) & (targets - logprobs <= NOISE)
 
-    def spread(values: Tensor) -> Tensor:
+    def spread(values: Shaped[Tensor, "N"]) -> Shaped[Tensor, "B T"]:
         """[N] -> [B, T]: what is said of a token, at every place that took it."""
         dtype = old.dtype if values.is_floating_point() else values.dtype
         return torch.zeros_like(old, dtype=dtype).masked_scatter(mask, values[token].to(dtype))
@@ -158,7 +169,7 @@ def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bo
     return batch.with_(old_logprobs=old, targets=spread(targets), prepared={**batch.prepared, **aim})
 
 
-def known_logprobs(batch: Batch) -> Tensor:
+def known_logprobs(batch: Batch) -> Float[Tensor, "B T"]:
     """`old_logprobs` [B, T]; zeros where there is nothing to train on, and so nobody measured them."""
     if batch.old_logprobs is None and not batch.loss_mask.any():
         return torch.zeros_like(batch.rollout_logprobs)
@@ -168,12 +179,12 @@ def known_logprobs(batch: Batch) -> Tensor:
 class Aim(NamedTuple):
     """What was prepared, of the N trained tokens of a batch alone: each [N]."""
 
-    context: Tensor  # int64; equal where tokens are rivals
-    share: Tensor  # 1 / (rows that took this token in this context), so that it counts once; 0: left alone
-    target: Tensor  # log τ
-    rest: Tensor  # 1 - Σ_S τ of the context
-    old: Tensor  # log p
-    old_rest: Tensor  # 1 - Σ_S p of the context
+    context: Int[Tensor, "N"]  # equal where tokens are rivals
+    share: Float[Tensor, "N"]  # 1 / (rows that took this token in this context), so that it counts once; 0: left alone
+    target: Float[Tensor, "N"]  # log τ
+    rest: Float[Tensor, "N"]  # 1 - Σ_S τ of the context
+    old: Float[Tensor, "N"]  # log p
+    old_rest: Float[Tensor, "N"]  # 1 - Σ_S p of the context
 
     @classmethod
     def of(cls, batch: Batch) -> "Aim":
@@ -191,6 +202,6 @@ class Aim(NamedTuple):
         )
 
 
-def _sum(values: Tensor, index: Tensor, size: int) -> Tensor:
+def _sum(values: Float[Tensor, "M"], index: Int[Tensor, "M"], size: int) -> Float[Tensor, "S"]:
     """[N] values added up by their index: [size]."""
     return values.new_zeros(size).index_add(0, index, values)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
@@ -60,12 +61,12 @@ class TargetPolicy:
         return Terms(policy=policy, divergence=nothing, entropy=nothing, loss=-policy)
 
 
-def _row_sum(values: Tensor, batch: Batch) -> Tensor:
+def _row_sum(values: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B"]:
     """[B, T] -> [B], over the trained tokens."""
     return values.where(batch.loss_mask, 0.0).sum(1)
 
 
-def _group_log_softmax(values: Tensor, batch: Batch) -> Tensor:
+def _group_log_softmax(values: Float[Tensor, "B"], batch: Batch) -> Float[Tensor, "B"]:
     """[B] -> [B]: log softmax among the rows of a group that have a trained token; any other sees itself only."""
     rivals = (batch.group[:, None] == batch.group) & batch.loss_mask.any(1)  # [B, B]
     rivals = rivals | torch.eye(len(values), dtype=torch.bool, device=values.device)
