@@ -1,4 +1,4 @@
-"""Rewards into advantages: `group` knows rewards and groups, `tokens` knows batches."""
+"""Advantages: `group` computes them from rewards and groups, `token` from batches."""
 
 from outdo.algorithms.advantages.group import (
     RewardAdvantage,
