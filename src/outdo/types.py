@@ -6,7 +6,6 @@ a tensor of floats with the shape [B, T]; the letters are checked in outdo's tes
 given the tokens before it. Index 0 has no token before it and is never trained.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from outdo.utils.batching import pack_by_tokens
 from outdo.utils.rng import Stream
-from outdo.utils.tensors import check_tensors, floats, pad_rows, token_fields
+from outdo.utils.tensors import check_tensors, floats, pad_rows, plain_fields, token_fields
 
 RIGHT = 1.0 - 1e-6
 """An answer counts as right when its reward is 1 or more, up to a rounding error."""
@@ -247,37 +246,11 @@ class Batch:
 
         Raises `UserError` with one sentence for each tensor of a wrong shape or dtype.
         """
-        logprobs = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "rollout_logprobs": rollout_logprobs}
-        check_tensors(
-            "Batch.of",
-            mask,
-            {"advantages": advantages, "token_ids": token_ids, **logprobs},
-            {"advantages": advantages, "group": group, "rewards": rewards},
-        )
-        column = torch.arange(mask.shape[1], device=mask.device)
-        number = torch.arange(len(mask), device=mask.device)
-        starts = mask.int().argmax(1)  # the first True of a row; 0 where there is none
-        if token_ids is None:
-            token_ids = (1 + number[:, None] * mask.shape[1] + column) * (column >= starts[:, None])
-        if rollout_logprobs is None:
-            rollout_logprobs = advantages.new_full(mask.shape, math.nan) if old_logprobs is None else old_logprobs
-        group = number if group is None else group
-        return cls(
-            token_ids=token_ids,
-            attention_mask=column <= (column * mask).amax(1, keepdim=True),
-            loss_mask=mask,
-            prompt_lengths=starts,
-            group=group,
-            rewards=advantages.new_zeros(len(mask)) if rewards is None else rewards,
-            scored=torch.ones_like(number, dtype=torch.bool),
-            truncated=torch.zeros_like(number, dtype=torch.bool),
-            rollout_logprobs=rollout_logprobs,
-            temperature=advantages.new_ones(len(mask)),
-            old_logprobs=old_logprobs,
-            ref_logprobs=ref_logprobs,
-            advantages=advantages[:, None] * mask if advantages.dim() == 1 else advantages,
-            totals=_count(mask, group),
-        )
+        tensors = {"token_ids": token_ids, "old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs}
+        tensors |= {"rollout_logprobs": rollout_logprobs, "group": group, "rewards": rewards}
+        check_tensors("Batch.of", mask, advantages, tensors)
+        fields = plain_fields(mask, advantages, tensors)
+        return cls(**fields, totals=_count(mask, fields["group"]))
 
     def __len__(self) -> int:
         return len(self.token_ids)

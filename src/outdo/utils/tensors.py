@@ -1,4 +1,4 @@
-"""Rows of unequal length as one tensor, and the check of tensors that a user passes."""
+"""Tensors of a `Batch`: rows of unequal length as one tensor, and the tensors that a user passes to `Batch.of`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from outdo.utils.errors import UserError
+
+ALLOWED = {"advantages": ("[B, T]", "[B]"), "group": ("[B]",), "rewards": ("[B]",)}
+"""The shapes of arguments of `Batch.of` that are not [B, T]."""
 
 
 def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype, starts: Sequence[int] = ()) -> Tensor:
@@ -48,32 +51,58 @@ def floats(values: Sequence[float | None]) -> Tensor:
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
 
 
-def check_tensors(
-    function: str, mask: Tensor, tokens: Mapping[str, Tensor | None], rows: Mapping[str, Tensor | None]
-) -> None:
+def check_tensors(function: str, mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
     """Raise `UserError` with one sentence for each argument of `function` that has a wrong shape or dtype.
 
-    `mask` is [B, T] bool. `tokens` are [B, T] and `rows` are [B]; an argument that is in both may have either shape.
-    They hold floats, apart from `token_ids` and `group`.
+    `mask` is [B, T] bool, `advantages` [B, T] or [B]. Of the others `group` and `rewards` are [B], and `group` and
+    `token_ids` hold integers.
     """
     if mask.dim() != 2:
         raise UserError([f"{function}: mask has shape {list(mask.shape)}, expected [B, T]"])
     shapes = {"[B, T]": list(mask.shape), "[B]": [len(mask)]}
-    wrong = [f"{function}: {each}" for each in _wrong_dtype("mask", mask, "bool")]
-    for name, value in {**tokens, **rows}.items():
+    wrong = _wrong_dtype("mask", mask, "bool")
+    for name, value in {"advantages": advantages, **tensors}.items():
         if value is None:
             continue
-        allowed = [shape for shape, names in zip(shapes, (tokens, rows), strict=True) if name in names]
+        allowed = ALLOWED.get(name, ("[B, T]",))
         if list(value.shape) not in [shapes[shape] for shape in allowed]:
             wanted = " or ".join(f"{shape} = {shapes[shape]}" for shape in allowed)
-            wrong.append(f"{function}: {name} has shape {list(value.shape)}, expected {wanted}")
-        expected = "int" if name in ("token_ids", "group") else "float"
-        wrong += [f"{function}: {each}" for each in _wrong_dtype(name, value, expected)]
-    group = rows["group"]
-    if not wrong and group is not None and len(group.unique()) < len(group.unique_consecutive()):
-        wrong.append(f"{function}: the rows of a group must be neighbours in `group`")
+            wrong.append(f"{name} has shape {list(value.shape)}, expected {wanted}")
+        wrong += _wrong_dtype(name, value, "int" if name in ("token_ids", "group") else "float")
+    wrong = wrong or _scattered(tensors.get("group"))
     if wrong:
-        raise UserError(wrong)
+        raise UserError([f"{function}: {each}" for each in wrong])
+
+
+def plain_fields(mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    """Return the fields of a `Batch`, without its totals, from checked tensors; see `Batch.of` for the defaults."""
+    column = torch.arange(mask.shape[1], device=mask.device)
+    number = torch.arange(len(mask), device=mask.device)
+    starts = mask.int().argmax(1)  # the first True of a row; 0 where there is none
+    old = tensors["old_logprobs"]
+    defaults = {
+        "token_ids": (1 + number[:, None] * mask.shape[1] + column) * (column >= starts[:, None]),
+        "rollout_logprobs": advantages.new_full(mask.shape, math.nan) if old is None else old,
+        "group": number,
+        "rewards": advantages.new_zeros(len(mask)),
+    }
+    return {
+        **defaults,
+        **{name: value for name, value in tensors.items() if value is not None},
+        "attention_mask": column <= (column * mask).amax(1, keepdim=True),
+        "loss_mask": mask,
+        "prompt_lengths": starts,
+        "scored": torch.ones_like(number, dtype=torch.bool),
+        "truncated": torch.zeros_like(number, dtype=torch.bool),
+        "temperature": advantages.new_ones(len(mask)),
+        "advantages": advantages[:, None] * mask if advantages.dim() == 1 else advantages,
+    }
+
+
+def _scattered(group: Tensor | None) -> list[str]:
+    if group is None or len(group.unique()) == len(group.unique_consecutive()):
+        return []
+    return ["the rows of a group must be neighbours in `group`"]
 
 
 def _wrong_dtype(name: str, value: Tensor, expected: str) -> list[str]:
