@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from outdo.models.policy import Policy
 from outdo.trainer.cost import FLOAT32, LOGIT_BYTES, LOGIT_COLUMNS, LOGITS
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.types import Batch
 
 SHARE = 0.5
 """Of the free memory: allocators break it into pieces, and the backward pass has tensors of its own."""
@@ -115,15 +115,4 @@ def _allowed(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def _sequences(rows: int, length: int) -> Batch:
     """Sequences of `length` tokens, each of them alone in its group."""
-    answer = max(1, length - 1)
-    rollout = Rollout(
-        token_ids=(1,) * answer,
-        loss_mask=(True,) * answer,
-        logprobs=(0.0,) * answer,
-        text="",
-        reward=0.0,
-        finish_reason=FinishReason.stop,
-        policy_version=0,
-    )
-    prompts = [Prompt(id=str(row), text="", token_ids=(0,)) for row in range(rows)]
-    return Batch.from_groups([Group(prompt=prompt, rollouts=(rollout,)) for prompt in prompts])
+    return Batch.of_tokens([(0,)] * rows, [(1,) * max(1, length - 1)] * rows)

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from outdo.algorithms.objectives.presets import likelihood
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Update
+from outdo.types import Batch, Prompt, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +44,6 @@ def sft(policy: Policy, prompts: Prompts, *, steps: int) -> Iterator[SftStep]:
 
 def supervised(policy: Policy, prompts: Sequence[Prompt]) -> Batch:
     """A batch in which every prompt was answered by its own `answer`, with advantage 1."""
-    groups: list[Group] = []
-    for prompt in prompts:
-        ids = completion_ids(policy, str(prompt.answer))
-        answer = Rollout(
-            token_ids=ids,
-            loss_mask=(True,) * len(ids),
-            logprobs=(0.0,) * len(ids),
-            text=str(prompt.answer),
-            reward=1.0,
-            finish_reason=FinishReason.stop,
-            policy_version=policy.version,
-        )
-        groups.append(Group(prompt=prompt, rollouts=(answer,)))
-    batch = Batch.from_groups(groups)
-    return batch.with_(advantages=batch.loss_mask.float())
+    completions = [completion_ids(policy, str(prompt.answer)) for prompt in prompts]
+    batch = Batch.of_tokens([prompt.token_ids for prompt in prompts], completions)
+    return batch.with_(advantages=batch.loss_mask.float(), rewards=torch.ones_like(batch.rewards))

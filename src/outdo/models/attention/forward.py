@@ -26,7 +26,7 @@ from outdo.models import onednn
 from outdo.models.attention.kernel import Rule
 from outdo.models.attention.packed import pack
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
 Way = Literal["shared", "padded"]
@@ -325,20 +325,6 @@ def _probe_logprobs(forward: Forward, batch: Batch) -> Tensor:
 def _probe_batch(vocabulary: int) -> Batch:
     """Two prompts with two answers each, all of different lengths."""
     tokens = [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
-
-    def rollout(start: int, length: int) -> Rollout:
-        ids = tuple(tokens[start : start + length])
-        end = FinishReason.stop
-        mask, logprobs = (True,) * length, (0.0,) * length
-        return Rollout(
-            token_ids=ids, loss_mask=mask, logprobs=logprobs, text="", reward=0.0, finish_reason=end, policy_version=0
-        )
-
-    groups = [
-        Group(
-            prompt=Prompt(id=str(length), text="", token_ids=tuple(tokens[:length])),
-            rollouts=(rollout(length, 6), rollout(2 * length, 9)),
-        )
-        for length in (5, 11)
-    ]
-    return Batch.from_groups(groups)
+    prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2
+    completions = [tokens[start : start + length] for start, length in ((5, 6), (10, 9), (11, 6), (22, 9))]
+    return Batch.of_tokens(prompts, completions, group=[0, 0, 1, 1])
