@@ -49,6 +49,7 @@ class Models:
         objective: Objective,
         *,
         advantage: Advantage | None = None,
+        requires: Requires | None = None,
         reference: Scorer | None = None,
         critic: Critic | None = None,
         refresh_every: int | None = None,
@@ -57,9 +58,11 @@ class Models:
         """With what objective and advantage need: unless given, the reference is the policy as it is now, and the
         critic a copy of it with a value head.
 
+        `requires` is what the two need together, where the caller knows it already.
+
         Raises ValueError for a reference or critic that neither of them needs.
         """
-        needs = requirements_of(advantage, objective)
+        needs = requirements_of(advantage, objective) if requires is None else requires
         given = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
         if idle := [name for name, (model, needed) in given.items() if model is not None and not needed]:
             raise ValueError(f"nothing needs the {' and the '.join(idle)}: neither the objective nor the advantage")

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.distributed.worker_pool import WorkerPool
-from outdo.models.attention.forward import AttentionSetting, Forward, Precision
-from outdo.models.device import choose_device
+from outdo.models.attention.forward import AttentionSetting, Forward
+from outdo.models.device import Precision, choose_device
+from outdo.models.inspect_folder import ModelFacts
 from outdo.models.loading import load_model, load_tokenizer, max_context, without_bars
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings
@@ -145,9 +146,11 @@ class Policy(Scorer):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **how: Any
+        cls, path: str | Path | ModelFacts, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **how: Any
     ) -> "Policy":
-        """From a Hugging Face model folder or a hub name: float32 weights, dropout off. `how`: see `Policy`.
+        """Load a Hugging Face model folder or hub name, or one inspected already: float32 weights, dropout off.
+
+        The other keyword arguments are those of `Policy`.
 
         `stop_token_ids` are needed only where the tokenizer has no end-of-sequence token: see `load_tokenizer`.
         """

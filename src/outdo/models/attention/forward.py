@@ -25,13 +25,13 @@ from transformers.modeling_utils import AttentionInterface
 from outdo.models import onednn
 from outdo.models.attention.kernel import Rule
 from outdo.models.attention.packed import pack
+from outdo.models.device import Precision, resolve_precision
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
 Way = Literal["shared", "padded"]
 AttentionSetting = Literal["auto", "shared", "padded"]
-Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 on an accelerator, float32 on a CPU
 NAME = "outdo"
 TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
 
@@ -86,7 +86,7 @@ class Forward:
         `gradient_checkpointing` finds no layers, or if there is no compiler.
         """
         batch = _probe_batch(model.config.get_text_config().vocab_size).to(model.device)
-        autocast = precision == "bfloat16" or (precision == "auto" and model.device.type != "cpu")
+        autocast = resolve_precision(precision, model.device) == "bfloat16"
         how = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
         _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
         whole = cls(model, way="padded", plain_head=False, autocast=False)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outdo.storage import atomic
-from outdo.storage.run_folder import write_bytes_atomically
+from outdo.storage.atomic import write_bytes_atomically
 from outdo.utils.errors import RunFolderError
 
 FORMAT = 1
