@@ -17,13 +17,14 @@ from outdo.algorithms.requirements import requirements_of
 from outdo.config.file import dump, load
 from outdo.config.names import (
     ADVANTAGES,
+    COMPOSED_PIECES,
     CRITICS,
     DEFAULT_ADVANTAGE,
     GROUP_RELATIVE,
     OBJECTIVES,
     STOPS,
 )
-from outdo.config.options import describe_method
+from outdo.config.options import describe_method, list_pieces
 from outdo.config.recipe import Recipe
 from outdo.trainer.build_method import advantage_of, objective_of, penalty_of, piece_mistakes
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
@@ -61,7 +62,7 @@ def test_every_named_objective_is_built_from_a_recipe(name):
     assert requirements_of(advantage_of(asked)) is not None
 
 
-@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()])
+@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()])
 def test_every_named_piece_exists_and_has_a_docstring(table):
     for spec in table.values():
         assert callable(resolve(spec))
@@ -263,8 +264,8 @@ def test_an_error_that_a_preset_raises_for_its_options_is_a_mistake():
 
 
 def test_every_piece_is_listed_with_its_options_and_the_required_ones():
-    listed = "\n".join(every_piece())
-    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()):
+    listed = "\n".join(list_pieces())
+    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()):
         for name in table:
             assert f"\n    {name}" in listed
     assert "    dapo                  clip_low = 0.2, clip_high = 0.28\n" in listed

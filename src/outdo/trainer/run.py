@@ -237,7 +237,7 @@ def _adapt(run: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, floa
     learnt: dict[str, float] = {}
     with span("reward"):
         for reward_model in run.online_reward_models:
-            learnt |= reward_model.after(step.index, step.groups)
+            learnt |= reward_model.after_step(step.index, step.groups)
     for name, coefficient in run.adaptive.items():
         learnt[f"coefficient/{name}"] = float(coefficient)  # the value used in this step
         coefficient.observe(metrics)
