@@ -155,7 +155,7 @@ def test_a_dual_clip_of_1_or_less_is_refused(dual: float) -> None:
 def test_the_penalty_of_kl_cov_is_on_marked_tokens_only_and_never_without_marks() -> None:
     batch = one_row(1.0, [0.25, 0.25])
     leaf = row(math.log(0.5), math.log(0.5)).requires_grad_()
-    with pytest.raises(ValueError, match="needs the preparation `covariant`"):
+    with pytest.raises(ValueError, match="requires the batch transform `covariant`"):
         kl_cov()(leaf, leaf, leaf, batch)
     marked = batch.with_(prepared={"covariant": torch.tensor([[False, True, False]])})
     gain = kl_cov(coefficient=0.5)(leaf - batch.old_logprobs, leaf, row(1.0, 1.0), marked)

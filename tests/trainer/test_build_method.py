@@ -177,7 +177,7 @@ def test_the_conventions_of_another_library_apply_to_objective_and_advantage():
     objective = objective_of(recipe("train.compat=verl", "train.objective.beta=0"))
     assert isinstance(objective.surrogate, Clip)
     assert (objective.surrogate.dual, objective.weight) == (3.0, token_mean)
-    rewards, group = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    rewards, group = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.int64)
     for peer, eps in {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}.items():
         filled = advantage_of(recipe(f"train.compat={peer}"))(batch(1.0, 0.0)).advantages
         torch.testing.assert_close(filled[:, 1], group_standardised(rewards, group, eps=eps), rtol=0, atol=0)

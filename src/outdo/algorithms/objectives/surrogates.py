@@ -250,7 +250,7 @@ def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
         log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
     ) -> Float[Tensor, "B T"]:
         if "covariant" not in batch.prepared and batch.totals.tokens:
-            raise ValueError("the surrogate kl_cov needs the preparation `covariant`, which marks its tokens")
+            raise ValueError("the surrogate kl_cov requires the batch transform `covariant`, which marks its tokens")
         marked = batch.prepared.get("covariant", torch.zeros_like(batch.loss_mask))
         return log_ratio.exp() * advantages - coefficient * log_ratio.abs() * marked
 
