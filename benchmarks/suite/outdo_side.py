@@ -72,7 +72,7 @@ class EveryOther:
 
     name = "every_other"
 
-    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every other answer with 1."""
         return [
             RewardOutput(value=reward_of(index), status=Status.ok, parts={self.name: reward_of(index)})

@@ -61,7 +61,7 @@ def test_every_named_objective_is_built_from_a_recipe(name):
     assert requirements_of(advantage_of(asked)) is not None
 
 
-@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()])
+@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()])
 def test_every_named_piece_exists_and_has_a_docstring(table):
     for spec in table.values():
         assert callable(resolve(spec))
@@ -115,8 +115,9 @@ def test_a_kl_added_to_a_preset_is_multiplied_with_the_ratio_where_that_is_right
 
 
 def test_a_setting_in_the_recipe_overrides_a_convention():
-    written = objective_of(recipe("train.compat=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
-    assert (written.kl_ratio, written.limit) == (False, 5.0)
+    changes = "train.objective={name='grpo', kl_ratio=false, log_ratio_clamp=5.0}"
+    written = objective_of(recipe("train.compat=trl", changes))
+    assert (written.kl_ratio, written.log_ratio_clamp) == (False, 5.0)
     left = objective_of(recipe("train.compat=trl"))
     assert (left.kl_ratio, left.log_ratio_clamp) == (True, float("inf"))
 
@@ -263,8 +264,8 @@ def test_an_error_that_a_preset_raises_for_its_options_is_a_mistake():
 
 
 def test_every_piece_is_listed_with_its_options_and_the_required_ones():
-    listed = "\n".join(every_piece())
-    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()):
+    listed = "\n".join(list_pieces())
+    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()):
         for name in table:
             assert f"\n    {name}" in listed
     assert "    dapo                  clip_low = 0.2, clip_high = 0.28\n" in listed

@@ -70,7 +70,7 @@ def run_eval(models: Sequence[str], arguments: Arguments, console: Console, *, a
     if arguments.rates is not None:
         if len(models) > 1:
             raise UserError(["eval: --rates writes the pass rates of one model; leave out --against"])
-        pass_rates.check_target(arguments.rates)
+        pass_rates.check_output_path(arguments.rates)
     sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     task = _task(arguments, recipe)

@@ -43,7 +43,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         tokenizer, data = load_tokenizer(recipe.model), recipe.data
         where = f"question {question.id}"
-        ids = encode_prompt(tokenizer, question.prompt, template=data.template, system=data.system, where=where)
+        ids = encode_prompt(tokenizer, question.text, template=data.template, system=data.system, where=where)
         return str(tokenizer.decode(ids))
 
     return render

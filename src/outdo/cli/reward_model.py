@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outdo.cli.arguments import not_empty
-from outdo.data.files import Rows
-from outdo.data.questions import PROMPT_COLUMNS, SHOWN, Columns, questions
+from outdo.data.files import Rows, read_rows, shorten
+from outdo.data.questions import PROMPT_COLUMNS, Columns, to_questions
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
@@ -57,7 +57,7 @@ def run_reward_model(
     """
     loss: Loss = "regression" if kind == "regression" else "pairs"
     train, held_out = _checked_data(model, data, out, kind, columns or {}, holdout, seed)
-    useful = [each for each in train if teaches(each, loss)]
+    useful = [each for each in train if is_useful(each, loss)]
     if len(useful) < len(train):
         display.say(f"left out: {len(train) - len(useful)} of {len(train)} prompts, whose answers have equal values")
     reward = _load(model, seed, device=device, optimiser=replace(optimiser, total=steps), template=template)
@@ -126,7 +126,7 @@ def _checked_data(
         mistakes.append(str(error))
     try:
         split = hold_out(comparisons_from(data, kind, columns), holdout, seed)
-        if not any(teaches(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
+        if not any(is_useful(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
             missing = "two answers with different rewards to one prompt" if kind == "scored" else "an answer"
             mistakes.append(f"{data}: nothing to train on: without the held-out prompts, it needs at least {missing}")
     except UserError as error:
@@ -151,8 +151,7 @@ def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -
         faults += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, Fault)]
         answers.append((prompt, first, second))
     if faults:
-        rest = [f"{path}: and {len(faults) - SHOWN} more faults like these"] if len(faults) > SHOWN else []
-        raise UserError([*faults[:SHOWN], *rest])
+        raise UserError(shorten(faults, source=path))
     if kind == "pairs":
         return [Comparison(prompt=prompt, completions=tuple(pair), values=(1.0, 0.0)) for prompt, *pair in answers]
     return comparisons_of(answers)
@@ -162,11 +161,11 @@ def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
     """Return the prompts by row number, and the faults of rows and prompts. Many rows may have the same `id`."""
     bare = {number: {key: row[key] for key in row if key != "id"} for number, row in rows.values.items()}
     try:
-        checked = questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
+        checked = to_questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
     except UserError as error:
         usable = {number: row[name] for number, row in bare.items() if isinstance(row.get(name), str | list)}
         return usable, list(error.problems)
-    return {int(each.id): each.prompt for each in checked}, []
+    return {int(each.id): each.text for each in checked}, []
 
 
 def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:

@@ -13,7 +13,7 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.names import REWARD_MODEL, REWARDS
-from outdo.config.paths import placed
+from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question as Row
@@ -98,7 +98,7 @@ def build_run(
         raise UserError([f"{key}: the file has changed since the run was started" for key in changed])
     if model is not None or facts is None:
         facts = inspect_folder(model or recipe.model)
-    recipe, hardware_notes = resolve_hardware(placed(recipe), facts)
+    recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
     reward, online_reward_models = _rewards(recipe)
@@ -107,7 +107,9 @@ def build_run(
     policy = _policy(recipe, facts, optimiser)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
-    if not (recipe.rules or online_reward_models) and held_out:  # a score orders answers, but none of them is right
+    if (
+        not (recipe.reward_functions or online_reward_models) and held_out
+    ):  # a score orders answers, but none of them is right
         held_out, data_notes = [], [*data_notes, "no evaluation: with a reward model alone, no answer counts as right"]
     engine = open_engine(recipe, policy)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
@@ -152,7 +154,7 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
 
 def held_out_questions(recipe: Recipe) -> Sequence[Row]:
     """Return the questions that a run is evaluated on."""
-    return questions_of(recipe).held_out[: recipe.eval.rows]
+    return load_questions(recipe).held_out[: recipe.eval.rows]
 
 
 def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> Policy:
@@ -213,9 +215,11 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _rewards(recipe: Recipe) -> tuple[Combined, list[OnlineRewardModel]]:
+def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     """Return the weighted sum of the recipe's rewards, and those of them that keep learning."""
-    rewards = [(load_reward([spec], timeout=recipe.reward_limits.timeout), weight) for spec, weight in recipe.rules]
+    rewards = [
+        (load_reward([spec], timeout=recipe.reward_limits.timeout), weight) for spec, weight in recipe.reward_functions
+    ]
     pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
     settings = {"device": recipe.device, "seed": recipe.seed}
     models = [
@@ -232,7 +236,7 @@ def _eval_environment(
 
     The rewards score the answers. If all of them are learnt, the labels that the first reward model learns from do.
     """
-    return environment if recipe.rules or not reward_models else SingleTurn(reward_models[0].labels)
+    return environment if recipe.reward_functions or not reward_models else SingleTurn(reward_models[0].labels)
 
 
 def _sampler(

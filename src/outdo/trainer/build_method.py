@@ -75,7 +75,7 @@ def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) ->
     Raises `UserError` with the faults that the preset or a piece finds in its options.
     """
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
-    replaceable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
+    replaceable = (COMPOSED_PIECES.keys() | COMPOSED_NUMBERS.keys()) - set(own)
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
     try:
         options = {name: _number(name, value) for name, value in piece.options.items() if name not in replaceable}

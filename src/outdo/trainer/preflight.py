@@ -143,14 +143,14 @@ def _rendered(questions: Sequence[Question], render: Render | None, mistakes: li
 
 
 def _plain_prompt(question: Question) -> str:
-    if isinstance(question.prompt, str):
-        return question.prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in question.prompt)
+    if isinstance(question.text, str):
+        return question.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in question.text)
 
 
 def _score_trials(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
     """Score the first question's reference answer, an empty answer and the answer of another question."""
-    rules = [{**spec, "weight": weight} for spec, weight in recipe.rules]
+    rules = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     try:
         reward = load_reward(rules, timeout=recipe.reward_limits.timeout) if rules else None
     except UserError as error:
@@ -174,7 +174,7 @@ def _trials(reward: Reward, questions: Sequence[Question], mistakes: list[str]) 
         Trial(kind=kind, completion=text, scored=each)
         for (kind, text), each in zip(completions.items(), scored, strict=True)
     ]
-    failures = {_failure(trial.scored): trial for trial in reversed(trials) if trial.scored.verdict.is_failure}
+    failures = {_failure(trial.scored): trial for trial in reversed(trials) if trial.scored.status.is_failure}
     mistakes += [
         f"rewards: scoring the {trial.kind} answer to question {question.id} {failure}"
         for failure, trial in reversed(failures.items())  # each kind of failure once, for the first trial that has it
@@ -195,11 +195,11 @@ def _failure(scored: RewardOutput) -> str:
         Status.timed_out: "took too long",
         Status.non_finite: "gave no finite number",
     }
-    return f"{kinds[scored.verdict]}: {scored.reason}"
+    return f"{kinds[scored.status]}: {scored.reason}"
 
 
 def _reward_warnings(trials: Sequence[Trial]) -> Iterator[str]:
-    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.verdict is Status.ok}
+    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.status is Status.ok}
     for other in ("empty", "wrong"):
         if "reference" in value and value.get(other, -float("inf")) >= value["reference"]:
             numbers = f"{value[other]:g} and {value['reference']:g}"
@@ -294,8 +294,8 @@ def _list(console: Console, title: str, lines: Sequence[str]) -> None:
 def _trials_table(trials: Sequence[Trial]) -> Table:
     table = Table("answer", "reward", "completion", box=None)
     for trial in trials:
-        ok = trial.scored.verdict is Status.ok
-        value = f"{trial.scored.value:g}" if ok else trial.scored.verdict.value
+        ok = trial.scored.status is Status.ok
+        value = f"{trial.scored.value:g}" if ok else trial.scored.status.value
         table.add_row(trial.kind, value, _plain(trial.completion) if trial.completion else Text("(empty)", style="dim"))
     return table
 

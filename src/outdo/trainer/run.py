@@ -220,7 +220,7 @@ class _Training:
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step) | getattr(run.sampler, "metrics", {})
+    metrics = step_metrics(step)
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}
@@ -237,7 +237,7 @@ def _adapt(run: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, floa
     learnt: dict[str, float] = {}
     with span("reward"):
         for reward_model in run.online_reward_models:
-            learnt |= reward_model.after(step.index, step.groups)
+            learnt |= reward_model.after_step(step.index, step.groups)
     for name, coefficient in run.adaptive.items():
         learnt[f"coefficient/{name}"] = float(coefficient)  # the value used in this step
         coefficient.observe(metrics)
