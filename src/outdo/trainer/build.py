@@ -107,9 +107,8 @@ def build_run(
     policy = _policy(recipe, facts, optimiser)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
-    if (
-        not (recipe.reward_functions or online_reward_models) and held_out
-    ):  # a score orders answers, but none of them is right
+    has_right_answers = recipe.reward_functions or online_reward_models  # the score of a model only orders answers
+    if held_out and not has_right_answers:
         held_out, data_notes = [], [*data_notes, "no evaluation: with a reward model alone, no answer counts as right"]
     engine = open_engine(recipe, policy)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
