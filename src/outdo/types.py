@@ -230,14 +230,21 @@ class Batch:
         return self.with_(totals=_count(self.loss_mask, self.group))
 
     def microbatches(self, budget: int, *, whole_groups: bool = True) -> Iterator[Self]:
-        """Split so that each part holds at most `budget` tokens, padding included. All inherit `totals`.
+        """Split into micro-batches of at most `budget` tokens: see `micro_batch_rows`. All inherit `totals`."""
+        for rows in self.micro_batch_rows(budget, whole_groups=whole_groups):
+            yield self.rows(torch.tensor(rows, device=self.group.device))
+
+    def micro_batch_rows(
+        self, budget: int, rows: Sequence[int] | None = None, *, whole_groups: bool = True
+    ) -> list[list[int]]:
+        """Split row numbers, all by default, so that each part holds at most `budget` tokens, padding included.
 
         Whole groups stay together, so that a prompt is computed once; a group that alone exceeds the budget is cut,
         unless `whole_groups` (the objective looks across the rows of a group) forbids it. A row is never cut.
         """
         lengths, groups = self.attention_mask.sum(1).tolist(), self.group.tolist()
-        for part in pack_by_tokens(lengths, groups, budget, whole_groups=whole_groups):
-            yield self.rows(torch.tensor(part, device=self.group.device))
+        rows = range(len(self)) if rows is None else rows
+        return pack_by_tokens(rows, lengths, groups, budget, whole_groups=whole_groups)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same batch with every tensor changed."""
@@ -341,6 +348,18 @@ class TokenScores:
 
     logprobs: Tensor  # [B, T] log πθ; 0 where `loss_mask` is False
     entropy: Tensor | None = None  # [B, T] nats, of the whole next-token distribution; where an objective asked for it
+
+    def detach(self) -> Self:
+        """The same scores without their graph."""
+        return replace(
+            self, logprobs=self.logprobs.detach(), entropy=None if self.entropy is None else self.entropy.detach()
+        )
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same scores on another device."""
+        return replace(
+            self, logprobs=self.logprobs.to(device), entropy=None if self.entropy is None else self.entropy.to(device)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

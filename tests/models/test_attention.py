@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.attention.packed import pack
-from outdo.models.policy import BatchSizes, Scorer
+from outdo.models.scorer import BatchSizes, Scorer
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError

@@ -16,8 +16,9 @@ from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
 from outdo.models.reference import frozen
+from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt, Rollout

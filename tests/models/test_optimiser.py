@@ -15,7 +15,8 @@ from toys import assert_close, batch_of, rollout
 from outdo.algorithms.advantages import group_centred, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.models.optimiser import Algorithm, Optimiser, OptimiserSettings, adafactor, adamw, adamw8bit, learning_rate
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Rollout

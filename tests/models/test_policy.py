@@ -16,7 +16,8 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import sequence_mean, token_mean
 from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Group, TokenScores, Update
@@ -91,7 +92,7 @@ def test_whose_products_they_are_changes_no_more_than_the_last_digits(arch, reco
 def test_what_fills_a_row_up_changes_nothing(filling, monkeypatch):
     batch = prepared()
     whole, expected = updated(fresh(), batch, ALL_TERMS)
-    monkeypatch.setattr(onednn, "recurring", lambda rows: rows + filling)
+    monkeypatch.setattr(onednn, "pad_to_bucket", lambda rows: rows + filling)
     update, found = updated(fresh(), batch, ALL_TERMS)
     assert apart(found, expected) < 1e-5
     for name in ("logprobs", "entropy", "push"):

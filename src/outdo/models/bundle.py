@@ -9,8 +9,9 @@ from outdo.algorithms.advantages import Advantage
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.critic import Critic, own_model
-from outdo.models.policy import Policy, Scorer
+from outdo.models.policy import Policy
 from outdo.models.reference import frozen
+from outdo.models.scorer import Scorer
 from outdo.types import Batch, Update
 
 

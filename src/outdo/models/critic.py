@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.nn.utils import skip_init
 from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes, stack
 from outdo.types import Batch
+from outdo.utils.batching import accumulate
 from outdo.utils.errors import ModelError
 
 
@@ -60,8 +61,7 @@ class Critic:
         """V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
         width = batch.token_ids.shape[1]
         micros = batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
-        parts = [self._values(micro.to(self.forward.device)) for micro in micros]
-        return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()
+        return stack([self._values(micro.to(self.forward.device)) for micro in micros], width)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One pass over the batch: regression of the values on `returns`, one optimiser step a minibatch; its metrics.
@@ -80,11 +80,11 @@ class Critic:
         steps: list[dict[str, float]] = []
         measured: list[Tensor] = []  # each [2, n]: values and returns
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
+            micros = minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
             sums = torch.zeros(2, dtype=torch.float64)  # squares, clipped tokens
-            for micro in minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False):
-                part, seen = self._backward(micro.to(self.forward.device))
+            for part, values_and_returns in accumulate(micros, self._loss, Tensor.backward):
                 sums += part
-                measured.append(seen)
+                measured.append(values_and_returns)
             tokens = max(1, minibatch.totals.tokens)
             loss = float(sums[0]) / 2 / tokens
             taken = self.optimiser.step(loss)
@@ -93,8 +93,9 @@ class Critic:
         means = {name: math.fsum(step[name] for step in steps) / len(steps) for name in steps[0]}
         return means | _explained(torch.cat(measured, dim=1))
 
-    def _backward(self, micro: Batch) -> tuple[Tensor, Tensor]:
-        """Add a micro-batch's gradient; its squared errors and clipped tokens, summed [2], its values and returns."""
+    def _loss(self, micro: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Compute a micro-batch's loss; its squared errors and clipped tokens, summed [2], its values and returns."""
+        micro = micro.to(self.forward.device)
         mask = micro.loss_mask
         assert micro.values is not None
         assert micro.returns is not None
@@ -103,9 +104,9 @@ class Critic:
         if self.clip is not None:
             near = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
             error, clipped = torch.maximum(error, near), near > error
-        (error.sum() / 2 / max(1, micro.totals.tokens)).backward()
+        loss = error.sum() / 2 / max(1, micro.totals.tokens)
         sums = torch.stack([error.detach().double().sum(), clipped.double().sum()])
-        return sums.cpu(), torch.stack([values.detach(), returns]).cpu()
+        return loss, (sums.cpu(), torch.stack([values.detach(), returns]).cpu())
 
     def _values(self, batch: Batch) -> Tensor:
         """[B, T]; differentiable by what the critic trains."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
-from outdo.models.policy import Policy, Scorer
+from outdo.models.policy import Policy
+from outdo.models.scorer import Scorer
 from outdo.utils.errors import ModelError
 
 

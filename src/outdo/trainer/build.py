@@ -1,7 +1,7 @@
 """From a recipe to the objects of the loop: here, and nowhere below, names become things."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ from outdo.data.questions import Question as Row
 from outdo.data.questions import Questions, load_questions
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
+from outdo.models.scorer import BatchSizes
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
@@ -54,7 +57,8 @@ class Run:
     models: Models
     prompts: Prompts
     held_out: list[Prompt]
-    engine: MultiprocessEngine
+    engine: Engine
+    pool: WorkerPool | None  # None: one process
     eval_environment: SingleTurn  # says which held-out answers are right
     rollout: GroupSampler | DynamicSampling
     advantage: Advantage
@@ -75,7 +79,8 @@ class Run:
     def close(self) -> None:
         """End the processes that the run has started."""
         self.reward.close()
-        self.models.policy.pool.close()
+        if self.pool is not None:
+            self.pool.close()
 
 
 def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: Mapping[str, str] | None = None) -> Run:
@@ -89,7 +94,8 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
         changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
         raise UserError([f"{key}: the file's content is not what the run was started with" for key in changed])
     recipe, settled = resolve_hardware(recipe, str(model or recipe.model))
-    pool = WorkerPool(recipe.workers - 1 if recipe.workers else 0, threads=torch.get_num_threads())
+    workers = recipe.workers or 1
+    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
     reward, judges = _rewards(recipe)
@@ -110,7 +116,8 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
     prompts, held_out, dropped = _prompts(recipe, questions, policy)
     if not (recipe.reward_functions or judges) and held_out:  # a score says better and worse, and not what is right
         held_out, dropped = [], [*dropped, "held-out questions are not asked: only a reward model would judge them"]
-    engine = MultiprocessEngine(policy, pool, seed=recipe.seed)
+    seed = recipe.seed
+    engine = BuiltinEngine(policy, seed=seed) if pool is None else MultiprocessEngine(policy, pool, seed=seed)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
     way = f"attention: {policy.forward.way}" + (f" ({policy.forward.why})" if policy.forward.why else "")
     return Run(
@@ -119,6 +126,7 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
         prompts=prompts,
         held_out=held_out,
         engine=engine,
+        pool=pool,
         eval_environment=_eval_environment(recipe, environment, judges),
         rollout=_rollout(recipe, engine, environment, prompts, requirements_of(objective, advantage)),
         advantage=advantage,
@@ -166,7 +174,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, needs: Requires) -> tup
             workers=cost.workers(recipe),
         )
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
-    policy.batch_sizes = replace(policy.batch_sizes, micro_batch_tokens=tokens)
+    policy.set_micro_batch_tokens(tokens)
     train = recipe.train.model_copy(update={"micro_batch_tokens": tokens})
     return recipe.model_copy(update={"train": train}), notes
 
@@ -190,7 +198,7 @@ def _eval_environment(recipe: Recipe, environment: SingleTurn, judges: Sequence[
 
 
 def _rollout(
-    recipe: Recipe, engine: MultiprocessEngine, environment: SingleTurn, prompts: Prompts, needs: Requires
+    recipe: Recipe, engine: Engine, environment: SingleTurn, prompts: Prompts, needs: Requires
 ) -> GroupSampler | DynamicSampling:
     rollouts = GroupSampler(
         engine,

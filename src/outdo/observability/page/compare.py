@@ -15,7 +15,7 @@ import torch
 from outdo.models.attention.forward import Forward
 from outdo.models.device import choose_device
 from outdo.models.loading import load_model
-from outdo.models.policy import BatchSizes, Scorer
+from outdo.models.scorer import BatchSizes, Scorer
 from outdo.observability.page.encode import Table
 from outdo.observability.page.select import Comparison
 from outdo.storage import checkpoint
