@@ -99,11 +99,11 @@ def test_an_owner_and_a_name_mean_the_hub_unless_the_owner_is_a_folder_here(tmp_
     assert inspect_folder("runs/first").folder is None
     (tmp_path / "runs/first_try").mkdir(parents=True)
     assert is_local("runs/first")
-    assert "the nearest name there is first_try" in refusal("runs/first")
+    assert "did you mean first_try?" in refusal("runs/first")
 
 
 def test_a_missing_folder_is_said_at_once_with_the_nearest_name(sound):
-    assert "the nearest name there is sound" in refusal(sound.parent / "sonud")
+    assert "did you mean sound?" in refusal(sound.parent / "sonud")
 
 
 def test_the_first_folder_that_is_missing_is_named(sound):

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
-from outdo.utils.errors import ModelError
+from outdo.utils.errors import ModelError, did_you_mean
+from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
-PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SIZES = {  # fact: the names it has in the config.json of various architectures
@@ -134,8 +133,7 @@ def _why_not_a_folder(path: Path) -> str:
         return "the name contains a NUL character"
     while not os.path.isdir(path.parent):
         path = path.parent
-    near = get_close_matches(path.name, _subfolders(path.parent), n=1, cutoff=0.5)
-    hint = f"; the nearest name there is {near[0]}" if near else ""
+    hint = did_you_mean(path.name, _subfolders(path.parent))
     return f"no folder {path.name!r} in {path.parent.absolute()}{hint} (a hub model is written owner/name)"
 
 
@@ -207,7 +205,7 @@ def _read_weights(folder: Path, problems: list[str]) -> dict[str, tuple[str, int
     if (folder / INDEX).is_file():
         return _read_shards(folder, problems)
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
-    pickles = [name for name in files if Path(name).suffix in PICKLES]
+    pickles = [name for name in files if Path(name).suffix in PICKLE_SUFFIXES]
     if "adapter_model.safetensors" in files:
         problems.append("this folder holds an adapter, not a whole model; merge it into its base model first")
     elif pickles:

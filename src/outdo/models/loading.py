@@ -24,12 +24,11 @@ from transformers import (
 from transformers.utils import logging
 
 from outdo.models.device import _first_line
-from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, Kind, ModelFacts, inspect_folder, is_local
+from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 
 # ---------------------------------------------------------------------------------------------------------- the device
@@ -201,7 +200,7 @@ def switch_dropout_off(config: PretrainedConfig) -> None:
 def max_context(model: PreTrainedModel) -> int | None:
     """The longest sequence, prompt and answer together, that the model has positions for; `None`: no limit. [tokens]"""
     config = model.config.get_text_config()
-    return next((value for name in POSITIONS if (value := getattr(config, name, None))), None)
+    return next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
 
 
 def _check_complete(report: Mapping[str, Any], name: str, new: tuple[str, ...]) -> None:

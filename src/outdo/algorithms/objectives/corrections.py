@@ -14,7 +14,6 @@ A correction multiplies S alone, never D or H, and denominators stay as they are
 TRL's four modes are `truncate` and `mask` at the levels "token" and "sequence", with low = 0 and high = 3.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Literal, TypeVar
@@ -25,6 +24,7 @@ from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, old_logprobs, sequence, sequence_product, token
 from outdo.algorithms.requirements import requirements_of, requires
 from outdo.types import Batch
+from outdo.utils.errors import did_you_mean
 
 Correction = Callable[[Tensor, Batch], Tensor | float]
 At = Literal["token", "sequence", "geometric"]
@@ -158,7 +158,6 @@ def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:
 
 def _choice(option: str, name: str, known: Mapping[str, Choice]) -> Choice:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, list(known))
         raise ValueError(f'{option} must be one of {", ".join(known)}, not "{name}"{hint}')
     return known[name]
