@@ -36,7 +36,7 @@ class Policy(Scorer):
         gradient_checkpointing: bool = False,
         pool: ScoringPool | None = None,
     ) -> None:
-        forward = Forward.probe(
+        forward = Forward.choose(
             model,
             attention,
             precision=precision,
@@ -52,37 +52,37 @@ class Policy(Scorer):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **how: Any
+        cls, path: str | Path, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **settings: Any
     ) -> "Policy":
-        """From a Hugging Face model folder or a hub name: float32 weights, dropout off. `how`: see `Policy`.
+        """Load a Hugging Face model folder or hub name, with float32 weights and dropout off. `settings`: see `Policy`.
 
-        `stop_token_ids` are needed only where the tokenizer has no end-of-sequence token: see `load_tokenizer`.
+        `stop_token_ids` are needed only if the tokenizer has no end-of-sequence token: see `load_tokenizer`.
         """
         chosen, _ = choose_device(device)
         tokenizer = load_tokenizer(path, stop_token_ids=stop_token_ids)
-        return cls(load_model(path, device=chosen), tokenizer, **how)
+        return cls(load_model(path, device=chosen), tokenizer, **settings)
 
     @property
     def version(self) -> int:
-        """How many optimiser steps the weights have taken."""
+        """The number of optimiser steps that the weights have taken."""
         return self.optimiser.steps
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the tokenizer's end-of-sequence token, and those the model's folder names."""
+        """Tokens that end an answer: the tokenizer's end-of-sequence token, and those of the generation config."""
         config = self.model.generation_config
-        named: int | list[int] | None = getattr(config, "eos_token_id", None)
-        ids = named if isinstance(named, list) else [named]
-        own: Any = self.tokenizer.eos_token_id
-        return frozenset(token for token in (own, *ids) if token is not None)
+        configured: int | list[int] | None = getattr(config, "eos_token_id", None)
+        ids = configured if isinstance(configured, list) else [configured]
+        eos: Any = self.tokenizer.eos_token_id
+        return frozenset(token for token in (eos, *ids) if token is not None)
 
     def update(self, batch: Batch, objective: Objective) -> Update:
-        """One pass over the batch: `minibatches` optimiser steps, each on its own totals.
+        """Make one pass over the batch: `minibatches` optimiser steps, each with its own totals.
 
-        The tokens of the result, each [B, T], were measured as the pass went along, before the step that used them:
-        `logprobs` (log πθ), `log_ratio`, `entropy`, `push` (minus the loss's derivative by the log-probability: the
-        way, and how hard, the token was pushed), `policy_push` (the policy term's part of it; what is left is the
-        pull of the reference), `clipped` (Â is not 0, yet the policy term pushes nothing).
+        The tokens of the result, each [B, T], were measured during the pass, before the step that used them: `logprobs`
+        (log πθ), `log_ratio`, `entropy`, `push` (minus the derivative of the loss with respect to the log-probability:
+        direction and strength of the push on the token), `policy_push` (the policy term's part of it; the rest is the
+        pull of the reference), `clipped` (Â is not 0, but the policy term pushes nothing).
         """
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
@@ -93,8 +93,8 @@ class Policy(Scorer):
             tokens.append(measured)
         width = batch.token_ids.shape[1]
         mean = {name: math.fsum(step[name] for step in metrics) / len(metrics) for name in metrics[0]}
-        together = {name: stack([part[name] for part in tokens], width) for name in tokens[0]}
-        return Update(metrics=mean, tokens=together)
+        stacked = {name: stack([part[name] for part in tokens], width) for name in tokens[0]}
+        return Update(metrics=mean, tokens=stacked)
 
     def _gradient(self, batch: Batch, objective: Objective) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Add up the gradient of one optimiser step's loss; return the sums of its terms, and its tokens [B, T]."""
@@ -120,15 +120,16 @@ class Policy(Scorer):
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """What a saved folder does not hold: the optimiser."""
+        """Return what a saved folder does not hold: the optimiser, and the size of micro-batches."""
         fitting = self.batch_sizes.micro_batch_tokens
         micro_batch_tokens = {"asked": self.requested_micro_batch_tokens or fitting, "fitting": fitting}
         return {"optimiser": self.optimiser.state(), "micro_batch_tokens": micro_batch_tokens}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Continue from a saved state."""
         self.optimiser.load_state(state["optimiser"])
-        # A split that memory forced is repeated, as the last bits of the gradient are its; unless another is asked for.
+        # Micro-batches that were made smaller for lack of memory stay so, as the last bits of the gradient depend on
+        # them; unless the recipe has another size now.
         saved = state["micro_batch_tokens"]
         if saved.get("asked") == self.batch_sizes.micro_batch_tokens != saved.get("fitting"):
             self.requested_micro_batch_tokens = saved["asked"]

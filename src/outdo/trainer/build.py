@@ -119,7 +119,7 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
     seed = recipe.seed
     engine = BuiltinEngine(policy, seed=seed) if pool is None else MultiprocessEngine(policy, pool, seed=seed)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
-    way = f"attention: {policy.forward.way}" + (f" ({policy.forward.why})" if policy.forward.why else "")
+    way = f"attention: {policy.forward.way}" + (f" ({policy.forward.reason})" if policy.forward.reason else "")
     return Run(
         recipe=recipe,
         models=_models(recipe, policy, objective, advantage),

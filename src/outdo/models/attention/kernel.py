@@ -1,4 +1,4 @@
-"""Attention itself, on padded tensors, with what models ask of it: grouped heads, a window, a soft cap."""
+"""Attention on padded tensors, with the options that models use: grouped heads, a window, a soft cap."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Rule(NamedTuple):
-    """What a model's layer asks of attention, besides that nobody reads the future."""
+    """The options of attention in a layer of a model; in all of them no token reads later ones."""
 
     scaling: float  # scores are scaling · Q Kᵀ
     window: int | None = None  # how many tokens, itself included, a token may read (Mistral, Gemma)
@@ -16,12 +16,12 @@ class Rule(NamedTuple):
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, rule: Rule) -> Tensor:
-    """softmax(scaling · Q Kᵀ) V: query [R, heads, Lq, d], key and value [R, kv_heads, Lk, d] -> [R, heads, Lq, d].
+    """Compute softmax(scaling QKᵀ) V: query [R, heads, Lq, d], key and value [R, kv_heads, Lk, d] -> [R, heads, Lq, d].
 
     `allowed` [R, 1, Lq, Lk] is True where a query may read a key (see `within`); None means causal, Lq = Lk.
     """
     repeats = query.shape[1] // key.shape[1]
-    # With a mask and grouped heads, CUDA has only the slow kernel that writes all scores out.
+    # With a mask and grouped heads, CUDA has only the slow kernel that writes all scores to memory.
     if repeats > 1 and (rule.softcap is not None or (query.is_cuda and allowed is not None)):
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     if rule.softcap is None:
@@ -36,7 +36,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
 
 
 def within(query_at: Tensor, key_at: Tensor, real: Tensor, window: int | None) -> Tensor:
-    """Which key a query may read: real, not later, and nearer than the window: [R, Lq], [R, Lk] -> [R, 1, Lq, Lk]."""
+    """Return which keys a query may read: real, not later, in the window: [R, Lq], [R, Lk] -> [R, 1, Lq, Lk]."""
     distance = query_at[:, None, :, None] - key_at[:, None, None, :]
     allowed = (distance >= 0) & real[:, None, None, :]
     return allowed if window is None else allowed & (distance < window)

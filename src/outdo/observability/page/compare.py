@@ -50,7 +50,7 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
         return []
     batch, order = _batch(table)
     chosen, _ = choose_device(device)
-    scorer = Scorer(Forward.probe(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
+    scorer = Scorer(Forward.choose(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
     scores = scorer.logprobs(batch)
     found: list[Any] = [None] * len(order)
     lengths = batch.attention_mask.sum(1)
