@@ -23,8 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
-from outdo.models.attention.kernel import Rule
-from outdo.models.attention.packed import pack
+from outdo.models.attention.packed import Rule, pack
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import ModelError
