@@ -94,8 +94,7 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
         changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
         raise UserError([f"{key}: the file's content is not what the run was started with" for key in changed])
     recipe, settled = resolve_hardware(recipe, str(model or recipe.model))
-    workers = recipe.workers or 1
-    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
+    pool = _pool(recipe)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
     reward, judges = _rewards(recipe)
@@ -116,8 +115,7 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
     prompts, held_out, dropped = _prompts(recipe, questions, policy)
     if not (recipe.reward_functions or judges) and held_out:  # a score says better and worse, and not what is right
         held_out, dropped = [], [*dropped, "held-out questions are not asked: only a reward model would judge them"]
-    seed = recipe.seed
-    engine = BuiltinEngine(policy, seed=seed) if pool is None else MultiprocessEngine(policy, pool, seed=seed)
+    engine = _engine(policy, pool, recipe.seed)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
     way = f"attention: {policy.forward.way}" + (f" ({policy.forward.reason})" if policy.forward.reason else "")
     return Run(
@@ -139,6 +137,16 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
         fingerprints=questions.fingerprints,
         notes=(*settled, way, *fitted, *dropped),
     )
+
+
+def _pool(recipe: Recipe) -> WorkerPool | None:
+    """Start the further processes of a run; None if it has one process."""
+    workers = recipe.workers or 1
+    return WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
+
+
+def _engine(policy: Policy, pool: WorkerPool | None, seed: int) -> Engine:
+    return BuiltinEngine(policy, seed=seed) if pool is None else MultiprocessEngine(policy, pool, seed=seed)
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Advantage) -> Models:
