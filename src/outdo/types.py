@@ -234,7 +234,9 @@ class Batch:
         for rows in self.micro_batch_rows(budget, whole_groups=whole_groups):
             yield self.rows(torch.tensor(rows, device=self.group.device))
 
-    def micro_batch_rows(self, budget: int, rows: Sequence[int] | None = None, *, whole_groups: bool) -> list[list[int]]:
+    def micro_batch_rows(
+        self, budget: int, rows: Sequence[int] | None = None, *, whole_groups: bool
+    ) -> list[list[int]]:
         """Split row numbers, all by default, so that each part holds at most `budget` tokens, padding included.
 
         Whole groups stay together, so that a prompt is computed once; a group that alone exceeds the budget is cut,
