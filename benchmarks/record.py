@@ -29,13 +29,13 @@ SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000"
 
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
     """The seconds of each step, its record included, and of its record."""
-    session = build_run(recipe)
-    loop = train(session.models, session.prompts, session.rollout, session.advantage, session.objective)
+    run = build_run(recipe)
+    loop = train(run.models, run.prompts, run.sampler, run.advantage, run.objective)
     while True:
         began = time.perf_counter()
         step = next(loop)
         trained = time.perf_counter()
-        session.recorder(step, folder)
+        run.recorder(step, folder)
         ended = time.perf_counter()
         yield ended - began, ended - trained
 

@@ -7,9 +7,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first import
 from collections.abc import Iterator
 
 import pytest
+import shape_checks
 import torch
 from hypothesis import settings
 
+shape_checks.install()  # before anything imports outdo.algorithms
 settings.register_profile("outdo", deadline=None, derandomize=True, database=None)
 settings.load_profile("outdo")
 

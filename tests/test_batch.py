@@ -6,9 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import batch_of, groups, rollout, rollouts, with_noise
+from toys import assert_close, batch_of, evaluate, groups, rollout, rollouts, with_noise
 
-from outdo.types import Batch, Completion, FinishReason, Prompt, Rollout, Totals
+from outdo.algorithms.objectives import presets
+from outdo.algorithms.objectives.base import ComposedObjective
+from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Rollout, TokenScores, Totals
+from outdo.utils.errors import UserError
 
 Groups = list[list[Rollout]]
 
@@ -157,3 +160,116 @@ def test_rewards_of_steps_reach_the_batch_and_a_reward_of_the_whole_falls_on_the
 def test_rewards_of_steps_are_one_for_each_token() -> None:
     with pytest.raises(ValueError, match="3 tokens, but 1 rewards per token"):
         rollout(3, token_rewards=(1.0,))
+
+
+# -------------------------------------------------------------------------------------------------- from plain tensors
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        presets.grpo(beta=0.04),
+        presets.dapo(),
+        presets.gspo(),
+        presets.cispo(),
+        presets.clip_cov(),
+        presets.kl_cov(),
+        presets.dr_grpo(length=7),
+        presets.reinforce(),
+    ],
+)
+def test_an_objective_of_plain_tensors_is_that_of_the_same_rollouts(objective: ComposedObjective) -> None:
+    batch, logprobs = with_noise(batch_of([rollout(3, 1.0), rollout(1)], [rollout(2, 1.0), rollout(4)]))
+    assert batch.advantages is not None
+    plain = Batch.of(
+        mask=batch.loss_mask,
+        advantages=batch.advantages,
+        group=batch.group,
+        token_ids=batch.token_ids,
+        rewards=batch.rewards,
+        old_logprobs=batch.old_logprobs,
+        ref_logprobs=batch.ref_logprobs,
+        rollout_logprobs=batch.rollout_logprobs,
+    )
+    for name in ("attention_mask", "loss_mask", "prompt_lengths", "group", "rewards", "scored", "truncated", "totals"):
+        expected = getattr(batch, name)
+        assert getattr(plain, name) == expected if name == "totals" else getattr(plain, name).equal(expected), name
+    assert_close(
+        evaluate(objective, logprobs, objective.prepare(plain)), evaluate(objective, logprobs, objective.prepare(batch))
+    )
+
+
+def test_one_advantage_for_each_row_is_spread_over_the_mask_and_every_row_is_a_group() -> None:
+    mask = torch.tensor([[False, True, True], [False, True, False]])
+    old = torch.tensor([[0.0, -1.0, -2.0], [0.0, -0.5, 0.0]], dtype=torch.float64)
+    rows = Batch.of(mask=mask, advantages=torch.tensor([1.0, -1.0], dtype=torch.float64), old_logprobs=old)
+    tokens = Batch.of(mask=mask, advantages=torch.tensor([[0.0, 1, 1], [0, -1, 0]]).double(), old_logprobs=old)
+    assert_close(evaluate(presets.gspo(), old + 0.1, rows), evaluate(presets.gspo(), old + 0.1, tokens))
+    assert rows.group.tolist() == [0, 1]
+    assert rows.totals == Totals(rows=2, sequences=2, tokens=3, groups=2, padded_length=3)
+    assert rows.rollout_logprobs.equal(old)
+
+
+def test_an_objective_can_be_called_with_a_mask_and_advantages_alone() -> None:
+    logprobs = torch.full((2, 3), -1.0, requires_grad=True)
+    batch = Batch.of(mask=torch.ones(2, 3, dtype=torch.bool), advantages=torch.tensor([1.0, -1.0]))
+    presets.grpo(beta=0.0)(TokenScores(logprobs=logprobs), batch).loss.backward()
+    assert_close(logprobs.grad, torch.tensor([[-1 / 6] * 3, [1 / 6] * 3]), tolerance=1e-6)
+    assert batch.rollout_logprobs.isnan().all()
+
+
+def test_a_row_without_a_trained_token_has_no_prompt() -> None:
+    batch = Batch.of(mask=torch.tensor([[False, True], [False, False]]), advantages=torch.zeros(2))
+    assert batch.prompt_lengths.tolist() == [1, 0]
+    assert batch.totals.sequences == 1
+
+
+def test_all_wrong_tensors_are_named_with_their_shapes_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        Batch.of(
+            mask=torch.ones(2, 3),
+            advantages=torch.zeros(3),
+            group=torch.zeros(2),
+            old_logprobs=torch.zeros(2, 4),
+            rewards=torch.zeros(2, 3),
+        )
+    assert str(error.value).splitlines() == [
+        "Batch.of: mask has dtype float32, not bool",
+        "Batch.of: advantages has shape [3], expected [B, T] = [2, 3] or [B] = [2]",
+        "Batch.of: old_logprobs has shape [2, 4], expected [B, T] = [2, 3]",
+        "Batch.of: group has dtype float32, not int",
+        "Batch.of: rewards has shape [2, 3], expected [B] = [2]",
+    ]
+    with pytest.raises(UserError, match=r"mask has shape \[3\], expected \[B, T\]"):
+        Batch.of(mask=torch.ones(3), advantages=torch.zeros(3))
+
+
+def test_the_rows_of_a_group_are_neighbours() -> None:
+    mask = torch.ones(3, 2, dtype=torch.bool)
+    with pytest.raises(UserError, match="must be neighbours"):
+        Batch.of(mask=mask, advantages=torch.zeros(3), group=torch.tensor([0, 1, 0]))
+
+
+def test_a_batch_of_token_ids_is_that_of_rollouts_without_rewards() -> None:
+    batch = Batch.of_tokens([[1], [1, 2]], [[10, 11, 12], [10]], temperature=[1.0, 0.5])
+    expected = batch_of([rollout(3, logprobs=(0.0,) * 3)], [rollout(1, logprobs=(0.0,), temperature=0.5)])
+    for name in ("token_ids", "attention_mask", "loss_mask", "prompt_lengths", "group", "rewards", "temperature"):
+        assert getattr(batch, name).equal(getattr(expected, name)), name
+    assert batch.totals == expected.totals
+    assert batch.rollout_logprobs.equal(expected.rollout_logprobs)
+    with pytest.raises(ValueError, match="prompts without tokens: 1"):
+        Batch.of_tokens([[1], []], [[2], [3]])
+
+
+def test_reward_parts_and_baselines_are_floats_where_they_were_given_as_integers() -> None:
+    batch = Batch.from_groups(
+        [
+            Group(
+                prompt=Prompt(id="0", text="", token_ids=(1,)),
+                rollouts=(rollout(1, 1, reward_parts={"exact": 1}),),
+                baseline=1,
+            )
+        ]
+    )
+    assert batch.baselines is not None
+    assert {batch.rewards.dtype, batch.baselines.dtype, batch.reward_parts["exact"].dtype} == {torch.float32}

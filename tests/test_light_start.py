@@ -24,7 +24,7 @@ def loaded(statement: str, *arguments: str) -> tuple[int, list[str], str]:
     """Exit status, heavy modules loaded, and everything printed, of one statement in a fresh interpreter."""
     program = PROGRAM.format(statement=statement)
     command = [sys.executable, "-c", program, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     *printed, verdict = done.stderr.splitlines()
     status, heavy = json.loads(verdict)
     return status, heavy, done.stdout + "\n".join(printed)

@@ -1,1 +1,1 @@
-"""`make bench`: the same work by outdo and by its peers, in turns, beside what the machine can do."""
+"""`make bench`: time the same work in outdo, TRL and transformers, and compare with the roofline of the machine."""

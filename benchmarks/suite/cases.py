@@ -1,4 +1,4 @@
-"""What is timed: models by their shape, batches by their lengths. A table to be read; nothing here loads torch."""
+"""The cases of the benchmark: shapes of models and lengths of batches. Nothing here loads torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to be timed. A step samples `prompts` groups, and updates once on all of them."""
+    """What is timed. A step samples `prompts` groups, and makes one update on all of them."""
 
     name: str
     about: str
@@ -30,7 +30,7 @@ class Case:
     prompts: int = 1
     prompt_tokens: int = 0
     answers: tuple[int, ...] = ()  # tokens of each answer of a group
-    tokens: int = 0  # of a case without a step: those that are scored
+    tokens: int = 0  # scored, in a case without a step
 
     @property
     def group(self) -> int:
@@ -43,12 +43,12 @@ class Case:
         return self.prompts * sum(self.answers)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the trip to another process."""
+        """Return the fields, for another process."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Case":
-        """Back from it."""
+        """Make a case from the fields."""
         return cls(**{**fields, "shape": Shape(**fields["shape"]), "answers": tuple(fields["answers"])})
 
 
@@ -127,4 +127,4 @@ CASES: Mapping[str, Case] = {
 }
 
 USUAL = ("small-8x8", "small-32x8", "medium-8x8", "medium-prompt-384", "medium-long-tail", "vocabulary", "counts")
-"""Those that run when none is named."""
+"""The cases that run if none is named."""

@@ -1,6 +1,6 @@
-"""Counted, not timed: operator calls and memory of a decoding step and of a training step, on a tiny model.
+"""Count operator calls and memory of a decoding step and of a training step, on a tiny model.
 
-These figures are the same on a busy machine and on a quiet one; another version of torch may have others.
+The counts do not depend on the load of the machine; they may change with the version of torch.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.suite.ours import Steps
+from benchmarks.suite.outdo_side import Steps
 from benchmarks.suite.setting import Setting, Turn, Turns
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Request
@@ -20,12 +20,13 @@ from outdo.utils.rng import Stream
 
 
 def count(setting: Setting, turns: Turns) -> None:
-    """Say the counts in every turn; they do not change."""
+    """Report the counts in every turn; they do not change."""
     turns.take(lambda: Turn(figures=counts(setting)))
 
 
 def counts(setting: Setting) -> dict[str, float]:
-    """Operator calls, new tensors and their bytes of one decoding step and of one update; what a backward keeps."""
+    """Count operator calls, new tensors and their bytes of a decoding step and of an update, and what is saved for the
+    backward pass."""
     steps = Steps(setting)
     batch = next(steps.steps).batch
     length = max(setting.case.answers)
@@ -47,27 +48,27 @@ def counts(setting: Setting) -> dict[str, float]:
 
 
 class Tally(TorchDispatchMode):
-    """Counts the operators that torch carries out, those of a backward pass included, and the tensors they make."""
+    """Counts the operators that torch runs, including those of a backward pass, and the tensors that they create."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = {"operations": 0, "new_tensors": 0, "new_bytes": 0}
+        self.counts = {"operations": 0, "new_tensors": 0, "new_bytes": 0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Carry it out, and count it."""
+        """Run an operator and count it."""
         result = func(*args, **(kwargs or {}))
         known = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor) and _storage(each) not in known]
-        self.found["operations"] += 1
-        self.found["new_tensors"] += len(made)
-        self.found["new_bytes"] += sum(_bytes(each) for each in made)
+        created = [each for each in tree_leaves(result) if isinstance(each, Tensor) and _storage(each) not in known]
+        self.counts["operations"] += 1
+        self.counts["new_tensors"] += len(created)
+        self.counts["new_bytes"] += sum(_bytes(each) for each in created)
         return result
 
 
 def _operations(work: Callable[[], object]) -> dict[str, int]:
     with Tally() as tally:
         work()
-    return tally.found
+    return tally.counts
 
 
 def _storage(tensor: Tensor) -> int:
@@ -79,7 +80,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _sampled(steps: Steps, setting: Setting, length: int) -> None:
-    """Answers of this length to the case's prompts, by an engine that cuts all at the same place."""
+    """Sample answers of this length to the prompts of the case."""
     steps.engine.lengths = (length,) * setting.case.group
     prompt = tuple(range(2, 2 + setting.case.prompt_tokens))
     streams = itertools.product(range(setting.case.prompts), range(setting.case.group))

@@ -1,4 +1,4 @@
-"""`make bench`: outdo beside its peers and beside the machine, on the user's own."""
+"""`make bench`: compare outdo with other libraries and with the roofline, on the user's machine."""
 
 import importlib.util
 import json
@@ -10,26 +10,26 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.suite import gate
+from benchmarks.suite import baseline
 from benchmarks.suite.cases import CASES, USUAL, Case, Kind
-from benchmarks.suite.contenders import CONTENDERS, OWN, Contender
-from benchmarks.suite.contenders import USUAL as USUAL_CONTENDERS
+from benchmarks.suite.implementations import IMPLEMENTATIONS, OWN, Implementation
+from benchmarks.suite.implementations import USUAL as USUAL_IMPLEMENTATIONS
 from benchmarks.suite.picture import draw, draw_scale, refuse_other_endings
-from benchmarks.suite.report import LEGEND, CaseReport, counts_table, remarks, reported, table
-from benchmarks.suite.rounds import run_case
+from benchmarks.suite.report import LEGEND, CaseReport, counts_table, remarks, report_of, table
+from benchmarks.suite.rounds import WARM_UP, Say, run_case
 from benchmarks.suite.scale import measure
 from benchmarks.suite.setting import Setting
-from outdo.cli.arguments import no_place
+from outdo.cli.arguments import not_writable
 from outdo.trainer.display import Display
 from outdo.utils.errors import OutdoError, UserError, did_you_mean
 
 
 class SlowerError(OutdoError):
-    """Something became worse than what was accepted."""
+    """A figure is worse than in the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Arguments:
     """The arguments of `make bench`."""
 
     cases: Sequence[str] = ()
@@ -44,80 +44,95 @@ class Asked:
     gate: Path | None = None
 
 
-def run_bench(asked: Asked, display: Display) -> None:
-    """Time the cases and say what came out.
+def run_bench(arguments: Arguments, display: Display) -> None:
+    """Time the cases and print the figures.
 
-    Raises `UserError` with all that is wrong with the arguments, and `SlowerError` when the gate does not open.
+    Raises `UserError` with every mistake in the arguments, and `SlowerError` if a figure is worse than in the baseline.
     """
-    accepted = _checked(asked)
+    accepted = _checked(arguments)
     reports: list[CaseReport] = []
-    for name in asked.cases or USUAL:
-        case = CASES[name]
-        contenders = _contenders(case, asked.against)
-        setting = Setting(
-            case=case, threads=asked.threads or os.cpu_count() or 1, device=asked.device, model=asked.model
-        )
-        counted = case.kind == "counts"
-        how: dict[str, Any] = {"rounds": 1, "warm_up": 0, "measure": False} if counted else {"rounds": asked.rounds}
-        results = run_case(setting, contenders, say=_quiet(display), **how)
-        report = reported(case, results)
-        if failed := results[OWN[case.kind]].failed:
-            raise OutdoError(f"{name}: outdo itself failed: {failed}")
+    for name in arguments.cases or USUAL:
+        report = _run(CASES[name], arguments, display)
         reports.append(report)
-        display.say(f"{name}: {case.about}")
-        display.console.print((counts_table if counted else table)(report))
+        display.say(f"{name}: {report.case.about}")
+        display.console.print((counts_table if report.case.kind == "counts" else table)(report))
         for remark in remarks(report):
             display.say(remark)
     if any(report.case.kind != "counts" for report in reports):
         display.say(LEGEND)
-    found = gate.figures(reports)
-    _write(asked, reports, found, display)
-    if said := gate.worse(accepted, found):
-        raise SlowerError("\n".join([*said, f"if that is as it should be: make bench ARGS='--accept {asked.gate}'"]))
+    found = baseline.figures(reports)
+    _write(arguments, reports, found, display)
+    if worse := baseline.worse(accepted, found):
+        hint = f"to accept these figures: make bench ARGS='--accept {arguments.gate}'"
+        raise SlowerError("\n".join([*worse, hint]))
 
 
-def run_scale(asked: Asked, display: Display) -> None:
-    """Measure how the costs of a step grow: to --json, and as small panels to --plot. Takes minutes."""
-    _checked(asked)
-    found = measure(threads=asked.threads or os.cpu_count() or 1, say=display.say)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
-    if asked.plot is not None:
-        draw_scale(found.series, found.groups, asked.plot)
-        display.say(f"the picture is {asked.plot}")
+def _run(case: Case, arguments: Arguments, display: Display) -> CaseReport:
+    threads = arguments.threads or os.cpu_count() or 1
+    counted = case.kind == "counts"
+    results = run_case(
+        Setting(case=case, threads=threads, device=arguments.device, model=arguments.model),
+        _implementations(case, arguments.against),
+        rounds=1 if counted else arguments.rounds,
+        warm_up=0 if counted else WARM_UP,
+        measure=not counted,
+        say=_progress(display),
+    )
+    if failed := results[OWN[case.kind]].failed:
+        raise OutdoError(f"{case.name}: outdo itself failed: {failed}")
+    return report_of(case, results)
 
 
-def run_list(asked: Asked, display: Display) -> None:
-    """Name the cases, and who can take part."""
+def run_scale(arguments: Arguments, display: Display) -> None:
+    """Measure how the costs of a step grow, and write them to --json and --plot. Takes minutes."""
+    _checked(arguments)
+    found = measure(threads=arguments.threads or os.cpu_count() or 1, say=display.say)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    if arguments.plot is not None:
+        draw_scale(found.series, found.groups, arguments.plot)
+        display.say(f"the picture is {arguments.plot}")
+
+
+def run_list(arguments: Arguments, display: Display) -> None:
+    """List the cases and the implementations."""
     cases = Table("case", "what is timed")
     for case in CASES.values():
-        cases.add_row(case.name, case.about + ("" if case.name in USUAL else "; only when it is named"))
-    contenders = Table("contender", "what it is", "does")
-    for each in CONTENDERS.values():
-        contenders.add_row(each.name, each.about, each.kind if each.part == "step" else each.part)
-    display.console.print(cases, contenders)
+        cases.add_row(case.name, case.about + ("" if case.name in USUAL else "; runs only if it is named"))
+    implementations = Table("implementation", "what it is", "kind")
+    for each in IMPLEMENTATIONS.values():
+        implementations.add_row(each.name, each.about, each.kind if each.part == "step" else each.part)
+    display.console.print(cases, implementations)
 
 
-def _checked(asked: Asked) -> Mapping[str, Any]:
-    """What was accepted, for the gate. Raises `UserError`."""
-    mistakes = [*_unknown("case", asked.cases, CASES), *_unknown("contender", asked.against, CONTENDERS)]
-    lacking = {CONTENDERS[name].needs for name in asked.against or _usual_peers(asked) if name in CONTENDERS} - {""}
+def _checked(arguments: Arguments) -> Mapping[str, Any]:
+    """Check the arguments; return the baseline of --gate. Raises `UserError` with every mistake."""
+    mistakes = [
+        *_unknown("case", arguments.cases, CASES),
+        *_unknown("implementation", arguments.against, IMPLEMENTATIONS),
+    ]
+    lacking = {
+        IMPLEMENTATIONS[name].needs
+        for name in arguments.against or _usual_implementations(arguments)
+        if name in IMPLEMENTATIONS
+    } - {""}
     mistakes += [
-        f'bench: {package} is not installed: pip install "outdo[peers]", or name others with --against'
+        f'bench: {package} is not installed: pip install "outdo[peers]", or choose others with --against'
         for package in sorted(lacking)
         if importlib.util.find_spec(package) is None
     ]
-    for path in (asked.json, asked.accept, asked.plot):
-        mistakes += [wrong for wrong in [no_place(path) if path else None] if wrong]
+    for path in (arguments.json, arguments.accept, arguments.plot):
+        problem = not_writable(path) if path else None
+        mistakes += [problem] if problem else []
     accepted: Mapping[str, Any] = {}
-    if asked.plot is not None:
+    if arguments.plot is not None:
         try:
-            refuse_other_endings(asked.plot)
+            refuse_other_endings(arguments.plot)
         except UserError as error:
             mistakes += error.problems
-    if asked.gate is not None:
+    if arguments.gate is not None:
         try:
-            accepted = gate.read(asked.gate)
+            accepted = baseline.read(arguments.gate)
         except UserError as error:
             mistakes += error.problems
     if mistakes:
@@ -125,13 +140,13 @@ def _checked(asked: Asked) -> Mapping[str, Any]:
     return accepted
 
 
-def _usual_peers(asked: Asked) -> set[str]:
-    kinds: set[Kind] = {CASES[name].kind for name in asked.cases or USUAL if name in CASES}
-    return {name for kind in kinds for name in USUAL_CONTENDERS[kind]}
+def _usual_implementations(arguments: Arguments) -> set[str]:
+    kinds: set[Kind] = {CASES[name].kind for name in arguments.cases or USUAL if name in CASES}
+    return {name for kind in kinds for name in USUAL_IMPLEMENTATIONS[kind]}
 
 
 def _unknown(what: str, names: Sequence[str], known: Iterable[str]) -> list[str]:
-    hint = "; `make bench ARGS=--list` names all of them"
+    hint = "; `make bench ARGS=--list` shows all of them"
     return [
         f"bench: there is no {what} {name!r}{did_you_mean(name, [*known]) or hint}"
         for name in names
@@ -139,25 +154,25 @@ def _unknown(what: str, names: Sequence[str], known: Iterable[str]) -> list[str]
     ]
 
 
-def _contenders(case: Case, against: Sequence[str]) -> list[Contender]:
-    """outdo first, then those asked for that can do such a case."""
-    named = against or USUAL_CONTENDERS[case.kind]
-    able = [name for name in named if CONTENDERS[name].kind == case.kind and name != OWN[case.kind]]
-    return [CONTENDERS[name] for name in (OWN[case.kind], *able)]
+def _implementations(case: Case, against: Sequence[str]) -> list[Implementation]:
+    """Return outdo first, then the chosen implementations that can run such a case."""
+    named = against or USUAL_IMPLEMENTATIONS[case.kind]
+    others = [name for name in named if IMPLEMENTATIONS[name].kind == case.kind and name != OWN[case.kind]]
+    return [IMPLEMENTATIONS[name] for name in (OWN[case.kind], *others)]
 
 
-def _quiet(display: Display) -> Any:
-    """Who is at work is told to a person who waits, and to nobody else."""
+def _progress(display: Display) -> Say:
+    """Return what prints the progress: on a terminal only."""
     return display.say if display.live else (lambda line: None)
 
 
-def _write(asked: Asked, reports: Sequence[CaseReport], found: Mapping[str, Any], display: Display) -> None:
-    if asked.json is not None:
+def _write(arguments: Arguments, reports: Sequence[CaseReport], found: Mapping[str, Any], display: Display) -> None:
+    if arguments.json is not None:
         whole = {"versions": found["versions"], "cases": [report.as_dict() for report in reports]}
-        asked.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    if asked.plot is not None:
-        draw(reports, asked.plot)
-        display.say(f"the picture is {asked.plot}")
-    if asked.accept is not None:
-        gate.accept(asked.accept, found)
-        display.say(f"accepted: {asked.accept}")
+        arguments.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot is not None:
+        draw(reports, arguments.plot)
+        display.say(f"the picture is {arguments.plot}")
+    if arguments.accept is not None:
+        baseline.accept(arguments.accept, found)
+        display.say(f"the baseline is {arguments.accept}")

@@ -1,4 +1,4 @@
-"""The figures of a benchmark as pictures: bars of a case side by side, and how costs grow."""
+"""Draw the figures of a benchmark: a bar for each implementation of a case, and how costs grow."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.suite.report import CaseReport, Entry, Spread
 from outdo.observability.curves import GREY, LOOK
+from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,39 +17,39 @@ if TYPE_CHECKING:
 
 SAMPLING: Mapping[str, Any] = {"color": "0.8", "hatch": "////", "edgecolor": "white", "linewidth": 0}
 REST: Mapping[str, Any] = {"color": "#1d5fa8"}
-FLOOR: Mapping[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": (0, (5, 2))}
+ROOFLINE: Mapping[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": (0, (5, 2))}
 LINE: Mapping[str, Any] = {"color": "#1d5fa8", "marker": "o", "markersize": 3.5, "linewidth": 1.2}
 RING: Mapping[str, Any] = {"color": "#1d5fa8", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
 
 
 def refuse_other_endings(path: Path) -> None:
-    """Raises `UserError` where the name is none that a picture can have."""
+    """Raise `UserError` if the name of a picture does not end in .svg or .png."""
     if path.suffix not in (".svg", ".png"):
         raise UserError([f"{path}: the name of a picture ends in .svg or .png"])
 
 
 def draw(reports: Sequence[CaseReport], path: Path) -> None:
-    """A panel for each case: seconds of every contender, its sampling hatched, beside the machine's floor."""
+    """Draw a panel for each case: the seconds of every implementation, sampling hatched, and the machine's roofline."""
     timed = [report for report in reports if report.case.kind != "counts"]
     if not timed:
-        raise UserError([f"{path}: there is nothing to draw, for no case was timed"])
+        raise UserError([f"{path}: there is nothing to draw: no case was timed"])
     heights = [1 + len(report.entries) for report in timed]
-    with _drawn(path, (7.2, 0.8 + 0.34 * sum(heights))) as figure:
+    with _saved_figure(path, (7.2, 0.8 + 0.34 * sum(heights))) as figure:
         panels = figure.subplots(len(timed), 1, squeeze=False, height_ratios=heights)[:, 0]
         for report, axes in zip(timed, panels, strict=True):
             _bars(report, axes)
-        figure.supxlabel("seconds; hatched: sampling; dashed: the machine's floor", fontsize=9)
+        figure.supxlabel("seconds; hatched: sampling; dashed: the machine's roofline", fontsize=9)
 
 
 def draw_scale(
     series: Mapping[str, Sequence[Mapping[str, float]]], groups: Sequence[Mapping[str, float]], path: Path
 ) -> None:
-    """Small panels: step, memory and record over each size, on logarithmic axes; below, what a group costs.
+    """Draw step, memory and record over each size, on logarithmic axes; below, the cost of training on a group.
 
-    A title has the slope between the two largest sizes: 1 is in proportion, 0 is nothing at all.
+    A title has the slope between the two largest sizes: 1 is proportional, 0 is constant.
     """
     rows = {"seconds": "step [s]", "memory": "memory [MiB]", "recorded": "record [kB]"}
-    with _drawn(path, (max(7.2, 1.95 * len(series)), 9.0)) as figure:
+    with _saved_figure(path, (max(7.2, 1.95 * len(series)), 9.0)) as figure:
         above, below = list(figure.subfigures(2, 1, height_ratios=[3, 1.25]))  # type: ignore[call-overload]
         panels = above.subplots(len(rows), len(series), sharex="col", sharey="row", squeeze=False)
         for column, (size, points) in enumerate(series.items()):
@@ -67,14 +68,14 @@ def draw_scale(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Between the last two points, on logarithmic axes."""
+    """Compute the slope between the last two points, on logarithmic axes."""
     if len(x) < 2 or min(y[-2:]) <= 0:
         return 0.0
     return math.log(y[-1] / y[-2]) / math.log(x[-1] / x[-2])
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> float:
-    """R²: the share of y's variance that a straight line over x explains."""
+    """Compute R², the share of the variance of y that a straight line over x explains."""
     n, mx, my = len(x), sum(x) / len(x), sum(y) / len(y)
     sxx, syy = sum((v - mx) ** 2 for v in x), sum((v - my) ** 2 for v in y)
     sxy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
@@ -98,9 +99,9 @@ def _bars(report: CaseReport, axes: "Axes") -> None:
         axes.barh(place, max(0.0, whole - sampling) if whole else 0.0, left=sampling, height=0.66, **REST)
         axes.barh(place, sampling, height=0.66, **SAMPLING)
         end = max(whole, sampling)
-        axes.text(end, place, f"  {end:.3g} s{_ahead(entry)}", va="center", fontsize=8)
-    if report.floor is not None and report.speed:
-        axes.axvline(report.floor.seconds(report.speed), **FLOOR)
+        axes.text(end, place, f"  {end:.3g} s{_ratio_text(entry)}", va="center", fontsize=8)
+    if report.roofline is not None and report.speed:
+        axes.axvline(report.roofline.seconds(report.speed), **ROOFLINE)
     axes.set_yticks(range(len(entries)), [entry.name for entry in entries])
     axes.invert_yaxis()
     axes.margins(x=0.25)
@@ -108,7 +109,7 @@ def _bars(report: CaseReport, axes: "Axes") -> None:
     axes.set_title(f"{report.case.name}: {report.case.about}")
 
 
-def _ahead(entry: Entry) -> str:
+def _ratio_text(entry: Entry) -> str:
     ratio = entry.ratio or entry.sampling_ratio
     return f"  ({ratio.median:.2f} x outdo)" if ratio and ratio.median != 1 else ""
 
@@ -118,15 +119,14 @@ def _median(spread: Spread | None) -> float:
 
 
 @contextmanager
-def _drawn(path: Path, inches: tuple[float, float]) -> Iterator["Figure"]:
-    """A figure that is written when it is done. Raises `UserError` without matplotlib (the extra `plot`)."""
+def _saved_figure(path: Path, inches: tuple[float, float]) -> Iterator["Figure"]:
+    """Yield a figure, and write it to `path` at the end. Raises `UserError` without matplotlib (the extra `plot`)."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
+        raise UserError([f'{path}: pictures need matplotlib: pip install "outdo[plot]"']) from None
     with rc_context({**LOOK, "axes.labelcolor": GREY}):
         figure = Figure(figsize=inches, layout="constrained")
         yield figure
-        vector = path.suffix == ".svg"
-        figure.savefig(path, dpi=160, metadata={"Date": None, "Creator": None} if vector else None)
+        save_picture(figure, path)

@@ -1,12 +1,12 @@
-"""How the costs of a step grow: one size at a time, everything else as it was, each point in a fresh process."""
+"""Measure how the costs of a step grow: one size is varied at a time, each point in a fresh process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.suite.cases import Case, Shape
-from benchmarks.suite.contenders import CONTENDERS
-from benchmarks.suite.rounds import ContenderError, Say, run_case
+from benchmarks.suite.implementations import IMPLEMENTATIONS
+from benchmarks.suite.rounds import ImplementationError, Say, run_case
 from benchmarks.suite.setting import Setting
 
 ROUNDS = 3
@@ -34,21 +34,21 @@ GROUPS: Sequence[tuple[int, tuple[int, ...]]] = (
     (32, (512, *(32,) * 15)),
     (128, (512, *(32,) * 31)),
 )
-"""Prompts and answers of very different shapes."""
+"""Groups of very different shapes: tokens of the prompt and of each answer."""
 
 Point = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What was measured."""
+    """The measured points."""
 
     series: Mapping[str, Sequence[Point]]  # by the size that was varied
     groups: Sequence[Point]  # of one prompt each
 
 
 def measure(*, threads: int, say: Say) -> Scale:
-    """Measure all points."""
+    """Measure all points, and print each."""
     series: dict[str, list[Point]] = {}
     for size, (values, varied) in SIZES.items():
         series[size] = []
@@ -66,12 +66,12 @@ def measure(*, threads: int, say: Say) -> Scale:
 
 
 def _point(case: Case, *, threads: int, say: Say) -> Point:
-    """Medians: the step and its training part [s], memory above the start [MiB], the record of a step [kB]."""
+    """Return medians: the step and its training part [s], memory above the start [MiB], record of a step [kB]."""
     name = "outdo-record"
     setting = Setting(case=case, threads=threads)
-    result = run_case(setting, [CONTENDERS[name]], rounds=ROUNDS, say=lambda line: None, measure=False)[name]
+    result = run_case(setting, [IMPLEMENTATIONS[name]], rounds=ROUNDS, say=lambda line: None, measure=False)[name]
     if result.failed:
-        raise ContenderError(f"{case}: {result.failed}")
+        raise ImplementationError(f"{case}: {result.failed}")
     recorded = [turn.figures["recording"] for turn in result.turns]
     seconds = [(turn.seconds or 0.0) - each for turn, each in zip(result.turns, recorded, strict=True)]
     sampling = [turn.sampling or 0.0 for turn in result.turns]

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropy and backward of many tokens over a large vocabulary: in chunks, and all at once."""
+"""Log-probabilities, entropy and backward pass over a large vocabulary: in chunks, and all at once."""
 
 import os
 import time
@@ -12,11 +12,11 @@ from benchmarks.suite.work import most_memory, synchronise
 from outdo.models.logprobs import chunked_scores
 
 Scores = tuple[Tensor, Tensor]
-COPIES = 6  # of the logits that the plain way may hold at once
+COPIES = 6  # of the logits that `plain` may hold at once
 
 
 def chunked(setting: Setting, turns: Turns) -> None:
-    """outdo's way."""
+    """Score in chunks, as outdo does."""
 
     def scores(hidden: Tensor, head: nn.Linear, tokens: Tensor) -> Scores:
         temperature = torch.ones(len(tokens), device=hidden.device)
@@ -26,7 +26,7 @@ def chunked(setting: Setting, turns: Turns) -> None:
 
 
 def plain(setting: Setting, turns: Turns) -> None:
-    """Logits of all tokens at once. Where memory would not do, it takes fewer tokens and its time is scaled up."""
+    """Score all tokens at once; if memory is short, fewer tokens, with the time scaled up."""
 
     def scores(hidden: Tensor, head: nn.Linear, tokens: Tensor) -> Scores:
         logprobs = head(hidden).log_softmax(-1)
@@ -60,7 +60,7 @@ def _run(setting: Setting, turns: Turns, scores: Callable[..., Scores], *, token
 
 
 def _free(device: str) -> int:
-    """Bytes."""
+    """Return the free bytes."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

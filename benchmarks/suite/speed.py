@@ -1,4 +1,4 @@
-"""How fast this machine multiplies and copies, at the threads in use: measured in turn with everything else."""
+"""Measure how fast this machine multiplies and copies with the threads in use, in turn with everything else."""
 
 import time
 from collections.abc import Callable
@@ -14,25 +14,25 @@ ENOUGH = 0.1  # seconds for each measurement
 
 
 def measure(setting: Setting, turns: Turns) -> None:
-    """Operations a second of the best square product, and bytes a second that pass through memory in a copy."""
+    """Report operations per second of the fastest square product, and bytes per second of a copy, read and written."""
     with torch.no_grad():
         turns.take(lambda: Turn(figures=speed(setting.device)))
 
 
 def speed(device: str) -> dict[str, float]:
-    """`multiply` [operations/s] and `copy` [bytes/s]."""
+    """Measure `multiply` [operations/s] and `copy` [bytes/s]."""
     multiply = 0.0
     for side in SIDES:
         a, b = torch.randn(2, side, side, device=device)
-        quickest = min(_best(lambda a=a, b=b, by=by: by(a, b), device) for by in (torch.mm, product))
-        multiply = max(multiply, 2 * side**3 / quickest)
-    source = torch.ones(COPIED // 4, device=device)  # not zeros: those need not be read from memory
+        fastest = min(_best(lambda a=a, b=b, by=by: by(a, b), device) for by in (torch.mm, product))
+        multiply = max(multiply, 2 * side**3 / fastest)
+    source = torch.ones(COPIED // 4, device=device)  # not zeros, which need not be read from memory
     target = torch.empty_like(source)
     return {"multiply": multiply, "copy": 2 * COPIED / _best(lambda: target.copy_(source), device)}
 
 
 def _best(work: Callable[[], object], device: str) -> float:
-    """Seconds of the quickest of some repetitions."""
+    """Return the seconds of the fastest of some repetitions."""
     best, end = float("inf"), time.perf_counter() + ENOUGH
     while time.perf_counter() < end:
         began = time.perf_counter()

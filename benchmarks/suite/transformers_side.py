@@ -1,4 +1,4 @@
-"""Sampling alone, in the ways that `transformers` itself has: each answer of a group is a row of its own."""
+"""transformers in the benchmark: sampling alone, with each answer of a group as its own row."""
 
 import time
 
@@ -14,7 +14,7 @@ PAGE = 32  # tokens
 
 
 def generate(setting: Setting, turns: Turns) -> None:
-    """`model.generate`, the whole batch at once; `cache_implementation` among the options."""
+    """Sample by `model.generate`, the whole batch at once; the options may have `cache_implementation`."""
     case, model = setting.case, model_of(setting)
     config = _sampling(max(case.answers), **setting.options)
     rows = torch.tensor(_rows(setting, model), device=setting.device)  # [B, L]
@@ -30,16 +30,16 @@ def generate(setting: Setting, turns: Turns) -> None:
 
 
 def continuous(setting: Setting, turns: Turns) -> None:
-    """`model.generate_batch`'s manager: a paged cache, requests that leave when they are done."""
+    """Sample by the manager of `model.generate_batch`: continuous batching with a paged cache."""
     case, model = setting.case, model_of(setting)
     rows, lengths = _rows(setting, model), case.answers * case.prompts
     pages = sum(-(-(case.prompt_tokens + length) // PAGE) + 1 for length in lengths)
     config = ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages, max_batch_tokens=max(512, len(rows) + 512))
     sampling = _sampling(max(case.answers), eos=-1)
-    how = {"generation_config": sampling, "continuous_batching_config": config}
+    settings = {"generation_config": sampling, "continuous_batching_config": config}
 
     def turn() -> None:
-        with model.continuous_batching_context_manager(**how, block=True, timeout=5) as manager:  # type: ignore[operator]
+        with model.continuous_batching_context_manager(**settings, block=True, timeout=5) as manager:  # type: ignore[operator]
             for row, length in zip(rows, lengths, strict=True):
                 manager.add_request(row, max_new_tokens=length)
             finished = 0
@@ -47,7 +47,7 @@ def continuous(setting: Setting, turns: Turns) -> None:
                 result = manager.get_result(timeout=1)
                 finished += result is not None and result.is_finished()
                 if result is None and not manager.is_running():
-                    raise RuntimeError("continuous batching stopped before all answers were there")
+                    raise RuntimeError("continuous batching stopped before all answers were finished")
 
     turns.take(lambda: _timed(turn, setting))
 
@@ -66,7 +66,7 @@ def _rows(setting: Setting, model: PreTrainedModel) -> list[list[int]]:
 
 
 def _sampling(longest: int, *, eos: int = END, **options: object) -> GenerationConfig:
-    """Temperature 1, no filters."""
+    """Return the settings for sampling at temperature 1 without filters."""
     return GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=eos, pad_token_id=PAD,
         **options,

@@ -1,7 +1,7 @@
-"""TRL's side: `GRPOTrainer.train()` as it is, held at the start of each step until its turn has come.
+"""TRL in the benchmark: `GRPOTrainer.train()` as it is, which waits at the start of each step for its turn.
 
 A step is timed from `on_step_begin` to `on_step_end`: sampling, rewards, log-probabilities, update. What TRL does
-between steps (its data loader, logs) is not counted.
+between steps (data loader, logs) is not counted.
 """
 
 import os
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.generation.logits_process import LogitsProcessorList
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.suite.ours import LR
+from benchmarks.suite.outdo_side import LR
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import (
     ForcedLengths,
@@ -32,17 +32,17 @@ from benchmarks.suite.work import (
 )
 
 TUNED = {"bf16": False, "gradient_checkpointing": False}
-"""What makes TRL quicker than its defaults, besides a batch of its own size: float32 on a CPU, nothing computed twice.
+"""Settings that make TRL faster than its defaults, besides the batch size: float32 on a CPU, no gradient checkpointing.
 
-Its default of β = 0 needs no reference, and is left.
+Its default β = 0 needs no reference, and is kept.
 """
 USUAL_BATCH = 8
-"""Answers that TRL trains on at once unless told otherwise; more are accumulated."""
-STEPS = 10**6  # as many as are asked for
+"""TRL's default for the answers per forward pass; more are accumulated."""
+STEPS = 10**6  # more than any benchmark asks for
 
 
-class Gate(TrainerCallback):
-    """Waits for the turn before a step, and says afterwards what it took. Only the first process speaks."""
+class TurnCallback(TrainerCallback):
+    """Waits for the turn before a step, and reports its times afterwards, from the first process only."""
 
     def __init__(self, setting: Setting, turns: Turns) -> None:
         self.setting = setting
@@ -51,15 +51,15 @@ class Gate(TrainerCallback):
         self.sampling = 0.0
         self.began = 0.0
 
-    def on_step_begin(self, *args: Any, **how: Any) -> None:
-        """Wait, all processes together."""
+    def on_step_begin(self, *args: Any, **options: Any) -> None:
+        """Wait for the turn in all processes."""
         if self.first:
             self.turns.wait()
         _together()
         self.began = time.perf_counter()
 
-    def on_step_end(self, *args: Any, **how: Any) -> None:
-        """The step is done when it is in all processes."""
+    def on_step_end(self, *args: Any, **options: Any) -> None:
+        """Report the step when all processes have finished it."""
         _together()
         synchronise(self.setting.device)
         turn = Turn(
@@ -72,20 +72,20 @@ class Gate(TrainerCallback):
             self.turns.done(turn)
 
     def time_sampling(self, model: PreTrainedModel, lengths: tuple[int, ...]) -> None:
-        """Have `generate` keep to the lengths, and take its time."""
+        """Make `generate` keep to the lengths, and time it."""
         own = model.generate
 
-        def generate(*args: Any, **how: Any) -> Any:
+        def generate(*args: Any, **options: Any) -> Any:
             began = time.perf_counter()
-            found = own(*args, **how, logits_processor=LogitsProcessorList([ForcedLengths(lengths)]))  # type: ignore[operator]
+            output = own(*args, **options, logits_processor=LogitsProcessorList([ForcedLengths(lengths)]))  # type: ignore[operator]
             self.sampling = time.perf_counter() - began
-            return found
+            return output
 
         model.generate = generate  # type: ignore[method-assign]
 
 
 def step(setting: Setting, turns: Turns) -> None:
-    """Train until there are no more turns. Options: `tuned`, `processes`, and what `GRPOConfig` takes besides."""
+    """Train until there are no more turns. Options: `tuned`, `processes`, and those of `GRPOConfig`."""
     options = dict(setting.options)
     tuned, several = options.pop("tuned", False), options.pop("processes", False)
     processes = setting.threads if several else 1
@@ -95,9 +95,9 @@ def step(setting: Setting, turns: Turns) -> None:
     case, model = setting.case, model_of(setting)
     answers = case.prompts * case.group // processes  # of this process
     tokenizer = tokenizer_of(model)
-    gate = Gate(setting, turns)
+    callback = TurnCallback(setting, turns)
     start = _rank() * answers
-    gate.time_sampling(model, (case.answers * case.prompts)[start : start + answers])
+    callback.time_sampling(model, (case.answers * case.prompts)[start : start + answers])
     batch = answers if tuned else min(USUAL_BATCH, answers)
     disable_progress_bars()
     words = [" ".join(f"t{token}" for token in prompt) for prompt in prompts_of(setting, len(tokenizer))]
@@ -126,7 +126,7 @@ def step(setting: Setting, turns: Turns) -> None:
             reward_funcs=_every_other,
             train_dataset=rows,
             processing_class=tokenizer,
-            callbacks=[gate],
+            callbacks=[callback],
         )
         turns.ready()
         trainer.train()
@@ -146,7 +146,7 @@ def _together() -> None:
 
 
 def _start_others(setting: Setting, processes: int) -> None:
-    """Start the other processes of a data-parallel run, as `torchrun` would; they end with this one's connection."""
+    """Start the other processes of a data-parallel run, as `torchrun` does; they end with this one's connection."""
     if "RANK" in os.environ:
         return
     with socket.socket() as probe:

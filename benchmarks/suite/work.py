@@ -1,4 +1,4 @@
-"""A case as a model, a tokenizer and prompts: the same ones in every contender's process."""
+"""Build the model, the tokenizer and the prompts of a case: the same in the process of every implementation."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.logits_process import LogitsProcessor
 
-from benchmarks.suite.floor import Weights
+from benchmarks.suite.roofline import Weights
 from benchmarks.suite.setting import Setting
 from outdo.models.loading import load_model
 
 END, PAD = 0, 1
-"""Tokens that prompts do not hold."""
+"""Tokens that no prompt contains."""
 
 
 def model_of(setting: Setting) -> PreTrainedModel:
-    """The case's model with random weights, or the one in the user's folder; float32."""
+    """Return the model of the case with random weights, or the one in the user's folder; float32."""
     if setting.model is not None:
         return load_model(setting.model, setting.device)
     shape = setting.case.shape
@@ -42,7 +42,7 @@ def model_of(setting: Setting) -> PreTrainedModel:
 
 
 def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerFast:
-    """Token 7 is the word "t7": text and tokens are the same to every contender, whatever the model."""
+    """Return a tokenizer in which token 7 is the word "t7", for any model."""
     words = {f"t{index}": index for index in range(model.config.get_text_config().vocab_size)}
     backend = Tokenizer(models.WordLevel(words, unk_token=f"t{PAD}"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -50,19 +50,19 @@ def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerFast:
 
 
 def prompts_of(setting: Setting, vocabulary: int) -> list[tuple[int, ...]]:
-    """The token ids of each prompt."""
+    """Return the token ids of each prompt."""
     random = torch.Generator().manual_seed(setting.seed + 1)
     shape = (setting.case.prompts, setting.case.prompt_tokens)
     return [tuple(row) for row in torch.randint(2, vocabulary, shape, generator=random).tolist()]
 
 
 def reward_of(sample: int) -> float:
-    """Of a group's answers every other one is rewarded, so that each group has something to learn from."""
+    """Return 1 for every other answer of a group, so that the rewards of each group differ."""
     return float(sample % 2)
 
 
 def weights_of(model: PreTrainedModel) -> Weights:
-    """What the floor is counted from."""
+    """Return the sizes that the roofline is computed from."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     matrices = sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
@@ -78,7 +78,7 @@ def weights_of(model: PreTrainedModel) -> Weights:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """What `work` takes, an accelerator's queue included."""
+    """Return the time of `work` in seconds, including the queue of an accelerator."""
     began = time.perf_counter()
     work()
     synchronise(device)
@@ -86,18 +86,18 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def synchronise(device: str) -> None:
-    """Wait for an accelerator."""
+    """Wait until an accelerator has finished."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def most_memory(device: str) -> int:
-    """Bytes of an accelerator that were in use at once; 0 on a CPU, where the process's own memory says it."""
+    """Return the peak bytes on an accelerator; 0 on a CPU, where the memory of the process is measured instead."""
     return torch.cuda.max_memory_allocated() if device.startswith("cuda") else 0
 
 
 class ForcedLengths(LogitsProcessor):
-    """Lets answer i end after `lengths[i]` tokens, neither before nor later: for `generate`, of one call."""
+    """Makes answer i end after exactly `lengths[i]` tokens, in one call of `generate`."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = torch.tensor(lengths)
@@ -105,13 +105,13 @@ class ForcedLengths(LogitsProcessor):
         self.start: int | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The end is out of the question, or certain."""
+        """Make the end token impossible or certain."""
         if self.start is None:
             self.start = input_ids.shape[1]
         scores[:, END] = -torch.inf
         index = input_ids.shape[1] - self.start + 1
         if index in self.ends:
-            over = (self.lengths <= index).to(scores.device)
-            scores[over] = -torch.inf
-            scores[over, END] = 0.0
+            ended = (self.lengths <= index).to(scores.device)
+            scores[ended] = -torch.inf
+            scores[ended, END] = 0.0
         return scores

@@ -1,9 +1,9 @@
-"""The algorithm. Everything else in outdo is what these lines call."""
+"""The training loop: one function that reads like the algorithm in the papers. It calls everything else in outdo."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from outdo.algorithms.advantages import Advantage
+from outdo.algorithms.advantages import Advantage, compute_advantages
 from outdo.algorithms.early_stopping import Stop, never
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
@@ -14,10 +14,10 @@ from outdo.utils.timing import span
 
 
 class Sampler(Protocol):
-    """Sample a group of answers to each question from the policy, and score them."""
+    """Samples a group of answers to each question from the policy, and computes their rewards."""
 
     def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
-        """One group per question; fewer where questions were dropped. `Sampled` adds metrics of the sampling."""
+        """Return one group per question; fewer where questions were dropped. `Sampled` adds metrics of the sampling."""
         ...
 
 
@@ -32,43 +32,44 @@ def train(
     stop: Stop = never,
     start: int = 1,
 ) -> Iterator[Step]:
-    """Improve `models.policy`; each item of `prompts` is one step's batch of questions. Stop by leaving the loop.
+    """Train `models.policy` and yield every step. Each item of `prompts` is the batch of questions of one step.
 
-    Algorithm 3 of CS336 and, with `models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1). `passes`
-    is μ. A step without a token to train on is yielded like any other, and updates nothing. Raises `ValueError` at
-    once where advantage or objective need a model that there is not.
+    This is Algorithm 3 of CS336 and, with `models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1).
+    `passes` is μ. To stop, leave the loop. A step without a token to train on is yielded like any other and updates
+    nothing. Raises `ValueError` at once where the advantage or the objective requires a model that is missing.
     """
-    needs = requirements_of(advantage, objective)
-    models.check(needs)
+    required = requirements_of(advantage, objective)
+    models.check(required)
     for index, questions in enumerate(prompts, start):  # a batch of questions from D
         sampled = Sampled.of(sample(models.policy, questions, step=index))  # π_old ← πθ: G outputs each, rewards
-        batch = score(Batch.from_groups(sampled.groups), models, needs, passes=passes)  # log π_old, log π_ref, values
-        batch = objective.prepare(advantage(batch))  # Â; totals and targets: fixed for this batch
+        batch = Batch.from_groups(sampled.groups)
+        batch = score(batch, models, required, passes=passes)  # log π_old, log π_ref, values
+        batch = objective.prepare(compute_advantages(advantage, batch))  # Â; totals and targets: fixed for this batch
         updates: list[Update] = []
         reason = ""
         while batch.totals.tokens and len(updates) < passes and not reason:  # μ
             updates.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
-            reason = stop(batch, updates) if updates[-1].tokens else ""  # none: a critic warms up alone
+            reason = stop(batch, updates) if updates[-1].tokens else ""  # without tokens only the critic learned
         models.refresh(index)  # π_ref ← πθ when an iteration ends
         yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
 
 
-def score(batch: Batch, models: Models, needs: Requires, *, passes: int) -> Batch:
-    """Fill in what the models say of a batch before it changes them, as far as it is needed and they are there.
+def score(batch: Batch, models: Models, required: Requires, *, passes: int) -> Batch:
+    """Compute old log-probabilities, reference log-probabilities and values where they are required.
 
-    In a single pass of a single optimiser step π_old is the policy itself: the forward pass that trains gives
-    `old_logprobs` too, and none is made for them unless something needs them earlier.
+    In a single pass of a single optimiser step π_old is the policy itself: the forward pass of the training gives
+    `old_logprobs` as well. Only a piece that requires them earlier causes a forward pass of their own.
     """
     if batch.totals.tokens == 0:
         return batch
-    if needs.old_logprobs or needs.old_entropy or passes * models.policy.batch_sizes.minibatches > 1:
+    if required.old_logprobs or required.old_entropy or passes * models.policy.batch_sizes.minibatches > 1:
         with span("old"):
-            scores = models.policy.measure(batch, entropy="value" if needs.old_entropy else "none")
+            scores = models.policy.measure(batch, entropy="value" if required.old_entropy else "none")
         batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
-    if needs.reference and models.reference is not None:
+    if required.reference and models.reference is not None:
         with span("reference"):
             batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
-    if needs.values and models.critic is not None:
+    if required.values and models.critic is not None:
         with span("values"):
             batch = batch.with_(values=models.critic.values(batch))
     return batch

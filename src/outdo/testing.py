@@ -1,4 +1,4 @@
-"""What tests are made of: tiny models of many architectures, tokenizers, and an engine that says what it is told."""
+"""Helpers for tests: tiny models of many architectures, tokenizers, and an engine that returns scripted answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,18 +24,21 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: what makes it different, in its config's own words
+ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: its special settings, with the names of its config
     "qwen3": {},
     "qwen2": {},
     "llama": {},
     "mistral": {"sliding_window": 8},
-    "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 8},  # caps its logits; every other layer slides
+    "gemma2": {
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 8,
+    },  # caps its logits; every second layer has a sliding window
     "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 8},
     "gpt2": {},  # learned positions, dropout 0.1
-    "gpt_neox": {},  # rotates a quarter of each head; attention and MLP side by side
+    "gpt_neox": {},  # rotates a quarter of each head; attention and MLP in parallel
     "mamba": {"state_size": 4},  # no attention, no limit of length
 }
-FOREIGN: dict[str, set[str]] = {  # model type: the sizes that its config does not know
+FOREIGN: dict[str, set[str]] = {  # model type: the sizes that its config does not have
     "gpt2": {"intermediate_size", "num_key_value_heads", "head_dim"},
     "gpt_neox": {"num_key_value_heads", "head_dim"},
     "mamba": {"num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"},
@@ -51,10 +54,11 @@ def tiny_model(
     hidden: int = 32,
     layers: int = 2,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A small random model in evaluation mode and a tokenizer that knows every byte; saved too if `folder` is given.
+    """Make a small random model in evaluation mode and a byte-level tokenizer; save them if `folder` is given.
 
-    `arch` is one of `ARCHITECTURES`; `vocab` the rows of the embedding (at least 261). The weights follow from `seed`
-    alone, and are large enough that attention looks somewhere: with the usual 0.02 it is flat, and hides mistakes.
+    `arch` is one of `ARCHITECTURES`; `vocab` the rows of the embedding (at least 261). The weights
+    depend only on `seed`. They are large enough that attention is not uniform: with the usual 0.02 it is, and hides
+    mistakes.
     """
     tokenizer = byte_bpe_tokenizer([], vocab)
     shape = {
@@ -83,10 +87,11 @@ def tiny_model(
 
 
 def byte_bpe_tokenizer(texts: Iterable[str], vocab_size: int = 512, *, chat: bool = False) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`: any text round-trips, and every digit is a token of its own.
+    """Train a byte-level BPE tokenizer on `texts`. It decodes what it encodes exactly; every digit is a token of its
+    own.
 
-    It has an end and a padding token, adds nothing to what it encodes, and knows `vocab_size` tokens or as many as the
-    texts give (261 at least: the bytes and five special tokens). With `chat` it brings a chat template.
+    It has an end and a padding token, adds no tokens to a text, and has at most `vocab_size` tokens, or at least 261:
+    the bytes and five special tokens. With `chat` it has a chat template.
     """
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -114,11 +119,11 @@ Answer = str | Sequence[int] | Completion
 
 
 class ScriptedEngine:
-    """Answers request after request from `script`: its items in order, or what it returns for the request.
+    """An engine that returns the answers of `script`: its items in order, or the result of calling it with the request.
 
-    An answer is a text, which is encoded and gets the end-of-sequence token; token ids, given as they are; or a
-    `Completion`, handed on untouched. Texts and ids are cut at the token limits like any answer, and each of their
-    tokens reports the log-probability `logprob`. `requests` holds everything that was asked, in order.
+    An answer is a text, which is encoded and ended with the end-of-sequence token; token ids, which are used unchanged;
+    or a `Completion`, which is returned unchanged. Texts and ids are cut at the token limits like any answer, and each
+    of their tokens has the log-probability `logprob`. `requests` holds all requests in order.
     """
 
     def __init__(
@@ -129,22 +134,22 @@ class ScriptedEngine:
         logprob: float = -1.0,
     ) -> None:
         self.script = script if callable(script) else _in_order(script)
-        self.tokenizer = tokenizer  # where None, that of the policy that is loaded
+        self.tokenizer = tokenizer  # None: that of the policy that is loaded
         self.logprob = logprob
         self.version = 0
         self.requests: list[Request] = []
 
     def load(self, policy: PolicyView) -> None:
-        """Take note of the policy's version, and of its tokenizer where none was given."""
+        """Store the version of the policy, and its tokenizer where none was given."""
         self.version = policy.version
         self.tokenizer = self.tokenizer or policy.tokenizer
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens."""
+        """Return the text of an answer without special tokens."""
         return str(self._tokenizer().decode(list(token_ids), skip_special_tokens=True))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """The next answer of the script for each request. Raises `EngineError` when the script has come to its end."""
+        """Return the next answer of the script for each request. Raises `EngineError` when there is none left."""
         return [self._complete(request, sampling) for request in requests]
 
     def _complete(self, request: Request, sampling: SamplingParams) -> Completion:
@@ -170,11 +175,11 @@ class ScriptedEngine:
 
 
 def _in_order(answers: Sequence[Answer]) -> Callable[[Request], Answer]:
-    rest: Iterator[Answer] = iter(answers)
+    remaining: Iterator[Answer] = iter(answers)
 
-    def following(request: Request) -> Answer:
-        for answer in rest:
+    def next_answer(request: Request) -> Answer:
+        for answer in remaining:
             return answer
         raise EngineError(f"the script has {len(answers)} answers, and one more was asked: {request.stream}")
 
-    return following
+    return next_answer

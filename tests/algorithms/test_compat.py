@@ -239,7 +239,7 @@ def test_a_divergence_of_ones_own_keeps_what_it_needs(peer: Library) -> None:
     def own(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         return logprobs - ref_logprobs
 
-    assert compat(peer, replace(presets.grpo(), divergence=own)).needs.values
+    assert compat(peer, replace(presets.grpo(), divergence=own)).requires.values
 
 
 @pytest.mark.parametrize("peer", PEERS)

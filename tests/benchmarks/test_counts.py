@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.suite import gate
+from benchmarks.suite import baseline
 from benchmarks.suite.cases import CASES
 from benchmarks.suite.counts import Tally, counts
 from benchmarks.suite.setting import Setting
@@ -19,12 +19,12 @@ def counted() -> dict[str, float]:
 
 
 def test_no_step_does_more_than_was_accepted(counted):
-    worse = gate.worse(gate.read(ACCEPTED), {"counts": counted})
+    worse = baseline.worse(baseline.read(ACCEPTED), {"counts": counted})
     assert not worse, 'if that is as it should be: make bench ARGS="counts --accept tests/benchmarks/accepted.json"'
 
 
 def test_every_count_has_been_accepted(counted):
-    assert counted.keys() == gate.read(ACCEPTED)["counts"].keys()
+    assert counted.keys() == baseline.read(ACCEPTED)["counts"].keys()
 
 
 def test_counts_do_not_depend_on_when_they_are_taken(counted):
@@ -35,7 +35,7 @@ def test_a_tally_counts_operators_and_the_bytes_they_make():
     weight = torch.ones(3, 5, requires_grad=True)
     with Tally() as forward:
         total = (weight * 2).sum()
-    assert forward.found == {"operations": 2, "new_tensors": 2, "new_bytes": 4 * 15 + 4}
+    assert forward.counts == {"operations": 2, "new_tensors": 2, "new_bytes": 4 * 15 + 4}
     with Tally() as backward:
         total.backward()
-    assert backward.found["operations"] > 0
+    assert backward.counts["operations"] > 0

@@ -1,27 +1,29 @@
-"""Medians, ratios, the floor, and the gate."""
+"""Medians, ratios, the roofline, and the baseline."""
 
 import json
 
 import pytest
 
-from benchmarks.suite import gate
+from benchmarks.suite import baseline
 from benchmarks.suite.cases import CASES, Case, Shape
-from benchmarks.suite.floor import Weights, floor
 from benchmarks.suite.picture import draw, draw_scale, fit, slope
-from benchmarks.suite.report import reported, table
-from benchmarks.suite.rounds import Result, Told
+from benchmarks.suite.report import report_of, table
+from benchmarks.suite.roofline import Weights, roofline
+from benchmarks.suite.rounds import Result, TimedTurn
 from outdo.utils.errors import UserError
 
 CASE = CASES["small-8x8"]
 WEIGHTS = {"matrices": 100, "head": 10, "all": 120, "layers": 2, "attention": 8}
 
 
-def turn(seconds: float | None, sampling: float | None = None, foreign: float = 0.0) -> Told:
-    return Told(seconds=seconds, sampling=sampling, tokens=1, wall=seconds or sampling or 0, used=0.0, foreign=foreign)
+def turn(seconds: float | None, sampling: float | None = None, foreign: float = 0.0) -> TimedTurn:
+    return TimedTurn(
+        seconds=seconds, sampling=sampling, tokens=1, wall=seconds or sampling or 0, used=0.0, foreign=foreign
+    )
 
 
-def results(own: list[Told], theirs: list[Told]) -> dict[str, Result]:
-    speed = Told(seconds=None, sampling=None, tokens=0, figures={"multiply": 1e9, "copy": 1e9})
+def results(own: list[TimedTurn], theirs: list[TimedTurn]) -> dict[str, Result]:
+    speed = TimedTurn(seconds=None, sampling=None, tokens=0, figures={"multiply": 1e9, "copy": 1e9})
     return {
         "outdo": Result(turns=own, about={"weights": WEIGHTS}, memory=100),
         "trl-tuned": Result(turns=theirs, memory=250),
@@ -30,7 +32,7 @@ def results(own: list[Told], theirs: list[Told]) -> dict[str, Result]:
 
 
 def test_ratios_are_taken_round_by_round():
-    report = reported(CASE, results([turn(1.0), turn(2.0), turn(4.0)], [turn(3.0), turn(4.0), turn(12.0)]))
+    report = report_of(CASE, results([turn(1.0), turn(2.0), turn(4.0)], [turn(3.0), turn(4.0), turn(12.0)]))
     own, theirs = report.entries
     assert own.ratio is None
     assert theirs.ratio is not None
@@ -40,7 +42,7 @@ def test_ratios_are_taken_round_by_round():
 
 def test_disturbed_rounds_are_left_out_where_enough_others_are_there():
     own = [turn(1.0), turn(9.0, foreign=9.0), turn(1.0)]
-    report = reported(CASE, results(own, [turn(2.0), turn(2.0), turn(2.0)]))
+    report = report_of(CASE, results(own, [turn(2.0), turn(2.0), turn(2.0)]))
     assert report.entries[0].seconds is not None
     assert report.entries[0].seconds.high == 1.0
     assert report.entries[0].disturbed == 1
@@ -49,15 +51,15 @@ def test_disturbed_rounds_are_left_out_where_enough_others_are_there():
 
 
 def test_where_all_rounds_were_disturbed_they_count():
-    report = reported(CASE, results([turn(1.0, foreign=1.0)], [turn(2.0, foreign=2.0)]))
+    report = report_of(CASE, results([turn(1.0, foreign=1.0)], [turn(2.0, foreign=2.0)]))
     assert report.entries[1].ratio is not None
     assert report.entries[1].ratio.median == 2.0
 
 
-def test_the_floor_is_counted_by_hand():
+def test_the_roofline_equals_a_count_by_hand():
     shape = Shape(hidden=4, layers=2, heads=2, kv_heads=1, mlp=4, vocabulary=8)
     case = Case(name="by hand", about="", shape=shape, prompts=3, prompt_tokens=2, answers=(2, 3))
-    found = floor(case, Weights(**WEIGHTS))
+    found = roofline(case, Weights(**WEIGHTS))
     read = 2 + 1 + 2  # the prompt, and all but the last token of each answer
     pairs = (1 + 2) + 3 + (3 + 4)  # prompt; first answer's token; the second's two
     assert found.sampling == 3 * (2 * 100 * read + 2 * 10 * 5 + 4 * 2 * 8 * pairs)
@@ -65,28 +67,28 @@ def test_the_floor_is_counted_by_hand():
     assert found.sampling_bytes == 4 * 120 * 3
 
 
-def test_a_share_of_the_floor_is_its_time_over_ours():
-    report = reported(CASE, results([turn(1.0, 0.5)], [turn(2.0, 1.0)]))
-    assert report.floor is not None
-    assert report.entries[0].share == pytest.approx(report.floor.seconds(report.speed))
-    assert report.entries[0].sampling_share == pytest.approx(2 * report.floor.sampling_seconds(report.speed))
+def test_a_share_of_the_roofline_is_its_time_over_the_measured_one():
+    report = report_of(CASE, results([turn(1.0, 0.5)], [turn(2.0, 1.0)]))
+    assert report.roofline is not None
+    assert report.entries[0].share == pytest.approx(report.roofline.seconds(report.speed))
+    assert report.entries[0].sampling_share == pytest.approx(2 * report.roofline.sampling_seconds(report.speed))
     assert table(report).row_count == 2
 
 
-def test_the_gate_lets_noise_through_and_neither_a_lost_trick_nor_one_operator_more():
+def test_the_baseline_tolerates_noise_but_neither_a_lost_optimisation_nor_one_operator_more():
     accepted = {"ratios": {"a": {"trl": {"step": 2.0}}}, "counts": {"operations": 10}}
-    assert gate.worse(accepted, {"ratios": {"a": {"trl": {"step": 1.21}}}, "counts": {"operations": 10}}) == []
-    (ratio,) = gate.worse(accepted, {"ratios": {"a": {"trl": {"step": 1.19}}}, "counts": {"operations": 9}})
+    assert baseline.worse(accepted, {"ratios": {"a": {"trl": {"step": 1.21}}}, "counts": {"operations": 10}}) == []
+    (ratio,) = baseline.worse(accepted, {"ratios": {"a": {"trl": {"step": 1.19}}}, "counts": {"operations": 9}})
     assert "2 x" in ratio
     assert "1.19 x" in ratio
-    (count,) = gate.worse(accepted, {"counts": {"operations": 11}})
+    (count,) = baseline.worse(accepted, {"counts": {"operations": 11}})
     assert "from 10 to 11" in count
 
 
 def test_accepting_one_case_keeps_the_others(tmp_path):
     path = tmp_path / "accepted.json"
-    gate.accept(path, {"versions": {}, "counts": {"operations": 1}, "ratios": {"a": {"trl": {"step": 1.0}}}})
-    gate.accept(path, {"versions": {}, "counts": {}, "ratios": {"b": {"trl": {"step": 2.0}}}})
+    baseline.accept(path, {"versions": {}, "counts": {"operations": 1}, "ratios": {"a": {"trl": {"step": 1.0}}}})
+    baseline.accept(path, {"versions": {}, "counts": {}, "ratios": {"b": {"trl": {"step": 2.0}}}})
     assert json.loads(path.read_text()) == {
         "versions": {},
         "counts": {"operations": 1},
@@ -94,8 +96,8 @@ def test_accepting_one_case_keeps_the_others(tmp_path):
     }
 
 
-def test_the_same_figures_are_the_same_picture(tmp_path):
-    report = reported(CASE, results([turn(1.0, 0.5)], [turn(2.0, 1.0)]))
+def test_the_same_figures_give_the_same_picture(tmp_path):
+    report = report_of(CASE, results([turn(1.0, 0.5)], [turn(2.0, 1.0)]))
     points = [{"n": n, "m": n, "seconds": n, "memory": 2.0, "recorded": 3 * n} for n in (1.0, 2.0)]
     groups = [{"shared": n, "padded": 9 - n, "training": n} for n in (1.0, 2.0)]
     for name in ("a", "b"):

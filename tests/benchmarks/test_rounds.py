@@ -1,4 +1,4 @@
-"""Contenders take turns in processes of their own, and every turn says who else was at work."""
+"""Implementations take turns in processes of their own, and every turn says who else was at work."""
 
 import os
 import time
@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.suite import machine
 from benchmarks.suite.cases import CASES, Case
-from benchmarks.suite.contenders import CONTENDERS
-from benchmarks.suite.rounds import Running, Told, run_case
+from benchmarks.suite.implementations import IMPLEMENTATIONS
+from benchmarks.suite.rounds import Running, TimedTurn, run_case
 from benchmarks.suite.setting import Setting
 
 TINY = replace(CASES["counts"], name="tiny", kind="step", prompts=2, prompt_tokens=4, answers=(5, 3))
@@ -17,8 +17,8 @@ TINY = replace(CASES["counts"], name="tiny", kind="step", prompts=2, prompt_toke
 
 def run(case: Case, *names: str, rounds: int = 1, measure: bool = False, said: list[str] | None = None):
     lines = [] if said is None else said
-    contenders = [CONTENDERS[name] for name in names]
-    return run_case(Setting(case=case, threads=1), contenders, rounds=rounds, say=lines.append, measure=measure)
+    implementations = [IMPLEMENTATIONS[name] for name in names]
+    return run_case(Setting(case=case, threads=1), implementations, rounds=rounds, say=lines.append, measure=measure)
 
 
 def test_a_setting_survives_the_trip_to_another_process():
@@ -27,12 +27,12 @@ def test_a_setting_survives_the_trip_to_another_process():
 
 
 @pytest.mark.parametrize("names", [("outdo", "outdo-record", "generate"), ("trl-tuned", "static", "continuous")])
-def test_every_contender_does_the_whole_work(names):
+def test_every_implementation_does_the_whole_work(names):
     results = run(TINY, *names)
     assert {name: result.failed for name, result in results.items()} == dict.fromkeys(names, "")
     for name, result in results.items():
         (turn,) = result.turns
-        whole = CONTENDERS[name].part == "step"
+        whole = IMPLEMENTATIONS[name].part == "step"
         assert turn.tokens == 2 * (5 + 3)
         assert turn.sampling is not None
         assert (turn.seconds is not None) == whole
@@ -55,7 +55,7 @@ def test_one_is_at_work_at_a_time_and_every_other_round_goes_the_other_way_round
     assert turns[-4:] == ["outdo", "generate", "generate", "outdo"]
 
 
-def test_a_contender_that_fails_says_why_and_the_others_go_on():
+def test_an_implementation_that_fails_has_its_reason_and_the_others_continue():
     broken = replace(TINY, shape=replace(TINY.shape, vocabulary=1))
     results = run(broken, "outdo")
     assert "Error" in results["outdo"].failed
@@ -63,7 +63,7 @@ def test_a_contender_that_fails_says_why_and_the_others_go_on():
 
 
 @pytest.mark.skipif(not machine.available(), reason="only Linux has /proc as it is read here")
-def test_what_others_use_of_the_machine_is_not_counted_as_the_contenders():
+def test_what_others_use_of_the_machine_is_not_counted_as_the_implementations():
     before = machine.used(os.getsid(0))
     end = time.process_time() + 0.2
     while time.process_time() < end:
@@ -74,14 +74,14 @@ def test_what_others_use_of_the_machine_is_not_counted_as_the_contenders():
 
 def test_a_turn_is_disturbed_when_others_take_a_tenth_of_the_machine():
     cores = os.cpu_count() or 1
-    turn = Told(seconds=1.0, sampling=None, tokens=1, wall=1.0, used=1.0, foreign=0.09 * cores)
+    turn = TimedTurn(seconds=1.0, sampling=None, tokens=1, wall=1.0, used=1.0, foreign=0.09 * cores)
     assert not turn.disturbed
     assert replace(turn, foreign=0.11 * cores).disturbed
     assert not replace(turn, foreign=None).disturbed
 
 
-def test_waiting_contenders_do_not_compute():
-    running = Running(CONTENDERS["outdo"], Setting(case=TINY, threads=2))
+def test_waiting_implementations_do_not_compute():
+    running = Running(IMPLEMENTATIONS["outdo"], Setting(case=TINY, threads=2))
     try:
         running.turn()
         before = machine.used(running.process.pid)

@@ -26,7 +26,7 @@ def refused(command, *settings):
         [sys.executable, "-c", PROGRAM, command, *map(str, settings)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=os.environ | {"COLUMNS": "500"},
     )
     *errors, loaded = done.stderr.splitlines()

@@ -100,7 +100,7 @@ def test_an_answer_ends_where_the_models_context_does(outdo, tmp_path):
     done = outdo("train", *settings(endless, data, tmp_path / "run", *asked))
     assert done.status == 0, done.error
     assert f"more than the model's context of {CONTEXT}" in done.out
-    assert "an answer ends where the context does" in done.out
+    assert "an answer ends at the end of the context" in done.out
     (step,) = metrics(tmp_path / "run")
     assert step["completions/max_length"] == 4
     assert step["completions/clipped_ratio"] == 1.0

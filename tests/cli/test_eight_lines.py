@@ -40,7 +40,7 @@ def test_eight_lines_train_a_model(tmp_path):
     chain_model(folder / "warm", "7", after=":")
     environment = os.environ | {"PYTHONPATH": str(Path(outdo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, EXAMPLE]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"step {n}" for n in range(1, 21)]

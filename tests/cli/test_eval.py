@@ -116,7 +116,7 @@ def test_an_answer_that_does_not_end_is_counted_as_truncated(outdo, endless, ten
     assert (told["truncated"], told["mean_length"], told["pass@1"]) == (1.0, 6.0, 0.0)
 
 
-def test_two_models_stand_side_by_side(outdo, seven, endless, ten):
+def test_two_models_are_compared(outdo, seven, endless, ten):
     asked = ["eval", seven, "--against", endless, "--data", ten, "--k", 2, "--max-tokens", 6]
     told = json.loads(outdo(*asked, "--json").out)
     assert list(told) == [str(seven), str(endless)]
@@ -127,7 +127,7 @@ def test_two_models_stand_side_by_side(outdo, seven, endless, ten):
     assert "95 % interval" in table
 
 
-def test_a_run_is_asked_its_own_held_out_questions_with_its_own_reward(outdo, run):
+def test_a_run_is_evaluated_on_its_held_out_questions_with_its_own_reward(outdo, run):
     told = json.loads(outdo("eval", run, "--json").out)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert told["n"] == 3  # eval.rows of the run's recipe
@@ -135,7 +135,7 @@ def test_a_run_is_asked_its_own_held_out_questions_with_its_own_reward(outdo, ru
     assert told["ci95"] == [summary["after"]["greedy_low"], summary["after"]["greedy_high"]]
 
 
-def test_what_cannot_be_evaluated_is_said(outdo, seven, ten, tmp_path):
+def test_wrong_arguments_of_eval_are_refused(outdo, seven, ten, tmp_path):
     without_data = outdo("eval", seven)
     assert without_data.status == 2
     assert "--data FILE is needed" in without_data.error

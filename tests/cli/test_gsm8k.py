@@ -30,7 +30,7 @@ def test_check_finds_the_columns_and_nothing_wrong(checked, gsm8k):
     assert (checked.status, checked.error) == (0, "")
     for name in ("train", "test"):
         assert f"{len(rows(gsm8k / f'{name}.jsonl')):,} questions; columns: question -> prompt, answer" in checked.out
-    assert "Nothing is wrong." in checked.out
+    assert "No mistakes." in checked.out
 
 
 def test_check_shows_two_prompts_as_the_model_reads_them(checked, gsm8k):
@@ -47,9 +47,9 @@ def test_check_tries_the_reward_on_the_reference_an_empty_and_a_wrong_answer(che
 
 def test_check_does_the_arithmetic_and_estimates_memory(checked):
     assert "one step: 32 questions × 8 answers = 256 sequences" in checked.out
-    assert "optimiser steps in it: 1 (updates 1 × minibatches 1)" in checked.out
+    assert "optimiser steps in it: 1 (passes 1 × minibatches 1)" in checked.out
     assert "the run: 10 steps, 10 optimiser steps" in checked.out
-    assert "at its peak" in checked.out
+    assert "at the peak" in checked.out
 
 
 def test_check_says_which_options_have_no_effect(checked):
@@ -82,9 +82,9 @@ def test_train_runs_two_steps_on_the_whole_files(kind, gsm8k, tmp_path, request)
 def test_what_is_trained_is_what_was_sampled_token_by_token(kind, gsm8k, request):
     """Prompts were tokenised once and answers never: the ids of the batch are those that the engine handed out."""
     recipe = load(None, settings(request.getfixturevalue(kind), gsm8k))
-    session = build_run(recipe)
+    run = build_run(recipe)
     asked, answered = [], []
-    generate = session.engine.generate
+    generate = run.engine.generate
 
     def listening(requests, sampling):
         completions = generate(requests, sampling)
@@ -92,9 +92,9 @@ def test_what_is_trained_is_what_was_sampled_token_by_token(kind, gsm8k, request
         answered.extend(completions)
         return completions
 
-    session.engine.generate = listening
-    questions = next(iter(session.prompts))
-    groups = session.rollout(session.models.policy, questions, step=1)
+    run.engine.generate = listening
+    questions = next(iter(run.prompts))
+    groups = run.sampler(run.models.policy, questions, step=1)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert [rollout.token_ids for rollout in rollouts] == [completion.token_ids for completion in answered]
 
@@ -103,7 +103,7 @@ def test_what_is_trained_is_what_was_sampled_token_by_token(kind, gsm8k, request
         length = int(batch.attention_mask[row].sum())
         assert tuple(batch.token_ids[row, :length].tolist()) == question.token_ids + completion.token_ids
         assert batch.token_ids[row][batch.loss_mask[row]].tolist() == list(completion.token_ids)
-    session.reward.close()
+    run.reward.close()
 
 
 def test_every_question_of_gsm8k_fits_the_model_and_has_its_answer(model, gsm8k):

@@ -168,4 +168,4 @@ def test_a_run_is_not_resumed_with_other_rates(outdo, model, data, rates, tmp_pa
     rates.write_text(rates.read_text() + "\n")
     refused = outdo("resume", folder, "steps=3")
     assert refused.status == 2
-    assert "data.select: the file's content is not what the run was started with" in refused.error
+    assert "data.select: the file has changed since the run was started" in refused.error

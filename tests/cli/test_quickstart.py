@@ -22,12 +22,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_the_quickstart_shows_before_and_after_and_what_to_type_next_and_keeps_its_warm_start(outdo, tmp_path):
+def test_the_quickstart_shows_before_and_after_and_next_commands_and_keeps_its_fine_tuned_model(outdo, tmp_path):
     home = tmp_path / "quickstart"
     done = outdo("quickstart", "--folder", home, "--seed", 3)
     assert done.status == 0, done.error
     run = home / "seed-3" / "run-1"
-    for said in ("likeliest answer", "sampled at temperature 1", f"chat {run}", f"eval {run}", str(run)):
+    for said in ("greedy", "sampled at temperature 1", f"chat {run}", f"eval {run}", str(run)):
         assert said in done.out
     summary = json.loads((run / "summary.json").read_text())
     accuracies = ["accuracy_before", "accuracy_after", "sampled_before", "sampled_after"]

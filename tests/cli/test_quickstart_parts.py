@@ -22,7 +22,7 @@ def carries(text):
     return len(re.findall(r"\d\+\d\+1=", text))
 
 
-def test_the_working_goes_by_columns_and_carries():
+def test_the_written_addition_goes_by_columns_and_carries():
     assert working(Problem(347, 285)) == "7+5=12,4+8+1=13,3+2+1=6#632"
     assert working(Problem(100, 200)) == "0+0=0,0+0=0,1+2=3#300"
     assert working(Problem(999, 999)) == "9+9=18,9+9+1=19,9+9+1=19#1998"

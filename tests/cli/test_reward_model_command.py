@@ -122,7 +122,7 @@ def test_the_same_seed_writes_the_same_bits(trained, pairs, tmp_path):
     assert first == second
 
 
-def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(refused, tmp_path, monkeypatch):
+def test_all_mistakes_are_reported_at_once_before_a_model_is_loaded(refused, tmp_path, monkeypatch):
     monkeypatch.setattr("outdo.cli.reward_model.RewardModel", None)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").write_text("")
@@ -135,21 +135,23 @@ def test_everything_wrong_is_told_at_once_before_a_model_is_loaded(refused, tmp_
     data = write(tmp_path / "pairs.jsonl", rows)
     told = refused(data, out=tmp_path / "mine", model=tmp_path / "modle")
     assert [line.removeprefix(f"{data}, ") for line in told] == [
-        f"{tmp_path / 'mine'}: there is something there already; choose a new folder",
+        f"{tmp_path / 'mine'}: exists and is not empty; choose a new folder",
         told[1],
         'row 2: column "prompt" is empty',
         'row 3: column "chosen" is null',
-        'row 3: column "rejected" is neither text nor the prompt\'s messages with one by the assistant after them',
+        'row 3: column "rejected" is neither text nor chat messages that end with one by the assistant',
         'row 4: no column "rejected"',
     ]
     assert "no folder 'modle'" in told[1]
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious"]
 
 
-def test_a_rating_that_is_no_number_is_told_by_its_row(refused, tmp_path):
+def test_a_rating_that_is_not_a_number_is_reported_with_its_row(refused, tmp_path):
     rows = [{"prompt": "1?", "completion": "2", "reward": value} for value in (1, "0.5", "good", True)]
     told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
-    assert [line.partition(", ")[2] for line in told] == ["row 3: column \"reward\" holds 'good', which is no number"]
+    assert [line.partition(", ")[2] for line in told] == [
+        "row 3: column \"reward\" holds 'good', which is not a number"
+    ]
 
 
 def test_columns_are_found_or_named(tmp_path):
@@ -190,7 +192,7 @@ def test_a_held_out_prompt_is_not_trained_on():
     assert hold_out(asked, 0.0, seed=0) == (asked, [])
 
 
-def test_what_is_too_long_is_left_out_and_said(trained, tmp_path):
+def test_comparisons_that_are_too_long_are_left_out_with_a_message(trained, tmp_path):
     rows = [{"prompt": f"{n}?", "chosen": "2", "rejected": "3" * (900 if n == 3 else 1)} for n in range(6)]
     printed = trained(write(tmp_path / "pairs.jsonl", rows), steps=1, holdout=0.0)
     assert "left out: 1 of 6 comparisons, longer than the model's context of 512 tokens" in printed
@@ -199,4 +201,4 @@ def test_what_is_too_long_is_left_out_and_said(trained, tmp_path):
 def test_ratings_without_any_difference_are_refused(refused, tmp_path):
     rows = [{"prompt": f"{n}?", "completion": "2", "reward": n} for n in range(6)]
     told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
-    assert "two answers of different reward to one prompt" in told[0]
+    assert "two answers with different rewards to one prompt" in told[0]

@@ -29,7 +29,7 @@ def likelihood(folder, pairs):
     return math.fsum(found) / len(found)
 
 
-def test_sft_lifts_the_likelihood_of_the_answers(outdo, model, pairs, tmp_path):
+def test_sft_raises_the_likelihood_of_the_answers(outdo, model, pairs, tmp_path):
     out = tmp_path / "tuned"
     asked = ["--data", pairs, "--answer", "completion", "--steps", 20, "--batch", 8, "--lr", 5e-3, "--device", "cpu"]
     done = outdo("sft", model, "--out", out, *asked)
@@ -41,7 +41,7 @@ def test_sft_lifts_the_likelihood_of_the_answers(outdo, model, pairs, tmp_path):
     assert before < told[-1] < after + 2e-3
 
 
-def test_sft_writes_over_nothing(outdo, model, pairs, tmp_path):
+def test_sft_overwrites_nothing(outdo, model, pairs, tmp_path):
     (tmp_path / "mine").write_text("precious")
     done = outdo("sft", model, "--data", pairs, "--answer", "completion", "--out", tmp_path)
     assert done.status == 2

@@ -133,7 +133,7 @@ def test_an_old_recipe_gets_all_new_names_at_once(tmp_path):
         updates = 2
         refill = 1
         penalty = "k1"
-        truncated = true
+        truncated = "mask"
         recompute = true
         micro_tokens = 512
         like = "trl"
@@ -157,7 +157,7 @@ def test_an_old_recipe_gets_all_new_names_at_once(tmp_path):
         "train.penalty: unknown setting; it is now train.kl_in_reward",
         "train.recompute: unknown setting; it is now train.gradient_checkpointing",
         "train.refill: unknown setting; it is now train.dynamic_sampling",
-        "train.truncated: unknown setting; it is now train.mask_truncated",
+        "train.truncated: unknown setting; it is now train.mask_truncated = true",
         "train.updates: unknown setting; it is now train.passes",
     ]
 

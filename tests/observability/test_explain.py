@@ -204,7 +204,7 @@ def test_the_command_says_how_fast_how_much_and_where_it_ends() -> None:
         (grpo(), -1.0, "it is 0 for π_ref = 23.4, which no probability is."),
         (likelihood(), -1.0, "The policy term pulls down, and has no bound."),
         (tpo(), 1.0, "The policy term has no gradient."),
-        (tpo(), 1.0, "here the answer is the only one."),
+        (tpo(), 1.0, "here there is only one."),
     ],
 )
 def test_the_command_has_a_sentence_for_what_is_not_so_simple(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outdo.cli.report import TOPICS, run_glossary
+from outdo.cli.glossary import TOPICS, run_glossary
 from outdo.config.file import load
 from outdo.observability import glossary
 from outdo.storage.run_folder import read_metrics

@@ -139,7 +139,7 @@ def test_an_optimizer_continues_as_if_it_had_not_been_saved(tmp_path):
         ({"a": torch.empty(2, device="meta")}, r"state\[a\] is a sparse, quantised or meta"),
     ],
 )
-def test_what_cannot_be_saved_is_named_by_its_place(tmp_path, value, why):
+def test_a_value_that_cannot_be_saved_is_reported_with_its_place(tmp_path, value, why):
     with pytest.raises(CheckpointError, match=why):
         checkpoint.save(tmp_path, 1, write_model(1), value)
     assert list(tmp_path.iterdir()) == []
@@ -248,7 +248,7 @@ def test_at_least_one_checkpoint_is_kept(five):
         checkpoint.prune(five, keep=0)
 
 
-def test_too_little_space_is_said_before_the_first_save(tmp_path):
+def test_too_little_space_is_an_error_before_the_first_save(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     checkpoint.check_free_space(tmp_path / "not" / "there" / "yet", 1)
     with pytest.raises(DiskFullError, match=r"will take about .* GiB, and .* GiB are free"):

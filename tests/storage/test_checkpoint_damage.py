@@ -182,7 +182,7 @@ def test_damage_is_named_and_the_checkpoint_before_it_is_used(folder, damage: Ca
 
 
 @pytest.mark.parametrize("damage", [delete, empty_manifest, no_state, not_a_folder])
-def test_a_run_does_not_start_anew_because_every_checkpoint_is_broken(folder, damage):
+def test_a_run_does_not_start_again_if_every_checkpoint_is_broken(folder, damage):
     damage(folder / "step_000020")
     damage(folder / "step_000040")
     with pytest.raises(CheckpointError, match=r"no checkpoint is whole") as raised:
@@ -255,7 +255,7 @@ JSON = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=40) | JSON.map(lambda tree: json.dumps(tree).encode()))
-def test_no_forged_state_gets_past_the_named_error(folder, content):
+def test_every_forged_state_raises_a_checkpoint_error(folder, content):
     path = folder / "step_000040"
     (path / "state/state.json").write_bytes(content)
     list_again(path)
@@ -268,7 +268,7 @@ def test_no_forged_state_gets_past_the_named_error(folder, content):
     content=st.binary(max_size=40)
     | JSON.map(lambda tree: json.dumps({"files": tree, "format": 1, "step": 40}).encode())
 )
-def test_no_forged_manifest_is_believed_and_none_crashes(folder, content):
+def test_every_forged_manifest_is_refused_without_a_crash(folder, content):
     (folder / "step_000040" / "manifest.json").write_bytes(content)
     found = checkpoint.latest(folder)
     assert found.step == 20

@@ -14,8 +14,9 @@ from checkpoint_faults import FaultyOs
 
 from outdo.config.resume import differences, refused_differences
 from outdo.storage import atomic
+from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment, without_secrets
-from outdo.storage.run_folder import RunFolder, read_metrics, write_json_atomically, write_text_atomically
+from outdo.storage.run_folder import RunFolder, read_metrics
 from outdo.utils.errors import RunFolderError
 
 
@@ -34,7 +35,7 @@ def another_process(script: str, folder: Path):
 WAIT = "print('open', flush=True); time.sleep(600)"
 
 
-def test_a_second_run_in_the_folder_is_refused_and_told_who_is_there(tmp_path):
+def test_a_second_run_in_the_folder_is_refused_with_the_process_that_holds_it(tmp_path):
     with another_process(WAIT, tmp_path) as (process, line):
         assert line == "open"
         with pytest.raises(RunFolderError, match=rf"in use by process {process.pid} on {os.uname().nodename} since 2"):
@@ -48,7 +49,7 @@ def test_one_process_cannot_open_the_folder_twice_either(tmp_path):
         assert folder.notice is None, "the one before was closed in order"
 
 
-def test_the_lock_of_a_killed_run_is_taken_over_and_that_is_said(tmp_path):
+def test_the_lock_of_a_killed_run_is_taken_over_with_a_notice(tmp_path):
     with another_process(WAIT, tmp_path) as (process, _):
         process.kill()
         process.wait()
@@ -58,7 +59,7 @@ def test_the_lock_of_a_killed_run_is_taken_over_and_that_is_said(tmp_path):
 
 
 def test_a_worker_that_outlives_a_killed_run_does_not_keep_the_folder_locked(tmp_path):
-    forks = "worker = os.fork()\nif worker == 0: time.sleep(600)\nprint(worker, flush=True); time.sleep(600)"
+    forks = "if os.fork() == 0: print(os.getpid(), flush=True)  # the child, once its locks are closed\ntime.sleep(600)"
     with another_process(forks, tmp_path) as (process, worker):
         try:
             process.kill()
@@ -85,7 +86,7 @@ def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path):
         RunFolder(tmp_path / "file" / "run")
 
 
-def test_metrics_are_read_back_as_written_with_null_for_what_is_no_number(tmp_path):
+def test_metrics_are_read_back_as_written_with_null_for_nan(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.append_metrics(1, {"reward": 0.25, "kl": math.nan, "per": {"a": [math.inf, 1]}, "text": "ü\ud800\n"})
         folder.append_metrics(2, {"step": 99, "reward": 0.5})
@@ -132,7 +133,7 @@ def test_rewinding_to_the_start_leaves_an_empty_file(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "again": True}]
 
 
-def test_a_damaged_line_costs_only_itself_and_is_said(tmp_path):
+def test_a_damaged_line_is_left_out_with_a_warning(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st\xff\x00\n[2]\n{"step": 3}\n')
     with pytest.warns(UserWarning, match=r"metrics\.jsonl, line [23]: not a JSON object") as said:
@@ -141,7 +142,7 @@ def test_a_damaged_line_costs_only_itself_and_is_said(tmp_path):
     assert len(said) == 2
 
 
-def test_a_line_that_the_disk_took_half_of_is_taken_back(tmp_path, monkeypatch):
+def test_a_line_that_was_written_in_part_is_removed(tmp_path, monkeypatch):
     def half(descriptor, content):
         if len(content) < 8:
             raise OSError(28, "No space left on device")
@@ -185,7 +186,7 @@ def test_a_summary_is_strict_json(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=pytest.fail)["accuracy"] is None
 
 
-def test_the_environment_says_what_ran_and_no_secret(monkeypatch):
+def test_the_environment_has_the_command_and_no_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setattr(sys, "argv", ["outdo", "train", "sampling.max_tokens=64", "hub.token=hf_secret"])
     environment = describe_environment(seed=3, threads=2, device="cpu")
@@ -225,7 +226,7 @@ def test_equal_recipes_do_not_differ_also_after_a_file_made_lists_of_tuples():
     assert differences(SAVED, {key: value for key, value in SAVED.items() if key != "run"}) == []
 
 
-def test_what_changed_is_shown_and_what_makes_another_run_is_refused():
+def test_changes_are_shown_and_those_that_make_another_run_are_refused():
     now = SAVED | {"steps": 200, "seed": 1, "optim": {"lr": 2e-6}, "eval": {"every": 5}, "data": {"path": "a.jsonl"}}
     refused = [
         'data.template: "a: b" in the saved run, unset now',

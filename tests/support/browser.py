@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, Playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright, expect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
 ]
+PATIENCE = 600_000
+"""Milliseconds after which a test gives up waiting: a busy machine is slow, and that is no fault."""
+expect.set_options(timeout=PATIENCE)
+
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 MISSING = (
@@ -75,7 +79,7 @@ def watched_page(browser: Browser, *, viewport: Any = DESKTOP, allowed: str = ""
     context = browser.new_context(viewport=viewport, reduced_motion="reduce", **settings)
     try:
         page = context.new_page()
-        page.set_default_timeout(5_000)
+        page.set_default_timeout(PATIENCE)
         witness.watch(page, allowed=allowed)
         yield page
         page.evaluate("() => new Promise(done => setTimeout(done, 0))")  # what is still to be said is said now

@@ -36,7 +36,7 @@ def outdo_process(*arguments: object, cwd: Path | None = None) -> Done:
     """A command in a process of its own, as a user runs it."""
     command = [sys.executable, "-m", "outdo.cli.main", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd, env=environment)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

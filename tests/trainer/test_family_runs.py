@@ -58,7 +58,7 @@ def test_a_penalty_is_taken_off_the_reward_once_the_policy_has_moved(trained):
     assert "kl" in metrics(penalised)[1]
 
 
-def test_the_reference_moves_as_far_as_mix_says_and_when_every_says(family, trained):
+def test_the_reference_is_synchronised_by_mix_after_every_so_many_steps(family, trained):
     objective = 'train.objective={name = "grpo", beta = 0.04}'
     run = trained(objective, "reference.sync={every = 2, mix = 0.6}", "train.passes=2", steps=4)
     references = [state(run, step)["models"]["reference"] for step in (1, 2, 3, 4)]
@@ -90,7 +90,7 @@ def test_a_student_comes_closer_to_its_teacher_whatever_the_reward(family, train
 # ---------------------------------------------------------------------------------------------- rollouts and advantages
 
 
-def test_dapo_refills_punishes_long_answers_and_trains_on_none_that_were_cut_off(family, trained):
+def test_dapo_samples_dynamically_penalises_long_answers_and_masks_truncated_ones(family, trained):
     run = trained(
         'train.objective={name = "own.py:Seen", file = "dapo.jsonl"}',
         *(
@@ -117,7 +117,7 @@ def test_dapo_refills_punishes_long_answers_and_trains_on_none_that_were_cut_off
     assert {any(mask) for truncated, mask in cut if not truncated} == {True}
 
 
-def test_dapo_itself_updates_nothing_where_every_answer_was_cut_off(trained):
+def test_dapo_updates_nothing_where_every_answer_is_truncated(trained):
     run = trained("train.objective=dapo", "train.dynamic_sampling=1", "train.mask_truncated=true", steps=4)
     assert all((line["updates/done"] == 0) == (line["completions/clipped_ratio"] == 1) for line in metrics(run))
     assert weights(run, 1) == weights(run, 2)
@@ -131,7 +131,7 @@ def test_gspo_clips_whole_answers_within_its_narrow_bounds(trained):
         assert line["grad_norm"] == 0.0
 
 
-def test_remax_takes_off_what_the_likeliest_answer_earned(trained):
+def test_remax_subtracts_the_reward_of_the_greedy_answer(trained):
     run = trained("train.objective=remax", steps=3)
     assert len(set(values(run, "baseline"))) > 1
     for line in metrics(run):
@@ -175,7 +175,7 @@ def test_rejection_trains_on_good_answers_alone(trained):
 # ---------------------------------------------------------------------------------------------------- other objectives
 
 
-def test_target_ends_its_passes_when_the_way_to_the_targets_is_gone(trained):
+def test_target_ends_its_passes_when_the_targets_are_reached(trained):
     settings = ("train.objective=target", "train.passes=4", "optim.lr=3e-3")
     stopped = trained(*settings, 'train.stop={name = "first_of", attained = 0.2}', steps=3)
     for line in metrics(stopped):
@@ -215,7 +215,7 @@ def test_high_entropy_tokens_alone_are_pushed_and_the_bonus_follows_its_target(t
         ),
     ],
 )
-def test_the_conventions_of_a_peer_are_those_settings(trained, peer, spelt_out):
+def test_the_conventions_of_another_library_are_these_settings(trained, peer, spelt_out):
     eps = {"trl": "1e-4", "verl": "1e-6"}[peer]
     beta = {"trl": "0.04", "verl": "0"}[peer]
     usual = ("train.passes=2", ENDING)
@@ -229,17 +229,17 @@ def test_the_conventions_of_a_peer_are_those_settings(trained, peer, spelt_out):
 # ----------------------------------------------------------------------------------------------------- a user's own
 
 
-def test_a_surrogate_of_ones_own_is_what_is_climbed(trained):
+def test_a_custom_surrogate_is_maximised(trained):
     share = 'train.objective={{name = "grpo", beta = 0, surrogate = {{name = "own.py:share_of", share = {}}}}}'
     norms = [metrics(trained(share.format(each), steps=1))[0]["grad_norm"] for each in (1.0, 0.25)]
     assert norms[1] == pytest.approx(norms[0] / 4, rel=1e-4)
 
 
-def test_an_advantage_of_ones_own_is_what_is_given_to_each_answer(trained):
+def test_a_custom_advantage_is_used_for_each_answer(trained):
     assert set(values(trained("train.advantage=own.py:three"), "advantage")) == {3.0}
 
 
-def test_an_objective_of_ones_own_is_all_there_is(family, trained):
+def test_a_custom_objective_replaces_everything(family, trained):
     run = trained("train.objective=own.py:nothing")
     assert values(run, "updates/done") == [1.0, 1.0]
     assert weights(run) == checkpoint.weights_hash(family / "model")
@@ -255,7 +255,7 @@ def test_a_reward_model_rewards_and_learns_from_labels_that_the_policy_never_see
     assert all(0 < line["reward_model/label"] < 1 and line["reward_model/label"] != line["reward"] for line in lines)
     assert ["reward_model/fresh" in line for line in lines] == [False, True, False, True]
     assert (lines[1]["reward_model/replayed"], lines[3]["reward_model/replayed"]) == (0.0, 4.0)
-    learnt = [state(run, step)["parts"]["judge 0"]["model"]["weights"] for step in (1, 2, 3, 4)]
+    learnt = [state(run, step)["parts"]["reward_model 0"]["model"]["weights"] for step in (1, 2, 3, 4)]
     start = policy_weights(family / "judge")
     assert all(torch.equal(learnt[0][name], start[name]) for name in start)
     assert not same(learnt[0], learnt[1])

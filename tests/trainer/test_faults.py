@@ -63,18 +63,60 @@ def test_a_refusal_in_an_earlier_pass_is_not_overlooked(nan_home):
     assert (nan_home / "run/refused/step_000002.safetensors").exists()
 
 
-def test_losses_that_stay_no_numbers_stop_the_run_with_finite_weights(nan_home):
+def test_losses_that_stay_nan_stop_the_run_with_finite_weights(nan_home):
     said = train(nan_home, "steps=9", 'train.objective={name = "nan.py:Nan", first = 3}', status=1)
     run = nan_home / "run"
     assert "3 updates in a row had a loss (nan)" in said
-    assert f"saved after step 4; go on with `outdo resume {run.name}`" in said
+    assert f"saved after step 4; continue with `outdo resume {run.name}`" in said
     assert saved(run) == [1, 2, 3, 4]
     assert weights(run, 4) == weights(run, 2)
     newest = load_file(run / "checkpoints/step_000004/model.safetensors")
     assert all(tensor.isfinite().all() for tensor in newest.values())
 
 
-def test_rewards_that_fail_too_often_stop_the_run_after_what_is_done_was_saved(own_home, home, straight):
+FAILS_LATE = '''
+from outdo import OutdoError
+from outdo.algorithms.objectives.presets import grpo
+
+class FailsLate:
+    """GRPO that raises an error in the second pass over the batch `last`, unless a file `mended` is there."""
+
+    def __init__(self, last: int = 3):
+        self.formula, self.last = grpo(beta=0.0), last
+        self.requires = self.formula.requires
+        self.batches = self.passes = 0
+
+    def prepare(self, batch):
+        self.batches, self.passes = self.batches + 1, 0
+        return self.formula.prepare(batch)
+
+    def __call__(self, scores, batch):
+        import os
+        self.passes += 1
+        if self.batches == self.last and self.passes == 2 and not os.path.exists("mended"):
+            raise OutdoError("the second pass failed")
+        return self.formula(scores, batch)
+'''
+
+
+def test_weights_that_a_failing_step_has_changed_are_not_saved(own_home):
+    """An update of the failing step was made already: its weights belong to no finished step."""
+    (own_home / "late.py").write_text(FAILS_LATE)
+    keys = ("steps=4", "train.passes=2", 'train.objective={name = "late.py:FailsLate", last = 3}')
+    said = train(own_home, *keys, "checkpoint.every=20", "eval.every=0", status=1)
+    run = own_home / "run"
+    assert "the second pass failed" in said
+    assert "saved after step" not in said
+    assert [line["step"] for line in metrics(run)] == [1, 2]
+    assert saved(run) == []
+    (own_home / "mended").touch()
+    outdo_(own_home, "resume", "run")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", *keys, "checkpoint.every=20", "eval.every=0")
+    assert weights(run) == weights(own_home / "straight")
+    assert timeless(run) == timeless(own_home / "straight")
+
+
+def test_rewards_that_fail_too_often_stop_the_run_after_the_finished_steps_are_saved(own_home, home, straight):
     """The reward works for the evaluation and four steps, in each process anew."""
     whole = (own_home / "score.py").read_text()
     failing = "asked = 0\n" + whole.replace(
@@ -86,21 +128,21 @@ def test_rewards_that_fail_too_often_stop_the_run_after_what_is_done_was_saved(o
     assert "8 of 8 rewards of this step have no value (8 failed); allowed are 50%" in said
     assert "lost its key" in said
     assert "Its completion: " in said
-    assert "saved after step 4; go on with `outdo resume run`" in said
+    assert "saved after step 4; continue with `outdo resume run`" in said
     assert saved(run) == [4]
     assert "resumed after step 4 of 6" in outdo_(own_home, "resume", "run")
     assert [line["reward"] for line in metrics(run)] == [line["reward"] for line in metrics(straight)[:6]]
 
 
-def test_rewards_that_hang_cost_their_own_answers_only(own_home):
+def test_rewards_that_hang_lose_only_their_own_answers(own_home):
     hanging = (
         "import time, zlib\n"
         "def score(completion, answer):\n"
         "    if completion and not completion.isdigit() and zlib.crc32(completion.encode()) % 8 == 0:\n"
-        "        time.sleep(600)\n"
+        "        time.sleep(6000)\n"
         "    return len(completion) % 3\n"
     )
-    train(own_home, "steps=3", "reward_limits.timeout=0.5", "reward_limits.max_failed=1.0", reward=hanging)
+    train(own_home, "steps=3", "reward_limits.timeout=2", "reward_limits.max_failed=1.0", reward=hanging)
     timed_out = [line.get("verdicts/timed_out", 0) for line in metrics(own_home / "run")]
     assert len(timed_out) == 3
     assert 0 < sum(timed_out) < 24
@@ -116,7 +158,7 @@ def test_answers_a_reward_does_not_apply_to_are_left_out(own_home):
     assert_only_numbers(own_home / "run")
 
 
-def test_groups_of_equal_rewards_teach_nothing_and_leave_only_numbers(own_home):
+def test_groups_of_equal_rewards_change_nothing_and_all_metrics_are_finite(own_home):
     train(own_home, "steps=3", reward="def score(completion):\n    return 0.5\n")
     run = own_home / "run"
     assert [line["frac_reward_zero_std"] for line in metrics(run)] == [1.0] * 3

@@ -15,12 +15,12 @@ FULL = (
 )
 
 
-def test_a_run_that_is_killed_again_and_again_is_the_run_that_was_not(home, straight):
+def test_a_run_that_is_killed_again_and_again_equals_an_uninterrupted_one(home, straight):
     killed_and_resumed(home, home / "killed", 10, *PLAIN)
     assert_same(home / "killed", straight)
 
 
-def test_so_is_one_with_a_reference_a_schedule_and_several_updates_per_batch(home):
+def test_so_does_one_with_a_reference_a_schedule_and_several_passes(home):
     outdo_(home, "train", "recipe.toml", "run=./straight-full", *FULL)
     killed_and_resumed(home, home / "killed-full", 10, *FULL)
     assert_same(home / "killed-full", home / "straight-full")

@@ -8,10 +8,11 @@ from torch import nn
 
 from outdo.config.file import dump, load
 from outdo.config.recipe import Recipe
+from outdo.models.limits import LOGIT_BYTES
 from outdo.models.policy import Policy
 from outdo.testing import tiny_model
-from outdo.trainer import build, cost, micro_batch_size
-from outdo.trainer.hardware import SMALL, choose_workers
+from outdo.trainer import build, micro_batch_size
+from outdo.trainer.hardware import SMALL_MODEL, choose_workers
 
 GIB = 2**30
 
@@ -21,9 +22,9 @@ def policy():
     return Policy(*tiny_model(hidden=16, layers=1))
 
 
-def test_the_bytes_counted_are_those_of_a_model_computed_by_hand():
+def test_the_measured_bytes_of_a_small_model_equal_those_computed_by_hand():
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False), nn.Sigmoid())
-    with micro_batch_size.counted(model) as count:
+    with micro_batch_size.count_saved(model) as count:
         output = model(torch.ones(5, 4))
     # The input; the tanh's result, which is the next layer's input as well; the sigmoid's result. The weights: not.
     assert count.bytes == 4 * 5 * (4 + 8 + 2)
@@ -46,12 +47,12 @@ def test_half_the_memory_and_twice_the_workers_give_half_the_tokens(policy):
     tokens, why = found(free=4 * GIB)
     assert tokens & (tokens - 1) == 0
     assert found(free=2 * GIB)[0] == found(free=4 * GIB, workers=2)[0] == tokens // 2
-    assert found(free=6 * GIB, to_come=4 * GIB)[0] == tokens // 2
-    assert f"{each(policy):,} bytes for each, in 50% of 4.0 GiB free" in why
+    assert found(free=6 * GIB, reserved=4 * GIB)[0] == tokens // 2
+    assert f"{each(policy):,} bytes per token, 50% of 4.0 GiB free" in why
 
 
-def test_what_is_found_fits_in_its_share_and_twice_as_much_would_not(policy):
-    logits = 2 * cost.LOGIT_BYTES["cpu"]
+def test_the_found_tokens_fit_and_twice_as_many_do_not(policy):
+    logits = 2 * LOGIT_BYTES["cpu"]
     tokens, _ = micro_batch_size.find_micro_batch_tokens(policy, longest=16, free=GIB)
     assert tokens * each(policy) + logits <= GIB // 2 < 2 * tokens * each(policy) + logits
 
@@ -62,17 +63,17 @@ def test_a_whole_sequence_is_computed_however_little_memory_there_is(policy, fre
 
 
 def test_free_memory_is_what_a_container_leaves_without_its_file_caches(tmp_path):
-    assert micro_batch_size._allowed(tmp_path) > 2**60
+    assert micro_batch_size._free_in_container(tmp_path) > 2**60
     (tmp_path / "memory.max").write_text("max\n")
-    assert micro_batch_size._allowed(tmp_path) > 2**60
+    assert micro_batch_size._free_in_container(tmp_path) > 2**60
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert micro_batch_size._allowed(tmp_path) == 500
+    assert micro_batch_size._free_in_container(tmp_path) == 500
     assert 0 < micro_batch_size.free_memory(torch.device("cpu")) < 2**60
 
 
-# ------------------------------------------------------------------------------------------------------- in a session
+# ----------------------------------------------------------------------------------------------------------- in a run
 
 
 @pytest.fixture
@@ -83,18 +84,18 @@ def recipe(tmp_path):
     return load(None, [*asked, "train.micro_batch_tokens=auto", "sampling.max_tokens=8"])
 
 
-def test_what_was_found_is_said_used_and_written_down(recipe, tmp_path, monkeypatch):
+def test_the_found_tokens_are_noted_used_and_saved(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB)
-    opened = build.build_run(recipe)
-    opened.reward.close()
-    tokens = opened.recipe.train.micro_batch_tokens
+    run = build.build_run(recipe)
+    run.reward.close()
+    tokens = run.recipe.train.micro_batch_tokens
     assert isinstance(tokens, int)
-    assert opened.models.policy.batch_sizes.micro_batch_tokens == tokens
-    assert opened.models.reference.batch_sizes.micro_batch_tokens == tokens
-    assert any(note.startswith(f"train.micro_batch_tokens: {tokens:,} (") for note in opened.notes)
+    assert run.models.policy.batch_sizes.micro_batch_tokens == tokens
+    assert run.models.reference.batch_sizes.micro_batch_tokens == tokens
+    assert any(note.startswith(f"train.micro_batch_tokens: {tokens:,} (") for note in run.notes)
 
     saved = tmp_path / "saved.toml"
-    saved.write_text(dump(opened.recipe))
+    saved.write_text(dump(run.recipe))
     monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB // 8)
     again = build.build_run(load(saved))
     again.reward.close()
@@ -104,15 +105,15 @@ def test_what_was_found_is_said_used_and_written_down(recipe, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("workers", "device", "threads", "parameters", "chosen"),
     [
-        (None, "cpu", 2, SMALL, 2),
-        (None, "cpu", 2, SMALL + 1, 1),
+        (None, "cpu", 2, SMALL_MODEL, 2),
+        (None, "cpu", 2, SMALL_MODEL + 1, 1),
         (None, "cpu", 2, None, 1),
         (None, "cuda", 2, 10, 1),
-        (3, "cpu", 2, SMALL + 1, 3),
+        (3, "cpu", 2, SMALL_MODEL + 1, 3),
         (3, "cuda", 2, 10, 1),
     ],
 )
-def test_so_many_processes_share_the_work(workers, device, threads, parameters, chosen):
+def test_the_number_of_workers_depends_on_model_device_and_recipe(workers, device, threads, parameters, chosen):
     recipe = Recipe.model_validate({"model": "m", "data": {"path": "x"}, "workers": workers})
     count, why = choose_workers(recipe, device=device, threads=threads, parameters=parameters)
     assert count == chosen

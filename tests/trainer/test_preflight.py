@@ -66,18 +66,18 @@ def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
     for part in (
         "<user>What is 0 [b]?",
         "one step: 32 questions × 8 answers = 256 sequences, at most 196,608 tokens",
-        "optimiser steps in it: 1 (updates 1 × minibatches 1)",
+        "optimiser steps in it: 1 (passes 1 × minibatches 1)",
         "the run: 100 steps, 100 optimiser steps, 80 passes over the questions",
         "columns: question -> prompt, answer -> answer",
         "clip_low and clip_high cannot bind",
         "= 768 is more than the model's context of 64",
         "Adam's two moments",
-        "Nothing is wrong.",
+        "No mistakes.",
     ):
         assert part in text
 
 
-def test_mistakes_in_data_model_and_reward_are_told_together(model, tmp_path):
+def test_mistakes_in_data_model_and_reward_are_reported_together(model, tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"question": null, "answer": "1"}\n{')
     report = check(recipe(tmp_path / "modle", broken))
@@ -85,7 +85,7 @@ def test_mistakes_in_data_model_and_reward_are_told_together(model, tmp_path):
     text = printed(report)
     assert "did you mean model?" in text
     assert "row 2: broken JSON" in text
-    assert "Nothing is wrong" not in text
+    assert "No mistakes" not in text
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_mistakes_in_data_model_and_reward_are_told_together(model, tmp_path):
     [
         ("return completion.no_such_method()", "scoring the reference answer to question 1 failed"),
         ("return 'good'", "scoring the reference answer to question 1 failed"),
-        ("return float('nan')", "scoring the reference answer to question 1 gave no usable number"),
+        ("return float('nan')", "scoring the reference answer to question 1 gave no finite number"),
         ("while True: pass", "scoring the reference answer to question 1 took too long"),
     ],
 )
@@ -103,22 +103,22 @@ def test_a_reward_that_fails_is_a_mistake(model, data, tmp_path, body, said):
     assert any(said in line for line in report.mistakes), report.mistakes
 
 
-def test_a_reward_that_does_not_prefer_the_reference_is_doubted(model, data, tmp_path):
+def test_a_reward_that_does_not_prefer_the_reference_is_noted(model, data, tmp_path):
     (tmp_path / "mine.py").write_text("def score(completion, answer):\n    return len(completion) == 0\n")
     report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score"))
     assert report.mistakes == []
-    assert "rewards: the empty answer scores no less than the reference answer (1 against 0)" in report.notes
-    assert "rewards: the wrong answer scores no less than the reference answer (0 against 0)" in report.notes
+    assert "rewards: the empty answer scores at least as much as the reference answer (1 and 0)" in report.notes
+    assert "rewards: the wrong answer scores at least as much as the reference answer (0 and 0)" in report.notes
 
 
-def test_a_chat_template_that_refuses_is_told_once(model, data):
+def test_a_chat_template_that_refuses_is_reported_once(model, data):
     def render(question):
         raise ModelError("the chat template refuses the prompt")
 
     assert check(recipe(model, data), render=render).mistakes == ["the chat template refuses the prompt"]
 
 
-def test_text_from_the_data_cannot_command_the_terminal(model, tmp_path):
+def test_text_from_the_data_cannot_control_the_terminal(model, tmp_path):
     path = tmp_path / "evil.jsonl"
     path.write_text(json.dumps({"question": "[/b]\x1b[2J\u202e", "answer": "\x1b]0;title\x07"}))
     text = printed(check(recipe(model, path)))
@@ -126,14 +126,14 @@ def test_text_from_the_data_cannot_command_the_terminal(model, tmp_path):
     assert "\x1b" not in text
 
 
-def test_more_questions_a_step_than_there_are_is_said(model, data):
+def test_more_questions_per_step_than_there_are_is_noted(model, data):
     assert any(
         "there are only 35 questions" in note
         for note in check(recipe(model, data, "data.eval_rows=5", "train.prompts=36")).notes
     )
 
 
-def test_a_hub_model_that_is_not_here_has_no_memory_estimate_and_it_is_said(data):
+def test_a_hub_model_that_is_not_downloaded_has_no_memory_estimate_and_a_note(data):
     report = check(recipe("nobody-at-all/no-such-model", data))
     assert report.mistakes == []
     assert report.memory == {}
@@ -188,7 +188,7 @@ def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(mo
     assert all(three[name] == 3 * one[name] for name in grown)
 
 
-def test_recomputing_keeps_a_hidden_state_for_each_layer_and_one_layer_whole(model, data):
+def test_gradient_checkpointing_keeps_a_hidden_state_per_layer_and_one_whole_layer(model, data):
     facts, name = inspect_folder(model), "activations while training"
     plain, again = (
         cost.memory(facts, recipe(model, data, f"train.gradient_checkpointing={value}"), reference=False)[name]
@@ -197,7 +197,7 @@ def test_recomputing_keeps_a_hidden_state_for_each_layer_and_one_layer_whole(mod
     assert again / plain == (2 + cost.ACTIVATIONS_PER_LAYER) / (2 * cost.ACTIVATIONS_PER_LAYER)
 
 
-def test_activations_that_a_run_is_going_to_fit_are_not_estimated(model, data):
+def test_activations_are_not_estimated_where_the_run_finds_the_micro_batch(model, data):
     parts = cost.memory(inspect_folder(model), recipe(model, data, "train.micro_batch_tokens=auto"), reference=False)
     assert "activations while training" not in parts
     assert parts["a chunk of logits"] > 0
@@ -208,7 +208,7 @@ def test_the_reference_is_counted_where_the_objective_has_one(model, data):
     assert "reference weights" not in check(recipe(model, data, "train.objective.beta=0")).memory
 
 
-def test_the_other_models_of_a_run_are_looked_over_too(model, data):
+def test_the_other_models_of_a_run_are_checked_too(model, data):
     asked = recipe(
         model,
         data,
@@ -231,7 +231,7 @@ def test_a_critic_is_counted_where_the_method_has_one(model, data):
     assert critic not in check(recipe(model, data)).memory
 
 
-def test_the_method_is_told_with_every_option_it_runs_with(model, data):
+def test_the_method_is_shown_with_every_option(model, data):
     notes = check(recipe(model, data, "train.objective=ppo", "train.advantage.lam=0.9", "train.compat=verl")).notes
     peer = "in the conventions of verl (docs/methods: means, clamps, clips)"
     assert f"objective: ppo (clip_low = 0.2, clip_high = 0.2), {peer}" in notes

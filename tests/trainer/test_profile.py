@@ -1,4 +1,4 @@
-"""Where the steps of a run went: said by every line of metrics, by a table, and by a trace."""
+"""Where the time of a run goes: in every line of metrics, in a table, and in a trace."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ import pytest
 from run_cases import metrics, outdo_
 
 from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.trainer.profiling import where_it_went
+from outdo.trainer.profiling import time_table
 from outdo.utils.errors import RunFolderError
 
 ALWAYS = {"sample", "reward", "forward", "backward", "optimiser", "record", "idle"}
@@ -74,17 +74,17 @@ def test_the_table_names_every_span_and_the_step(profiled):
     assert {*ALWAYS, "evaluate", "save", "step"} <= set(rows)
 
 
-def test_a_run_too_short_for_a_trace_says_so(home, tmp_path):
+def test_a_run_that_is_too_short_for_a_trace_reports_it(home, tmp_path):
     said = outdo_(home, "train", "recipe.toml", f"run={tmp_path / 'run'}", "steps=2", "--profile")
     assert "too few steps for a trace" in said
     assert not (tmp_path / "run/profile/trace.json.gz").exists()
 
 
-def test_the_table_of_lines_that_say_nothing_is_none():
-    assert where_it_went([{"seconds": 1.0}]) is None
+def test_lines_without_times_have_no_table():
+    assert time_table([{"seconds": 1.0}]) is None
 
 
-def test_what_is_written_behind_is_waited_for_and_its_refusal_told_once():
+def test_a_background_write_is_waited_for_and_its_error_returned_once():
     go = threading.Event()
 
     def refused() -> None:
@@ -98,7 +98,7 @@ def test_what_is_written_behind_is_waited_for_and_its_refusal_told_once():
         assert behind.wait() is None
 
 
-def test_an_error_that_is_no_refusal_is_raised():
+def test_an_error_that_is_not_of_the_disk_is_raised():
     with BackgroundWriter() as behind:
         behind.begin(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):

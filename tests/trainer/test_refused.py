@@ -38,13 +38,13 @@ def test_changed_questions_are_refused(own_home):
     outdo_(own_home, "train", "recipe.toml", "run=./run", "steps=2")
     write_rows(own_home / "train.jsonl", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}])
     said = outdo_(own_home, "resume", "run", "steps=4", status=2)
-    assert "data.path: the file's content is not what the run was started with" in said
+    assert "data.path: the file has changed since the run was started" in said
     assert "data.eval_path" not in said
     assert saved(own_home / "run") == [1, 2]
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing"])
-def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(home, six_steps, copy, fault):
+def test_a_broken_checkpoint_is_reported_and_the_one_before_it_used(home, six_steps, copy, fault):
     if fault == "missing":
         (copy / "checkpoints/step_000006" / OPTIMISER).unlink()
     else:
@@ -72,7 +72,7 @@ def test_a_folder_in_use_is_refused_with_the_process_that_uses_it(home, copy):
 def test_a_second_run_in_the_same_folder_is_refused(home, six_steps):
     before = contents(six_steps)
     said = outdo_(home, "train", "recipe.toml", "run=./six", status=1)
-    assert "holds a run already: `outdo resume six` goes on with it" in said
+    assert "holds a run already; `outdo resume six` continues it" in said
     assert contents(six_steps) == before
 
 
@@ -94,7 +94,7 @@ def test_no_reward_worker_survives_a_killed_trainer(own_home):
     assert any(map(is_running, workers))
     command.process.kill()
     command.wait()
-    wait_until(lambda: not any(map(is_running, workers)), seconds=20)
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
 def is_running(pid: int) -> bool:

@@ -55,7 +55,7 @@ def ends(lines, name):
     return first, last
 
 
-def test_preferences_make_a_judge_and_the_judge_a_policy_that_never_saw_the_rule(story):
+def test_preferences_train_a_reward_model_and_it_trains_a_policy_that_never_saw_the_rule(story):
     held_out = (story / "judge.log").read_text().partition("held-out: ranks ")[2]
     assert float(held_out.partition("%")[0]) > 65
     lines = by_judge(story, "refreshed", "every = 4, steps = 4, lr = 1e-3")

@@ -37,7 +37,7 @@ def test_metrics_have_a_line_for_each_step_and_the_names_of_the_field(straight):
     assert [line["step"] for line in lines if "eval/greedy" in line] == [10, 20, 30]
 
 
-def test_the_summary_says_before_and_after(straight):
+def test_the_summary_has_the_accuracy_before_and_after(straight):
     summary = json.loads((straight / "summary.json").read_text())
     assert {
         *("accuracy_before", "accuracy_after", "sampled_before", "sampled_after"),
@@ -48,14 +48,14 @@ def test_the_summary_says_before_and_after(straight):
     assert summary["seconds"] == pytest.approx(sum(line["seconds"] for line in metrics(straight)))
 
 
-def test_the_recipe_is_written_with_what_was_left_to_outdo(home, straight, monkeypatch):
+def test_the_recipe_is_written_with_every_resolved_setting(home, straight, monkeypatch):
     monkeypatch.chdir(home)  # the recipe names its reward as seen from there
     recipe = load(straight / "recipe.toml", [])
     assert (recipe.steps, recipe.threads, recipe.device) == (30, 1, "cpu")
     assert "optim" in (straight / "recipe.toml").read_text()
 
 
-def test_the_surroundings_are_written_down(straight):
+def test_the_environment_is_written(straight):
     environment = json.loads((straight / "environment.json").read_text())
     assert environment["torch"] == torch.__version__
     assert {"python", "outdo", "transformers", "platform", "git_commit", "started"} <= environment.keys()
@@ -87,10 +87,10 @@ def test_the_card_of_a_killed_run_does_not_guess(home, six_steps):
     (run / "summary.json").unlink()
     outdo_(home, "export", run.name, "guess")
     card = (home / "guess/README.md").read_text()
-    assert "No held-out questions were asked after step 6, so nothing is known of its accuracy." in card
+    assert "The run was not evaluated after step 6, so its accuracy is not known." in card
 
 
-def test_an_exported_model_loads_and_its_card_says_what_it_was_and_is(home, straight):
+def test_an_exported_model_loads_and_its_card_has_the_accuracy_before_and_after(home, straight):
     outdo_(home, "export", "straight", "exported")
     folder = home / "exported"
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -1,1 +1,1 @@
-"""Advantages, objectives and stopping rules: pure functions on tensors. Nothing here imports more than torch."""
+"""Advantages, objectives and stopping rules: pure functions on tensors. They import torch and jaxtyping only."""

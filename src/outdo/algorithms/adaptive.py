@@ -1,7 +1,7 @@
-"""Coefficients that follow a target instead of standing still. They are numbers to whoever multiplies by them.
+"""Coefficients that change so that a metric approaches a target. An objective uses them like numbers.
 
-The caller's loop tells them what a step measured: `for step in train(...): beta.observe(step_metrics(step))`. What they
-have come to is part of a checkpoint: `state` and `load_state`.
+The caller's loop passes them the metrics of each step: `for step in train(...): beta.observe(step_metrics(step))`. A
+checkpoint stores their value: `state` and `load_state`.
 """
 
 from collections.abc import Mapping
@@ -9,22 +9,22 @@ from typing import Any, Protocol
 
 
 class Adaptive(Protocol):
-    """A number that learns from a step's metrics."""
+    """A number that changes with the metrics of each step."""
 
     def __float__(self) -> float:
-        """What it is now."""
+        """Return the current value."""
         ...
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Take in what a step measured."""
+        """Update the value with the metrics of a step."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the data for a checkpoint."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Restore the data that `state` returned."""
         ...
 
 
@@ -45,26 +45,26 @@ class AdaptiveCoefficient:
         return self.value
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Move towards the target by what the step's `kl` was; without one, stay."""
+        """Change the coefficient by the step's metric `kl`. Without this metric it stays the same."""
         if "kl" in metrics:
             error = (metrics["kl"] - self.target) / self.target
             self.value *= 1 + self.rate * max(-0.2, min(0.2, error))
 
     def state(self) -> dict[str, Any]:
-        """The coefficient."""
+        """Return the coefficient."""
         return {"value": self.value}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Restore the data that `state` returned."""
         self.value = state["value"]
 
 
 class AdaptiveBonus:
     """η rises by `step` while the entropy is at or below `target`, else falls; Skywork-OR1 (arXiv 2505.22312).
 
-    It counts only while the entropy is at or below the target, and is 0 otherwise. The entropy is the metric `entropy`:
-    nats per trained token. It stays within [low, high]. TRL moves it after every optimiser step, and adds no bonus
-    before it has measured an entropy; here it is after every training step, and counts from the start.
+    The value is η while the entropy is at or below the target, and 0 otherwise. The entropy is the metric `entropy`, in
+    nats per trained token. η stays within [low, high]. TRL changes it after every optimiser step, and adds no bonus
+    before it has measured an entropy; here it changes after every training step, and is active from the start.
     """
 
     def __init__(
@@ -77,25 +77,25 @@ class AdaptiveBonus:
         self.target = target
         self.step = step
         self.low, self.high = low, high
-        self.counts = True
+        self.active = True
 
     def __float__(self) -> float:
-        return self.value if self.counts else 0.0
+        return self.value if self.active else 0.0
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """One step up or down by what the step's `entropy` was; without one, stay."""
+        """Raise or lower η by one step, by the metric `entropy`. Without this metric it stays the same."""
         if "entropy" in metrics:
-            self.counts = metrics["entropy"] <= self.target
-            moved = self.value + (self.step if self.counts else -self.step)
+            self.active = metrics["entropy"] <= self.target
+            moved = self.value + (self.step if self.active else -self.step)
             self.value = min(self.high, max(self.low, moved))
 
     def state(self) -> dict[str, Any]:
-        """The coefficient, and whether it counts."""
-        return {"value": self.value, "counts": self.counts}
+        """Return η, and whether it is active."""
+        return {"value": self.value, "counts": self.active}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
-        self.value, self.counts = state["value"], state["counts"]
+        """Restore the data that `state` returned."""
+        self.value, self.active = state["value"], state["counts"]
 
 
 def _positive(**numbers: float) -> None:

@@ -1,32 +1,55 @@
-"""What can be wrong with the folders that a command is given, as one sentence each."""
+"""Arguments that several commands share: their types and help texts, and checks of files and folders."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from outdo.utils.errors import did_you_mean
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="recipe.toml and key=value settings, such as optim.lr=2e-6", show_default=False),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings", show_default=False)]
+Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and show where the time of all steps went")]
+RunFolder = Annotated[Path, typer.Argument(help="the run folder", show_default=False)]
+RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
+Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of the longest answer")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
 
 def no_run(run: Path) -> str | None:
-    """Why there is nothing to show in a folder, if there is nothing."""
+    """Return why there is no run to show in a folder, if there is none."""
     if any((run / name).exists() for name in ("recipe.toml", "metrics.jsonl", "tokens")):
         return None
     if run.is_dir():
         return f"{run}: no run is there (it has neither recipe.toml nor metrics.jsonl nor tokens)"
     if run.exists():
         return f"{run}: expected a run folder, and this is a file"
-    return f"{run}: no such folder{_near(run)}"
+    return f"{run}: no such folder{_nearest_folder(run)}"
 
 
-def no_place(file: Path) -> str | None:
-    """Why a file cannot be written where it is to be, if it cannot."""
+def not_writable(file: Path) -> str | None:
+    """Return why a file cannot be written at this place, if it cannot."""
     if file.is_dir():
         return f"{file}: expected the name of a file, and this is a folder"
     if not file.parent.is_dir():
-        return f"{file}: cannot be written, for there is no folder {file.parent}{_near(file.parent)}"
+        return f"{file}: cannot be written: there is no folder {file.parent}{_nearest_folder(file.parent)}"
     return None
 
 
-def _near(folder: Path) -> str:
-    """The folder beside it whose name is most like its own, as a question."""
+def not_empty(folder: Path) -> str | None:
+    """Return why a folder cannot be written as a new one, if something is in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        return f"{folder}: exists and is not empty; choose a new folder"
+    return None
+
+
+def _nearest_folder(folder: Path) -> str:
+    """Return `; did you mean X?` with the most similar name among the folder's neighbours."""
     if not folder.parent.is_dir():
         return ""
     return did_you_mean(folder.name, [path.name for path in folder.parent.iterdir() if path.is_dir()])

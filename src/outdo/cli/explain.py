@@ -15,6 +15,7 @@ from rich.table import Table
 from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo
+from outdo.cli.output import print_line
 from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.observability.explain import Explanation, Point, explain, mistakes_in, table
@@ -39,7 +40,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One of the essay's worked examples: grpo with ε = 0.2."""
+    """One of the worked examples of the essay: grpo with ε = 0.2."""
 
     old: float
     news: Sequence[float]
@@ -52,7 +53,7 @@ class Example:
         return grpo(clip_low=0.2, clip_high=0.2, beta=self.beta)
 
     def points(self) -> list[Point]:
-        """Its rows, as printed."""
+        """Return the rows as they are printed."""
         return [
             point
             for ref in self.refs
@@ -69,9 +70,9 @@ EXAMPLES: Mapping[int, Example] = {
 
 
 def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objective:
-    """The objective of a name and of settings such as `"beta=0.02"`; `length` is the longest answer, where it asks.
+    """Build the objective of a name and of settings such as `"beta=0.02"`, with `length` as the longest answer.
 
-    Raises `UserError` with all that is wrong with them.
+    Raises `UserError` with every mistake in them.
     """
     options: dict[str, Any] = {}
     mistakes: list[str] = []
@@ -94,74 +95,89 @@ def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objec
 def run_explain(
     title: str,
     make: Callable[[], Objective],
-    asked: Arguments,
+    arguments: Arguments,
     console: Console,
     *,
     picture: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Explain the objective that `make` gives. Raises `UserError` with all that is wrong, those of `make` included."""
-    mistakes = [f"explain: --{each}" for each in _mistakes(asked)]
-    objective = _tried(make, mistakes)
+    """Explain the objective that `make` builds. Raises `UserError` with every mistake, including those of `make`."""
+    mistakes = [f"explain: --{each}" for each in _mistakes(arguments)]
+    objective = _collect(make, mistakes)
     if picture is not None:
-        _tried(lambda: refuse_other_endings(picture), mistakes)
-    if mistakes or objective is None or asked.old is None:
+        _collect(lambda: refuse_other_endings(picture), mistakes)
+    if mistakes or objective is None or arguments.old is None:
         raise UserError(mistakes)
-    where = {"old": asked.old, "advantage": asked.advantage, "ref": asked.ref}
-    news = asked.news or [asked.old]
-    told = explain(objective, new=news[0], group=asked.group, length=asked.length, **where)
-    points = table(objective, news=news, **where)
+    old, advantage, ref = arguments.old, arguments.advantage, arguments.ref
+    news = arguments.news or [old]
+    explanation = explain(
+        objective, old=old, new=news[0], advantage=advantage, ref=ref, group=arguments.group, length=arguments.length
+    )
+    points = table(objective, old=old, news=news, advantage=advantage, ref=ref)
     if picture is not None:
         plot(
             objective,
             picture,
-            old=told.old,
+            old=explanation.old,
             news=news,
-            advantage=told.advantage,
-            refs=[told.ref],
-            title=_head(title, told),
+            advantage=explanation.advantage,
+            refs=[explanation.ref],
+            title=_head(title, explanation),
         )
     if as_json:
-        console.file.write(
-            json.dumps({"objective": title, "points": [*map(asdict, points)]} | told.surroundings()) + "\n"
-        )
+        content = {"objective": title, "points": [*map(asdict, points)]} | explanation.surroundings()
+        console.file.write(json.dumps(content) + "\n")
         return
-    _say(console, _head(title, told))
-    console.print(_rows(told, points))
-    for line in _sentences(objective, told):
-        _say(console, line)
+    print_line(console, _head(title, explanation))
+    console.print(_rows(explanation, points))
+    for line in _sentences(objective, explanation):
+        print_line(console, line)
     if picture is not None:
-        _say(console, f"the picture is {picture}")
+        print_line(console, f"the picture is {picture}")
 
 
 def run_example(number: int, console: Console, *, picture: Path | None = None, as_json: bool = False) -> None:
-    """Print a worked example of the essay as it stands there. Raises `UserError` where there is no such example."""
+    """Print a worked example as it is in the essay. Raises `UserError` if there is no such example."""
     if number not in EXAMPLES:
         raise UserError([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
     example = EXAMPLES[number]
     if picture is not None:
         refuse_other_endings(picture)
-        where = {"old": example.old, "news": example.news, "advantage": example.advantage, "refs": example.refs}
-        plot(example.objective, picture, **where, title=f"Example {number}: {_given(example)}")
+        plot(
+            example.objective,
+            picture,
+            old=example.old,
+            news=example.news,
+            advantage=example.advantage,
+            refs=example.refs,
+            title=f"Example {number}: {_setting(example)}",
+        )
     points = example.points()
     if as_json:
         console.file.write(json.dumps({"example": number, "points": [*map(asdict, points)]}) + "\n")
         return
-    _say(console, f"Example {number}: {_given(example)}")
-    console.print(_table(*(_pulled(points) if example.beta else _clipped(points))))
+    print_line(console, f"Example {number}: {_setting(example)}")
+    columns, rows = _reference_rows(points) if example.beta else _clip_rows(points)
+    console.print(_table(columns, rows))
     if picture is not None:
-        _say(console, f"the picture is {picture}")
+        print_line(console, f"the picture is {picture}")
 
 
-def _mistakes(asked: Arguments) -> list[str]:
-    old = 1.0 if asked.old is None else asked.old
-    missing = ["old is needed: the probability of the token when it was sampled"] if asked.old is None else []
-    size = {"group": asked.group, "length": asked.length}
-    return missing + mistakes_in(old=old, news=asked.news, advantage=asked.advantage, ref=asked.ref, **size)
+def _mistakes(arguments: Arguments) -> list[str]:
+    old = 1.0 if arguments.old is None else arguments.old
+    missing = ["old is needed: the probability of the token when it was sampled"] if arguments.old is None else []
+    return missing + mistakes_in(
+        old=old,
+        news=arguments.news,
+        advantage=arguments.advantage,
+        ref=arguments.ref,
+        group=arguments.group,
+        length=arguments.length,
+    )
 
 
-def _tried(call: Callable[[], Made], mistakes: list[str]) -> Made | None:
-    """What `call` gives, or None and its mistakes among the others."""
+def _collect(call: Callable[[], Made], mistakes: list[str]) -> Made | None:
+    """Return the result of `call`; if it raises `UserError`, add its mistakes to the others and return None."""
     try:
         return call()
     except UserError as error:
@@ -172,18 +188,18 @@ def _tried(call: Callable[[], Made], mistakes: list[str]) -> Made | None:
 # ------------------------------------------------------------------------------------------------- the essay's tables
 
 
-def _given(example: Example) -> str:
+def _setting(example: Example) -> str:
     beta = f", β = {example.beta}" if example.beta else ""
     return f"Â = {example.advantage}, ε = 0.2{beta}"
 
 
-def _clipped(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
+def _clip_rows(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
     """Examples 1 to 3."""
     values = ([p.old, p.new, p.ratio, p.clipped_ratio or 0.0, p.objective] for p in points)
     return ["π_old", "πθ", "Ratio", "Clipped ratio", "Clipped objective"], [[f"{v:.3f}" for v in row] for row in values]
 
 
-def _pulled(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
+def _reference_rows(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
     """Example 4."""
     names = ["π_ref", "π_old", "πθ", "dJ/dπθ (clip term)", "dJ/dπθ (KL)", "Total gradient"]
     rows = [
@@ -203,14 +219,14 @@ def _pulled(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
 # ---------------------------------------------------------------------------------------------------- any objective
 
 
-def _head(title: str, told: Explanation) -> str:
-    reference = "" if told.ref is None else f", π_ref = {_short(told.ref)}"
-    return f"{title}: one token, π_old = {_short(told.old)}{reference}, Â = {_short(told.advantage)}"
+def _head(title: str, explanation: Explanation) -> str:
+    reference = "" if explanation.ref is None else f", π_ref = {_short(explanation.ref)}"
+    return f"{title}: one token, π_old = {_short(explanation.old)}{reference}, Â = {_short(explanation.advantage)}"
 
 
-def _rows(told: Explanation, points: Sequence[Point]) -> Table:
-    """A row for each πθ; the gradients are by πθ."""
-    edges = [edge for interval in told.flat for edge in interval]
+def _rows(explanation: Explanation, points: Sequence[Point]) -> Table:
+    """Make a table with a row for each πθ; the gradients are with respect to πθ."""
+    edges = [edge for interval in explanation.flat for edge in interval]
 
     def place(point: Point) -> str:
         at_edge = point.new != point.old and any(abs(edge - point.new) < 1e-9 for edge in edges)
@@ -228,7 +244,7 @@ def _rows(told: Explanation, points: Sequence[Point]) -> Table:
         ]
         for p in points
     ]
-    if told.ref is not None:
+    if explanation.ref is not None:
         names += ["reference term", "together"]
         rows = [
             [*row, _signed(p.divergence_gradient), _signed(p.gradient)] for row, p in zip(rows, points, strict=True)
@@ -236,56 +252,60 @@ def _rows(told: Explanation, points: Sequence[Point]) -> Table:
     return _table(names, rows)
 
 
-def _sentences(objective: Objective, told: Explanation) -> Iterator[str]:
-    """How fast, how much, and what DeepSeekMath says of it."""
-    factors = dict(told.factors)
+def _sentences(objective: Objective, explanation: Explanation) -> Iterator[str]:
+    """Yield the sentences: the size of the gradient, how far the token moves, and the equation of DeepSeekMath."""
+    factors = dict(explanation.factors)
     size, pull = factors.pop("the size of Â", None), factors.pop("the reference's pull", 0.0)
     yield "how fast: at πθ = π_old, ∇ log πθ is multiplied with"
     share = "" if size is None else f", in which the size of Â is a factor of {_short(size)}"
-    yield f"    {_short(told.coefficient - pull):<9} by the policy term{share}"
-    if told.ref is not None:
+    yield f"    {_short(explanation.coefficient - pull):<9} by the policy term{share}"
+    if explanation.ref is not None:
         yield f"  + {_short(pull):<9} by the reference's pull"
     for name, value in factors.items():
         yield f"  × {_fraction(value):<9} for {name}"
-    yield f"  = {_short(told.coefficient * math.prod(factors.values()))}"
+    yield f"  = {_short(explanation.coefficient * math.prod(factors.values()))}"
     yield "how much"
-    yield from (f"  {line}" for line in _how_much(told))
+    yield from (f"  {line}" for line in _how_much(explanation))
     if objective.requires.whole_groups:
-        yield "  It looks across the answers to a question; here the answer is the only one."
-    yield from (f"  {line}" for line in _equation_21(objective, told))
+        yield "  It compares the answers to a question; here there is only one."
+    yield from (f"  {line}" for line in _equation_21(objective, explanation))
 
 
-def _how_much(told: Explanation) -> Iterator[str]:
-    way = "up" if told.advantage > 0 else "down"
-    if told.bound is None:
-        still = told.flat == ((0.0, 1.0),)
+def _how_much(explanation: Explanation) -> Iterator[str]:
+    way = "up" if explanation.advantage > 0 else "down"
+    if explanation.bound is None:
+        still = explanation.flat == ((0.0, 1.0),)
         yield "The policy term has no gradient." if still else f"The policy term pulls {way}, and has no bound."
     else:
-        beyond = "" if told.reachable else ", which no probability reaches"
-        ratio = _short(told.bound / told.old)
-        yield f"The policy term pulls {way} until πθ = {_short(told.bound)}, a ratio of {ratio}{beyond}."
-    if told.bound is not None and told.flat:
-        intervals = " and ".join(f"from {_short(low)} to {_short(high)}" for low, high in told.flat)
+        beyond = "" if explanation.reachable else ", which no probability reaches"
+        ratio = _short(explanation.bound / explanation.old)
+        yield f"The policy term pulls {way} until πθ = {_short(explanation.bound)}, a ratio of {ratio}{beyond}."
+    if explanation.bound is not None and explanation.flat:
+        intervals = " and ".join(f"from {_short(low)} to {_short(high)}" for low, high in explanation.flat)
         yield f"It has no gradient {intervals}."
-    for turn in told.turns:
+    for turn in explanation.turns:
         how = "at a kink" if turn.kink else "stationary"
         yield f"All terms together have a {turn.kind} at {_short(turn.probability)} ({how})."
-    yield f"Any number of small updates takes πθ from {_short(told.old)} to {_short(told.destination)}."
+    yield f"Any number of small updates takes πθ from {_short(explanation.old)} to {_short(explanation.destination)}."
 
 
-def _equation_21(objective: Objective, told: Explanation) -> Iterator[str]:
-    """The statement of DeepSeekMath's equation 21, where the objective's coefficient is that one."""
-    if not isinstance(objective, ComposedObjective) or objective.divergence is not k3 or told.ref is None:
+def _equation_21(objective: Objective, explanation: Explanation) -> Iterator[str]:
+    """Yield the statement of DeepSeekMath's equation 21, if the objective has that coefficient."""
+    if not isinstance(objective, ComposedObjective) or objective.divergence is not k3 or explanation.ref is None:
         return
-    beta, advantage = float(objective.beta), told.advantage
-    if not math.isclose(told.coefficient, advantage + beta * (told.ref / told.old - 1), abs_tol=1e-9):
+    beta, advantage = float(objective.beta), explanation.advantage
+    if not math.isclose(
+        explanation.coefficient, advantage + beta * (explanation.ref / explanation.old - 1), abs_tol=1e-9
+    ):
         return
-    numbers = f"{advantage:g} + {beta:g} ({told.ref:g} / {told.old:g} - 1) = {_short(told.coefficient)}"
+    numbers = (
+        f"{advantage:g} + {beta:g} ({explanation.ref:g} / {explanation.old:g} - 1) = {_short(explanation.coefficient)}"
+    )
     yield f"Â + β (π_ref / πθ - 1) = {numbers} at π_old (DeepSeekMath, equation 21)."
     if advantage > beta:
         yield "Â > β: at πθ = π_old there is no π_ref for which it is 0."
     else:
-        balance = told.old * (1 - advantage / beta)
+        balance = explanation.old * (1 - advantage / beta)
         reached = "" if balance <= 1 else ", which no probability is"
         yield f"Â ≤ β: at πθ = π_old it is 0 for π_ref = {_short(balance)}{reached}."
 
@@ -300,7 +320,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _fraction(value: float) -> str:
-    """1/160 where it is one, else digits."""
+    """Format a value as 1/160 if it is such a fraction, else in digits."""
     fraction = Fraction(value).limit_denominator(1_000_000)
     exact = fraction.numerator == 1 and math.isclose(value, 1 / fraction.denominator)
     return str(fraction) if exact and fraction.denominator > 1 and value < 0.5 else _short(value)
@@ -312,7 +332,3 @@ def _short(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.4g}" if value else "0"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,8 +1,9 @@
-"""`outdo sft`: a model folder in, a fine-tuned one out."""
+"""`outdo sft`: fine-tune a model on given answers."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from outdo.cli.arguments import not_empty
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
 from outdo.models.optimiser import OptimiserSettings
@@ -28,11 +29,11 @@ def run_sft(
     template: str | None = None,
 ) -> None:
     """Fine-tune a model on the pairs of a file, and write it to a new folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError([f"{out}: there is something there already; choose a new folder"])
+    if problem := not_empty(out):
+        raise UserError([problem])
     pairs = questions_from(data, prompt=prompt, answer=answer)
     if all(pair.answer is None for pair in pairs):
-        raise UserError([f"{data}: no column looks like the answer to be learnt; name it: --answer NAME"])
+        raise UserError([f"{data}: no column looks like the answers to learn; name it: --answer NAME"])
     policy = Policy.load(model, device=device, optimiser=replace(optimiser, total=steps))
     longest = None if policy.context is None else policy.context - 1
     prompts = tokenise(pairs, policy.tokenizer, max_tokens=longest, template=template)

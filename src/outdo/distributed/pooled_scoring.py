@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outdo.distributed.process import Replicated
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
-from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, backward_scores, token_scores
+from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, backward_scores, map_scores, token_scores
 from outdo.types import Batch, TokenScores
 from outdo.utils.batching import accumulate, group_neighbours
 from outdo.utils.timing import span
@@ -36,12 +36,12 @@ class ScoringWorker:
     @torch.no_grad()
     def measure(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
         """Compute the scores without gradients, on the CPU."""
-        return token_scores(self.model_forward, batch, entropy, chunk).to("cpu")
+        return map_scores(token_scores(self.model_forward, batch, entropy, chunk), Tensor.cpu)
 
     def forward(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
         """Compute the scores; return them detached, and keep their graph for `backward`."""
         self._scores = token_scores(self.model_forward, batch, entropy, chunk)
-        return self._scores.detach()
+        return map_scores(self._scores, Tensor.detach)
 
     def backward(self, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
         """Add the gradient, given the loss's derivatives with respect to what `forward` returned last."""

@@ -50,6 +50,7 @@ class Models:
         objective: Objective,
         *,
         advantage: Advantage | None = None,
+        requires: Requires | None = None,
         reference: Scorer | None = None,
         critic: Critic | None = None,
         refresh_every: int | None = None,
@@ -58,10 +59,11 @@ class Models:
         """Make the models that objective and advantage require.
 
         Unless given, the reference is a copy of the policy as it is now, and the critic a copy of it with a value head.
+        `requires` is what the two need together, if the caller knows it already.
 
         Raises ValueError for a reference or critic that neither of them requires.
         """
-        needs = requirements_of(advantage, objective)
+        needs = requirements_of(advantage, objective) if requires is None else requires
         given = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
         if unused := [name for name, (model, needed) in given.items() if model is not None and not needed]:
             raise ValueError(f"nothing needs the {' and the '.join(unused)}: neither the objective nor the advantage")

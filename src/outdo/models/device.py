@@ -1,12 +1,17 @@
-"""The device to train on."""
+"""The device to train on, the precision of its products, and determinism."""
+
+import os
+from typing import Literal
 
 import torch
 
 from outdo.utils.errors import UserError
 
+Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 on an accelerator, float32 on a CPU
+
 
 def choose_device(name: str = "auto") -> tuple[torch.device, str]:
-    """The device to train on, and why. `auto`: CUDA, else MPS, else the CPU; anything else is taken at its word.
+    """Return the device to train on, and why. `auto`: CUDA, else MPS, else the CPU; any other name is used as it is.
 
     Raises `UserError` if `name` is no device of this machine.
     """
@@ -23,7 +28,21 @@ def choose_device(name: str = "auto") -> tuple[torch.device, str]:
     except (RuntimeError, AssertionError) as error:  # torch's own way of saying "Torch not compiled with CUDA enabled"
         mistake = f"device {name!r} is not usable here ({_first_line(error)}); use auto, cpu, cuda, cuda:1, ... or mps"
         raise UserError([mistake]) from None
-    return device, "as asked"
+    return device, "as requested"
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> Literal["float32", "bfloat16"]:
+    """Return the precision of matrix products on a device. The weights are float32 in any case."""
+    if precision == "auto":
+        return "float32" if device.type == "cpu" else "bfloat16"
+    return precision
+
+
+def make_deterministic(device: torch.device) -> None:
+    """Choose deterministic algorithms on CUDA, with a warning from torch where there is none. A CPU has no others."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def _first_line(error: Exception) -> str:

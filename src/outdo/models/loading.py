@@ -35,9 +35,11 @@ MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
 
 
 def load_tokenizer(
-    name: str | Path, *, stop_token_ids: Sequence[int] = (), kind: Kind = LANGUAGE_MODEL
+    model: str | Path | ModelFacts, *, stop_token_ids: Sequence[int] = (), kind: Kind = LANGUAGE_MODEL
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub model, with what it lacks settled by rule.
+    """Load the tokenizer of a model folder or hub model, or of one that has been inspected already.
+
+    Rules for what it may lack:
 
     - No end-of-sequence token: refused, since answers would never end, unless `stop_token_ids` say what ends them.
     - No padding token: the end token stands in (or the first stop token). Padding is arithmetic only: masks count
@@ -46,8 +48,8 @@ def load_tokenizer(
 
     Raises `ModelError` with the reason.
     """
-    facts = inspect_folder(name, kind)
-    folder = _on_this_machine(facts, TOKENIZER_FILES)
+    facts = _inspected(model, kind)
+    name, folder = facts.name, _on_this_machine(facts, TOKENIZER_FILES)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file may raise a bare Exception, OSError, KeyError, ...
@@ -60,7 +62,7 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_token_ids[0]
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
-    _check_rows(tokenizer, facts.vocab_size or inspect_folder(folder, kind).vocab_size, str(name))
+    _check_rows(tokenizer, facts.vocab_size or inspect_folder(folder, kind).vocab_size, name)
     return tokenizer
 
 
@@ -80,7 +82,7 @@ def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str)
 
 
 def load_model(
-    name: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    model: str | Path | ModelFacts, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0.
 
@@ -90,8 +92,9 @@ def load_model(
     Raises `ModelError` if the folder is not sound, or holds not exactly the weights that its config asks for: what is
     missing would otherwise be filled with random numbers.
     """
-    folder = _with_weights(name, LANGUAGE_MODEL)
-    loaded = _load(AutoModelForCausalLM, folder, _config(folder, str(name)), str(name), dtype)
+    facts = _inspected(model, LANGUAGE_MODEL)
+    folder = _with_weights(facts, LANGUAGE_MODEL)
+    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, dtype)
     return loaded.to(device).eval()
 
 
@@ -105,7 +108,8 @@ def load_classifier(
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
-    folder = _with_weights(name, REWARD_MODEL if head_seed is None else LANGUAGE_MODEL)
+    kind = REWARD_MODEL if head_seed is None else LANGUAGE_MODEL
+    folder = _with_weights(inspect_folder(name, kind), kind)
     config = _config(folder, str(name))
     config.use_cache = False  # the model generates nothing
     if head_seed is not None:
@@ -122,10 +126,15 @@ def load_classifier(
     return model.to(device).eval()
 
 
-def _with_weights(name: str | Path, kind: Kind) -> Path:
-    """The folder of a model, sound and on this machine."""
-    folder = _on_this_machine(inspect_folder(name, kind), MODEL_FILES)
-    inspect_folder(folder, kind)  # of a hub model the weights are here only now
+def _inspected(model: str | Path | ModelFacts, kind: Kind) -> ModelFacts:
+    return model if isinstance(model, ModelFacts) else inspect_folder(model, kind)
+
+
+def _with_weights(facts: ModelFacts, kind: Kind) -> Path:
+    """Return the folder of a model, downloaded if it is on the hub."""
+    folder = _on_this_machine(facts, MODEL_FILES)
+    if not is_local(facts.name):
+        inspect_folder(folder, kind)  # the weights of a hub model could not be inspected before the download
     return folder
 
 

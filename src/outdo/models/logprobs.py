@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
 from outdo.models.onednn import product
 
 Entropy = Literal["none", "value", "gradient"]
 Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
-# Bytes of logits at a time. A processor is fastest while they stay in its cache, an accelerator at large products.
-ON_PROCESSOR, ON_ACCELERATOR = 8 * 2**20, 256 * 2**20
 
 
 def predecessors(length: int, device: torch.device | None = None) -> Tensor:
@@ -69,8 +68,8 @@ def chunked_scores(
     at most `chunk` tokens exist at a time; unset, as many as are fastest. The backward pass computes them again, which
     costs one more product with the head and saves N × V floats for the lifetime of the graph.
 
-    A head that is a `torch.nn.Linear` is cut along the vocabulary, into no less than 256 columns; any other along the
-    tokens. With autocast the products have its precision; sums over the vocabulary stay float32.
+    A head that is a `torch.nn.Linear` is cut along the vocabulary, into no less than `LOGIT_COLUMNS` columns; any other
+    along the tokens. With autocast the products have its precision; sums over the vocabulary stay float32.
     """
     if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward:  # no adapter
         return _linear_scores(head, hidden, token_ids, temperature, entropy, chunk)
@@ -102,9 +101,9 @@ def _linear_scores(
             hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)  # [N, H + 1]
             weight = torch.cat([weight, head.bias[:, None]], 1)  # [V, H + 1]
         hidden = hidden / temperature.to(hidden.dtype)[:, None]  # the same as logits / temperature
-        bytes_at_once = ON_PROCESSOR if kind == "cpu" else ON_ACCELERATOR
+        bytes_at_once = LOGIT_BYTES.get(kind, LOGIT_BYTES["cuda"])
         logits = chunk * len(weight) if chunk else bytes_at_once // hidden.element_size()
-        columns = min(len(weight), max(256, logits // max(1, len(hidden))))
+        columns = min(len(weight), max(LOGIT_COLUMNS, logits // max(1, len(hidden))))
         logprobs, entropies = _LinearScores.apply(hidden, weight, token_ids, columns, dtype, entropy != "none")
     return logprobs, entropies if entropy == "gradient" else entropies.detach()
 

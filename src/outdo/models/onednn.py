@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear as torchs_linear
 
-PACKED = 2**30  # bytes of linear layers; larger ones are not copied, not even for a while
+from outdo.models.limits import PACKED_BYTES
+
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -48,10 +49,10 @@ def patched_linears(model: nn.Module, *, packed: bool = False) -> Iterator[None]
     """Let the linear layers of a model compute by `linear` during a `with` block.
 
     `packed` copies the weights into the order in which oneDNN reads them, as each product would do otherwise: for many
-    products with few rows, between which no weight changes. Up to `PACKED` bytes are copied, or none.
+    products with few rows, between which no weight changes. Up to `PACKED_BYTES` bytes are copied, or none.
     """
     layers = [each for each in model.modules() if type(each) is nn.Linear and "forward" not in vars(each)]
-    packed = packed and sum(layer.weight.nbytes for layer in layers) <= PACKED
+    packed = packed and sum(layer.weight.nbytes for layer in layers) <= PACKED_BYTES
     for layer in layers:
         forward = partial(_forward, layer)
         if packed and _use_onednn(layer.weight):

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.algorithms.objectives.base import Objective
-from outdo.models.attention.forward import AttentionSetting, Forward, Precision
-from outdo.models.device import choose_device
+from outdo.models.attention.forward import AttentionSetting, Forward
+from outdo.models.device import Precision, choose_device
+from outdo.models.inspect_folder import ModelFacts
 from outdo.models.loading import load_model, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, stack, stack_rows
@@ -52,9 +53,11 @@ class Policy(Scorer):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **settings: Any
+        cls, path: str | Path | ModelFacts, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **settings: Any
     ) -> "Policy":
-        """Load a Hugging Face model folder or hub name, with float32 weights and dropout off. `settings`: see `Policy`.
+        """Load a Hugging Face model folder or hub name, or one inspected already: float32 weights, dropout off.
+
+        The other keyword arguments are those of `Policy`.
 
         `stop_token_ids` are needed only if the tokenizer has no end-of-sequence token: see `load_tokenizer`.
         """

@@ -81,6 +81,10 @@ class ScoringPool(Protocol):
         """Make a `Scoring` that shares rows among the processes."""
         ...
 
+    def close(self) -> None:
+        """End the other processes."""
+        ...
+
 
 class LocalScoring:
     """Compute in this process, one micro-batch after the other."""
@@ -92,10 +96,11 @@ class LocalScoring:
     def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""
         micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, whole_groups=False)
-        return [
-            (rows, token_scores(self.model_forward, batch.rows(torch.tensor(rows)), entropy, sizes.chunk).to("cpu"))
-            for rows in micro_batches
-        ]
+        results: ByRows[TokenScores] = []
+        for rows in micro_batches:
+            scores = token_scores(self.model_forward, batch.rows(torch.tensor(rows)), entropy, sizes.chunk)
+            results.append((rows, map_scores(scores, Tensor.cpu)))
+        return results
 
     def accumulate(
         self,
@@ -113,7 +118,7 @@ class LocalScoring:
             micro = batch.rows(torch.tensor(rows)).to(self.model_forward.device)
             with span("forward"):
                 scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
-            result = loss(scores.detach(), micro)
+            result = loss(map_scores(scores, Tensor.detach), micro)
             return (scores, result), (rows, result)
 
         def backward(graph: tuple[TokenScores, LossAndGrads]) -> None:
@@ -203,6 +208,12 @@ def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: 
         return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]
 
     return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
+
+
+def map_scores(scores: TokenScores, change: Callable[[Tensor], Tensor]) -> TokenScores:
+    """Apply `change` to log-probabilities and entropies."""
+    entropy = None if scores.entropy is None else change(scores.entropy)
+    return TokenScores(logprobs=change(scores.logprobs), entropy=entropy)
 
 
 def backward_scores(scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:

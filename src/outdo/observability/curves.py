@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outdo.observability import glossary
+from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ LOOK: dict[Any, Any] = {
     "axes.axisbelow": True,
     "xtick.color": GREY,
     "ytick.color": GREY,
-    "svg.hashsalt": "outdo",  # without a fixed salt, the ids in the file differ each time
 }
 RUNS: Sequence[Mapping[str, Any]] = (
     {"color": "#1d5fa8", "linestyle": "-", "marker": "o"},
@@ -75,7 +75,6 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
-    vector = Path(path).suffix == ".svg"
     with rc_context(LOOK):
         across = min(ACROSS, len(drawn))
         down = -(-len(drawn) // across)
@@ -96,7 +95,7 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
             figure.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False)
         else:
             figure.suptitle("".join(runs), x=0.01, ha="left", fontsize=11)
-        figure.savefig(path, dpi=160, metadata={"Date": None, "Creator": None} if vector else None)
+        save_picture(figure, path)
 
 
 def written(lines: Sequence[Metrics]) -> list[str]:

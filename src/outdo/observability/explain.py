@@ -18,7 +18,7 @@ from torch import Tensor
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, given
 from outdo.algorithms.objectives.weights import total
 from outdo.observability.record.bounds import bounds, policy_push
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Terms, TokenScores
+from outdo.types import Batch, Terms, TokenScores
 from outdo.utils.errors import UserError
 
 FARTHEST = (1e-6, 30.0)
@@ -279,19 +279,8 @@ class _Token:
 
 def _answers(*, old: float, advantage: float, ref: float | None, group: int = 1, length: int = 1) -> Batch:
     """Return different answers to one question, [group, 1 + length]; the first one repeats the token to explain."""
-    answers = tuple(
-        Rollout(
-            token_ids=(2 + number,) * length,
-            loss_mask=(True,) * length,
-            logprobs=(math.log(old),) * length,
-            text="",
-            reward=advantage,
-            finish_reason=FinishReason.stop,
-            policy_version=0,
-        )
-        for number in range(group)
-    )
-    batch = Batch.from_groups([Group(prompt=Prompt(id="", text="", token_ids=(1,)), rollouts=answers)])
+    completions = [(2 + number,) * length for number in range(group)]
+    batch = Batch.of_tokens([(1,)] * group, completions, group=[0] * group)
     first = torch.arange(group)[:, None] == 0  # [group, 1]
 
     def filled(value: float, elsewhere: float) -> Tensor:
@@ -300,6 +289,7 @@ def _answers(*, old: float, advantage: float, ref: float | None, group: int = 1,
 
     old_logprobs = filled(math.log(old), math.log(ELSEWHERE))
     return batch.with_(
+        rewards=torch.full_like(batch.rewards, advantage),
         old_logprobs=old_logprobs,
         rollout_logprobs=old_logprobs,
         old_entropy=filled(_entropy(_tensor(old)).item(), 0.0),

@@ -9,6 +9,7 @@ import torch
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.observability.explain import Explanation, Point, explain, table
+from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ LOOK: dict[Any, Any] = {
     "xtick.color": GREY,
     "ytick.color": GREY,
     "hatch.linewidth": 0.4,
-    "svg.hashsalt": "outdo",  # without a fixed salt, the ids in the file differ each time
 }
 LINES: Mapping[str, Mapping[str, Any]] = {
     "all terms": {"color": "black", "linewidth": 1.8},
@@ -55,7 +55,7 @@ def plot(
     `UserError` for another suffix, for values that are not probabilities, and without matplotlib (the extra `plot`).
     """
     columns = [_Column.of(objective, news, old=old, advantage=advantage, ref=ref) for ref in refs]
-    vector = refuse_other_endings(path) == ".svg"
+    refuse_other_endings(path)
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def plot(
         once = dict(zip(names, lines, strict=True))
         figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=5, columnspacing=1.4, frameon=False)
         figure.suptitle(title.replace("π_old", OLD).replace("π_ref", REF), fontsize=11)
-        figure.savefig(path, dpi=160, metadata={"Date": None, "Creator": None} if vector else None)
+        save_picture(figure, path)
 
 
 def refuse_other_endings(path: str | Path) -> str:

@@ -1,16 +1,55 @@
-"""Writing files so that a crash or a failing disk leaves the old content or the new one, never a mix.
+"""Write files so that a crash or a failing disk leaves the old content or the new one, never a mix.
 
-Whatever outdo writes itself and must find again is written through this module. The operations of `os` it uses (`open`,
-`write`, `fsync`, `rename`, `mkdir`, `unlink`, `rmdir`) are thus the whole list of what the disk can refuse, and the
-tests let each of them fail, and kill the process at each of them, in turn.
+Everything that outdo writes and must read again is written through this module. Its operations of `os` (`open`,
+`write`, `fsync`, `rename`, `mkdir`, `unlink`, `rmdir`) are therefore the whole list of what a disk can refuse. The
+tests let each of them fail in turn, and kill the process at each of them.
 """
 
+import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from outdo.utils.errors import RunFolderError
+
+
+def write_json_atomically(path: Path, content: Any) -> None:
+    """Replace `path` by `content` as JSON, NaN and infinities as null; a reader sees the old file or the new one."""
+    write_text_atomically(path, json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text_atomically(path: Path, content: str) -> None:
+    """Replace `path` by `content` in UTF-8; a reader sees the old file or the new one, also after a crash."""
+    write_bytes_atomically(path, content.encode("utf-8", "backslashreplace"))  # half a surrogate pair has no UTF-8
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`; a reader sees the old file or the new one, also after a crash."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write_file(temporary, content)
+        rename(temporary, path)
+    except OSError as error:
+        unchanged = "; the old content is unchanged" if path.exists() else ""
+        raise RunFolderError(f"{path}: cannot be written: {error.strerror}{unchanged}") from error
+
+
+def finite(value: Any) -> Any:
+    """Return `value` with None in place of every NaN and infinity, which JSON cannot hold."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {key: finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [finite(item) for item in value]
+    return value
 
 
 def make_folder(path: Path) -> None:
-    """Create `path` and its missing parents, each on disk when this returns. A folder that exists is left alone."""
+    """Create `path` and its missing parents, each on disk when this returns. An existing folder is left alone."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         os.mkdir(folder)
@@ -18,7 +57,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, on disk when this returns. Not atomic: write aside, then `rename`."""
+    """Write `content` to `path`, on disk when this returns. Not atomic: write to another name, then `rename`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         append(descriptor, content)
@@ -29,7 +68,7 @@ def write_file(path: Path, content: bytes) -> None:
 def append(descriptor: int, content: bytes) -> None:
     """Write all of `content` to an open file, on disk when this returns."""
     rest = memoryview(content)
-    while rest:  # a disk that is nearly full takes a part and refuses only the next call
+    while rest:  # a disk that is nearly full accepts a part, and refuses only the next call
         rest = rest[os.write(descriptor, rest) :]
     os.fsync(descriptor)
 
@@ -50,7 +89,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a folder and all in it, without following links."""
+    """Remove a file, or a folder with its content, without following links."""
     if path.is_symlink() or not path.is_dir():
         os.unlink(path)
         return

@@ -1,12 +1,12 @@
-"""Checkpoints: written aside, hashed, renamed into place, and believed only when every hash is right.
+"""Checkpoints: written to a temporary folder, hashed, renamed into place, and used only if every hash is right.
 
     checkpoints/step_000040/        a Hugging Face model folder, as `from_pretrained` loads it
         config.json, model.safetensors, tokenizer.json ...
-        state/state.json            the whole training state but its tensors
+        state/state.json            the training state without its tensors
         state/tensors.safetensors   its tensors
         manifest.json               size and SHA-256 of every other file, written last
 
-A published folder is never written into. There is no pickle: none is written, and none is opened.
+A published folder is never changed. No pickle is written, and none is opened.
 """
 
 import contextlib
@@ -42,53 +42,53 @@ TENSORS = "state/tensors.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """The newest checkpoint that is whole."""
+    """The newest whole checkpoint."""
 
     path: Path
     """Its folder."""
     step: int
     """The last step it holds."""
     broken: tuple[str, ...]
-    """What is wrong with each newer one, file by file; to be shown to the user."""
+    """The faults of each newer checkpoint, file by file; show them to the user."""
 
 
 # ---------------------------------------------------------------------------------------------------------- saving
 
 
 def save(folder: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
-    """Publish `folder/step_000040` for step 40 and return it.
+    """Write `folder/step_000040` for step 40 and return it.
 
-    `write_model(path)` writes the model and its tokenizer into `path`; `state` is what `state_file.pack` takes.
-    A whole checkpoint of that step is kept as it is and returned: the same run has the same weights at the same step.
-    A broken one is replaced. One process at a time may save into `folder`; a run folder's lock sees to that.
+    `write_model(path)` writes the model and its tokenizer into `path`; `state` is an argument for `state_file.pack`.
+    A whole checkpoint of that step is kept and returned: the same run has the same weights at the same step. A broken
+    one is replaced. One process at a time may save into `folder`; the lock of the run folder ensures this.
 
-    Raises: DiskFullError when there is no room, CheckpointError when something else refuses. The checkpoints published
-    before are untouched then, and nothing that looks like a checkpoint is left of this one.
+    Raises: DiskFullError if the disk is full, CheckpointError for any other failure. The earlier checkpoints are then
+    unchanged, and nothing that looks like a checkpoint remains of this one.
     """
     target = folder / _name(step)
-    aside = folder / f".tmp-{target.name}-{os.getpid()}"
+    temporary = folder / f".tmp-{target.name}-{os.getpid()}"
     try:
         atomic.make_folder(folder)
         remove_leftovers(folder)
         if target.exists() and not verify(target):
             return target
-        _write(aside, step, write_model, state)
-        replaced = aside.with_name(f"{aside.name}-replaced")
-        if os.path.lexists(target):  # broken, and its successor is complete
+        _write(temporary, step, write_model, state)
+        replaced = temporary.with_name(f"{temporary.name}-replaced")
+        if os.path.lexists(target):  # it is broken, and its replacement is complete
             atomic.rename(target, replaced)
-        atomic.rename(aside, target)
+        atomic.rename(temporary, target)
         _discard(replaced)
     except (OSError, SafetensorError) as error:
-        _discard(aside)
+        _discard(temporary)
         raise _not_saved(target, error) from error
     except BaseException:
-        _discard(aside)
+        _discard(temporary)
         raise
     return target
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed while saving or pruning left: `folder/.tmp-*` of ended processes."""
+    """Remove `folder/.tmp-*` of processes that have ended: they were killed while saving or pruning."""
     for path in folder.glob(".tmp-*"):
         match = re.fullmatch(r"\.tmp-step_\d+-(\d+)(-\w+)?", path.name)
         if match and (int(match[1]) == os.getpid() or not _is_running(int(match[1]))):
@@ -96,12 +96,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
-    """Remove all checkpoints but the newest `keep` and that of step `best`; return the folders removed.
+    """Remove all checkpoints except the newest `keep` and that of step `best`; return the removed folders.
 
-    The newest whole checkpoint is never removed, also when the ones kept after it are broken.
+    The newest whole checkpoint is never removed, even if all newer ones are broken.
     """
     if keep < 1:
-        raise ValueError(f"keep = {keep}: at least one checkpoint has to be kept")
+        raise ValueError(f"keep = {keep}: at least one checkpoint must be kept")
     steps = _published(folder)
     surplus = [step for step in steps[keep:] if step != best]
     if not surplus:
@@ -109,13 +109,13 @@ def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
     newest_whole = next((step for step in steps if not verify(folder / _name(step))), None)
     removed = [folder / _name(step) for step in surplus if newest_whole is not None and step != newest_whole]
     try:
-        for path in removed:  # out of sight first, so that a kill half-way leaves no broken checkpoint
+        for path in removed:  # renamed first, so that a kill half-way leaves no broken checkpoint
             hidden = folder / f".tmp-{path.name}-{os.getpid()}-pruned"
             atomic.rename(path, hidden)
             atomic.remove_tree(hidden)
     except OSError as error:
         raise CheckpointError(
-            f"{error.filename or folder}: the old checkpoint was not removed: {error.strerror}"
+            f"{error.filename or folder}: the old checkpoint cannot be removed: {error.strerror}"
         ) from error
     return removed
 
@@ -132,7 +132,7 @@ def _write(aside: Path, step: int, write_model: Callable[[Path], None], state: M
         raise CheckpointError("a checkpoint of this model cannot be saved:\n" + "\n".join(faults))
     usual = (aside / STATE).stat().st_mode
     for name in names:
-        if (aside / name).stat().st_mode != usual:  # safetensors makes files that only their owner can read
+        if (aside / name).stat().st_mode != usual:  # safetensors writes files that only their owner can read
             (aside / name).chmod(stat.S_IMODE(usual))
         atomic.sync(aside / name)
     listed = {name: {"sha256": _sha256(aside / name), "size": (aside / name).stat().st_size} for name in names}
@@ -142,7 +142,7 @@ def _write(aside: Path, step: int, write_model: Callable[[Path], None], state: M
 
 
 def _discard(path: Path) -> None:
-    with contextlib.suppress(OSError):  # what remains is removed by the next save; it is no reason to stop a run
+    with contextlib.suppress(OSError):  # the next save removes what remains; this is no reason to stop a run
         atomic.remove_tree(path)
 
 
@@ -152,10 +152,10 @@ def _not_saved(target: Path, error: Exception) -> CheckpointError:
         number = int(in_rust[1])
     where = getattr(error, "filename", None) or target
     if number in (errno.ENOSPC, errno.EDQUOT):
-        message = f"{target}: no space left for this checkpoint. Those saved before are untouched. "
+        message = f"{target}: no space left for this checkpoint. Earlier checkpoints are unchanged. "
         return DiskFullError(message + "Free some space, or lower checkpoint.keep, and resume.")
     reason = os.strerror(number) if number else str(error)
-    return CheckpointError(f"{where}: the checkpoint was not saved: {reason}. Those saved before are untouched.")
+    return CheckpointError(f"{where}: the checkpoint was not saved: {reason}. Earlier checkpoints are unchanged.")
 
 
 def _is_running(pid: int) -> bool:
@@ -172,9 +172,9 @@ def _is_running(pid: int) -> bool:
 
 
 def latest(folder: Path) -> CheckpointInfo | None:
-    """The newest whole checkpoint in `folder`, every file of it verified; None where there is no checkpoint at all.
+    """Return the newest whole checkpoint in `folder`, with every file verified; None if there is no checkpoint.
 
-    Raises: CheckpointError when there are checkpoints and none is whole: starting from scratch is for the user to say.
+    Raises: CheckpointError if there are checkpoints and none is whole: the user decides whether to start again.
     """
     broken: list[str] = []
     for step in _published(folder):
@@ -184,18 +184,18 @@ def latest(folder: Path) -> CheckpointInfo | None:
             return CheckpointInfo(path=path, step=step, broken=tuple(broken))
         broken += faults
     if broken:
-        told = f"To start again from the first step, remove {folder} or choose another run folder."
-        raise CheckpointError("\n".join([f"{folder}: no checkpoint is whole.", *broken, told]))
+        hint = f"To start again from the first step, remove {folder} or choose another run folder."
+        raise CheckpointError("\n".join([f"{folder}: no checkpoint is whole.", *broken, hint]))
     return None
 
 
 def verify(path: Path) -> list[str]:
-    """Everything that is wrong with the checkpoint `path`, a line each, naming the file; empty when it is whole."""
+    """Return every fault of the checkpoint `path`, a line each, naming the file; nothing if it is whole."""
     try:
         if path.is_symlink() or not path.is_dir():
             return [f"{path}: not a folder"]
         names, faults = _inventory(path)
-        if faults:  # then nothing in it is opened
+        if faults:  # no file in it is opened then
             return faults
         listed = _read_manifest(path)
         faults = [f"{path / name}: not in the manifest" for name in names if name not in listed]
@@ -209,7 +209,7 @@ def verify(path: Path) -> list[str]:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The training state of the checkpoint `path`, its two files verified, tensors on the CPU.
+    """Load the training state of the checkpoint `path`, its two files verified, tensors on the CPU.
 
     Raises: CheckpointError naming the file that is missing or damaged.
     """
@@ -233,14 +233,14 @@ def _name(step: int) -> str:
 
 
 def _published(folder: Path) -> list[int]:
-    """Steps that have a checkpoint, whole or not, newest first."""
+    """Return the steps that have a checkpoint, whole or not, newest first."""
     named = [re.fullmatch(r"step_(\d{6,})", path.name, re.ASCII) for path in folder.glob("step_*")]
     steps = {int(match[1]) for match in named if match and match[0] == _name(int(match[1]))}
     return sorted(steps, reverse=True)
 
 
 def _inventory(path: Path) -> tuple[list[str], list[str]]:
-    """Names of the files in a checkpoint without its manifest, and what must not be there."""
+    """Return the names of a checkpoint's files, without the manifest, and the faults of files that are not allowed."""
     names, faults = [], []
     for inside in sorted(path.rglob("*")):
         mode, name = inside.lstat().st_mode, inside.relative_to(path).as_posix()
@@ -260,7 +260,7 @@ def _manifest(step: int, listed: Mapping[str, Mapping[str, Any]]) -> bytes:
 
 
 def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """The files a manifest lists, with `sha256` and `size`. One changed bit anywhere in it is an error."""
+    """Return the files that a manifest lists, with `sha256` and `size`. Any changed bit in it is an error."""
     manifest = path / MANIFEST
     if manifest.is_symlink() or not manifest.is_file():
         raise CheckpointError(f"{manifest}: missing")
@@ -288,11 +288,11 @@ def _check_entry(name: str, sha256: Any, size: Any) -> None:
 
 
 def _compare(path: Path, name: str, listed: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong with one listed file."""
+    """Return the faults of one listed file."""
     file, expected = path / name, listed.get(name)
     if expected is None or not file.exists():
         return [f"{file}: missing"]
-    if not stat.S_ISREG(file.lstat().st_mode):  # named by the inventory; and a pipe would never end
+    if not stat.S_ISREG(file.lstat().st_mode):  # the inventory reports it; reading a pipe would never end
         return [f"{file}: not a file"]
     if (size := file.stat().st_size) != expected["size"]:
         return [f"{file}: {size} bytes, the manifest says {expected['size']}"]
@@ -310,18 +310,17 @@ def _sha256(path: Path) -> str:
 
 
 def free_space_needed(weights: Mapping[str, Tensor], *, copies: int = 3, keep: int = 2) -> int:
-    """Bytes on disk that a run's checkpoints take.
+    """Estimate the bytes on disk that the checkpoints of a run need.
 
-    `copies` counts how often a checkpoint holds something of the size of `weights`: the weights and AdamW's two moments
-    are 3, a reference policy is one more. `keep` is the number of newest ones kept; the best, and the one being
-    written, come on top.
+    `copies` is how often a checkpoint holds something of the size of `weights`: 3 for the weights and AdamW's two
+    moments, one more for a reference. `keep` newest ones are kept; the best one, and the one being written, are added.
     """
-    distinct = {tensor.data_ptr(): tensor.nbytes for tensor in weights.values()}  # tied ones once
+    distinct = {tensor.data_ptr(): tensor.nbytes for tensor in weights.values()}  # tied weights once
     return (keep + 2) * (copies * sum(distinct.values()) + 2**24)  # 16 MiB: tokenizer, JSON, manifest
 
 
 def check_free_space(folder: Path, needed: int) -> None:
-    """Raise DiskFullError unless `needed` bytes are free where `folder` is or will be."""
+    """Raise DiskFullError unless `needed` bytes are free on the disk of `folder`."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -332,10 +331,10 @@ def check_free_space(folder: Path, needed: int) -> None:
 
 
 def weights_hash(weights: Mapping[str, Tensor] | Path) -> str:
-    """SHA-256 over names in order, dtypes, shapes and bytes; of a state dict, or of a folder's `*.safetensors`.
+    """Compute SHA-256 over names in order, dtypes, shapes and bytes of a state dict, or of a folder's `*.safetensors`.
 
-    Equal hashes are equal weights, bit for bit. A state dict names tied weights twice and a folder once: compare like
-    with like.
+    Equal hashes mean equal weights, bit for bit. Tied weights are twice in a state dict and once in a folder, so
+    compare only two of the same kind.
     """
     digest = hashlib.sha256()
     for name, tensor in _in_folder(weights) if isinstance(weights, Path) else sorted(weights.items()):

@@ -1,21 +1,20 @@
-"""What besides the recipe decides a run: versions, device, command and commit, without secrets."""
+"""Describe what decides a run besides its recipe: versions, device, command and commit, without secrets."""
 
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
-
-from outdo.storage.run_folder import timestamp
 
 SECRET = re.compile(r"(?:^|[._-])(?:token|secret|password|passwd|credentials?|(?:api|access)[_-]?key)$", re.IGNORECASE)
 """Names of settings whose values are not written down. `sampling.max_tokens` is not one of them."""
 
 
 def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
-    """What besides the recipe decides a run, for `environment.json`. No environment variables, and no secrets."""
+    """Return the content of `environment.json`. It holds no environment variables and no secrets."""
     packages = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
     return {
         "python": platform.python_version(),
@@ -33,7 +32,7 @@ def describe_environment(*, seed: int, threads: int, device: str, world_size: in
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like."""
+    """Return command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -45,19 +44,24 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def version_of(package: str) -> str | None:
-    """The version that is installed; None where the package is not."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
+def timestamp() -> str:
+    """Return the time now, in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _git_commit() -> str | None:
-    """The commit of the folder the command runs in; None outside a repository or without git."""
+    """Return the commit of the current folder; None outside a repository or without git."""
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None

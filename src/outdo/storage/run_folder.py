@@ -1,33 +1,37 @@
-"""The run folder: one process at a time, one line of metrics for each step, and how a run differs from a saved one.
+"""The folder of a run: its lock, and its metrics, one line for each step.
 
 recipe.toml         the resolved recipe             tokens/         what happened to every token
 environment.json    versions, seed, command         checkpoints/    see `outdo.storage.checkpoint`
 metrics.jsonl       one JSON object for each step   summary.json    before and after
-lock                who runs here now               report.html     the page
+lock                the process that runs here      report.html     the page
 """
 
 import fcntl
 import json
-import math
 import os
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from outdo.storage import atomic
+from outdo.storage.provenance import timestamp
 from outdo.utils.errors import RunFolderError
+
+CHUNK = 1_000_000
+"""Bytes that are read at a time of a line that is longer than the limit."""
 
 
 class RunFolder:
-    """A run's folder, created where it is missing, and held by this process alone until `close()` or its end.
+    """The folder of a run, created if it is missing, and locked by this process until `close()` or its end.
 
         with RunFolder(Path("runs/add")) as folder:
             folder.append_metrics(1, {"reward": 0.25})
 
-    Raises: RunFolderError naming the process and the host that hold the folder, or why it cannot be used.
+    Raises: RunFolderError naming the process and the host that hold the lock, or why the folder cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,15 +64,15 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let the next process in. Closing twice is harmless."""
+        """Release the lock. Closing twice is harmless."""
         lock, self._lock = self._lock, None
         if lock in _held:  # not so in a forked child
             _held.discard(lock)
-            os.ftruncate(lock, 0)  # an empty lock file says that the run ended in order
+            os.ftruncate(lock, 0)  # an empty lock file means that the run ended in order
             os.close(lock)
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add the line of `step` to `metrics.jsonl`, on disk when this returns; NaN and infinities become null.
+        """Append the line of `step` to `metrics.jsonl`, on disk when this returns; NaN and infinities become null.
 
         Raises: RunFolderError when `step` is not later than the last one written, or the disk refuses.
         """
@@ -76,7 +80,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.metrics}: step {step} cannot follow step {self._last_step}; rewind to the checkpoint first"
             )
-        line = json.dumps(_finite({"step": step, **metrics} | {"step": step}))
+        line = json.dumps(atomic.finite({"step": step, **metrics} | {"step": step}))
         try:
             descriptor = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -92,54 +96,94 @@ class RunFolder:
         self._keep_metrics([line for line in _complete_lines(self.metrics) if _step_of(line) <= step])
 
     def _keep_metrics(self, lines: Sequence[bytes]) -> None:
-        """Make `lines` all there is in `metrics.jsonl`."""
+        """Replace the content of `metrics.jsonl` by `lines`."""
         content = b"".join(line + b"\n" for line in lines)
         if self.metrics.exists() and self.metrics.stat().st_size != len(content):
-            write_bytes_atomically(self.metrics, content)
+            atomic.write_bytes_atomically(self.metrics, content)
         self._last_step = max(map(_step_of, lines), default=None)
 
 
-# -------------------------------------------------------------------------------------------------- files and metrics
+# ----------------------------------------------------------------------------------------------------------- metrics
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete records of a `metrics.jsonl`, oldest first; empty where there is no file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much of a `metrics.jsonl` is read, in bytes; None is no limit."""
 
-    A last line that a crash cut off is left out. A line that is damaged otherwise is left out with a warning.
+    line: int | None = None  # a longer line is left out
+    kept: int | None = None  # of the lines together: the last ones are kept
+    back: int | None = None  # from the end of the file: what is before is not read
+
+
+def read_metrics(
+    path: Path, *, limits: ReadLimits | None = None, report: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
+    """Return the records of a `metrics.jsonl`, oldest first; nothing if there is no file.
+
+    A last line without an end, which is being written or which a crash cut off, is left out. Every other line that is
+    left out, and why, is a sentence to `report`, or else a warning.
+
+    Raises: RunFolderError if the file cannot be read.
     """
+    messages: list[str] = []
+    try:
+        with path.open("rb") as file:
+            numbered = _last_lines(file, limits or ReadLimits(), messages)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
     records = []
-    for number, line in enumerate(_complete_lines(path), 1):
+    for number, line in numbered:
         record = _parsed(line)
-        if record is None:
-            warnings.warn(f"{path}, line {number}: not a JSON object; left out", stacklevel=2)
-        else:
+        if record is not None:
             records.append(record)
+        else:
+            reason = "not a JSON object" if line else "longer than the limit"
+            messages.append(f"metrics.jsonl, line {number}: {reason}; left out")
+    for message in messages:
+        if report:
+            report(message)
+        else:
+            warnings.warn(f"{path.parent}: {message}", stacklevel=2)
     return records
 
 
-def write_json_atomically(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as JSON, NaN and infinities as null; a reader sees the old file or the new one."""
-    write_text_atomically(path, json.dumps(_finite(content), indent=2, ensure_ascii=False) + "\n")
+def _last_lines(file: BinaryIO, limits: ReadLimits, messages: list[str]) -> deque[tuple[int, bytes]]:
+    """Return the last complete lines with their numbers; a line that is too long is empty."""
+    lines: deque[tuple[int, bytes]] = deque()
+    size = file.seek(0, os.SEEK_END)
+    left_out = 0 if limits.back is None else max(0, size - limits.back)
+    file.seek(left_out)
+    if left_out:
+        left_out += len(file.readline(limits.line or -1))
+    number = total = 0
+    while line := file.readline(limits.line or -1):
+        number += 1
+        if not line.endswith(b"\n"):  # longer than the limit, or without an end
+            if not _skip_line(file):
+                break
+            line = b""
+        lines.append((number, line))
+        total += len(lines[-1][1])
+        while limits.kept is not None and total > limits.kept:
+            _, first = lines.popleft()
+            total, left_out = total - len(first), left_out + len(first)
+    if left_out:
+        messages.append(f"metrics.jsonl is very large: its first {left_out / 1e6:,.0f} MB are left out")
+    return lines
 
 
-def write_text_atomically(path: Path, content: str) -> None:
-    """Replace `path` by `content` in UTF-8; a reader sees the old file or the new one, also after a crash."""
-    write_bytes_atomically(path, content.encode("utf-8", "backslashreplace"))  # half of a surrogate pair has no UTF-8
-
-
-def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`; a reader sees the old file or the new one, also after a crash."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        atomic.write_file(aside, content)
-        atomic.rename(aside, path)
-    except OSError as error:
-        stays = ", the old content stays" if path.exists() else ""
-        raise RunFolderError(f"{path}: was not written{stays}: {error.strerror}") from error
+def _skip_line(file: BinaryIO) -> bool:
+    """Read to the end of the line, and return whether it has one."""
+    while rest := file.readline(CHUNK):
+        if rest.endswith(b"\n"):
+            return True
+    return False
 
 
 def _complete_lines(path: Path) -> list[bytes]:
-    """Lines that end: what follows the last newline is the beginning of one that a crash cut off."""
+    """Return the lines that end: what follows the last newline is a line that a crash cut off."""
     try:
         return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     except OSError as error:
@@ -155,7 +199,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _step_of(line: bytes) -> int:
-    """The step of a record, 0 for a damaged line: it is kept, and read around."""
+    """Return the step of a record; 0 for a damaged line, which is kept, and which readers leave out."""
     step = (_parsed(line) or {}).get("step")
     return step if isinstance(step, int) else 0
 
@@ -170,22 +214,47 @@ def _append_or_undo(descriptor: int, content: bytes) -> None:
         raise
 
 
-def _finite(value: Any) -> Any:
-    """`value` with None for what JSON has no number for."""
-    match value:
-        case float() if not math.isfinite(value):
-            return None
-        case Mapping():
-            return {key: _finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-    return value
-
-
 # ---------------------------------------------------------------------------------------------------------- the lock
 
 _held: set[int] = set()
 """Open lock files of this process."""
+
+
+def is_alive(folder: Path) -> bool:
+    """Return whether a process holds the lock of a run folder, without delaying one that wants to take it.
+
+    An empty lock file belongs to a run that ended in order. If the process that the file names no longer exists, the
+    lock is free. Only otherwise is the lock itself tried, for the time of two system calls.
+    """
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        holder = os.pread(descriptor, 4096, 0)
+        if not holder or not _may_exist(holder):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)  # which also releases the lock, if this process got it
+    return False
+
+
+def _may_exist(holder: bytes) -> bool:
+    """Return whether the process named in a lock file exists, or is on another machine."""
+    try:
+        known = json.loads(holder)
+        if known["host"] == socket.gethostname():
+            os.kill(int(known["pid"]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, ValueError, TypeError, KeyError, OverflowError):
+        return True
+    return True
 
 
 def _leave_locks_to_the_parent() -> None:
@@ -199,7 +268,10 @@ os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
 def _acquire(path: Path) -> tuple[int, str | None]:
-    """Lock `path` and write down who holds it. Also says whose lock was taken over: the kernel frees a dead one's."""
+    """Lock `path`, write into it which process holds it, and return its descriptor.
+
+    Also returns a notice if the process that held it before ended without closing it: the kernel frees its lock.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,10 +295,3 @@ def _acquire(path: Path) -> tuple[int, str | None]:
 def _who(holder: bytes) -> str:
     known = _parsed(holder) or {}
     return f"process {known.get('pid', '?')} on {known.get('host', '?')} since {known.get('started', '?')}"
-
-
-# ---------------------------------------------------------------------------------------------- what a run is made of
-
-
-def timestamp() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

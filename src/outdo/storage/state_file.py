@@ -1,11 +1,11 @@
-"""Training state to JSON and tensors, and back, without pickle.
+"""Convert a training state to JSON and tensors, and back, without pickle.
 
-`pack` takes nested mappings and sequences of plain values and tensors apart: a tree that JSON can hold, and the tensors
-by name. `unpack` puts them together again. Three things JSON has no word for are written as an object whose only or
-first key begins with a dollar sign:
+`pack` splits nested mappings and sequences of plain values and tensors into a tree for JSON and the tensors by name.
+`unpack` is the inverse. Three things that JSON cannot hold are written as an object whose only or first key begins
+with a dollar sign:
 
-- `{"$tensor": name}`: the tensor of that name; with `dtype` and `shape` where safetensors has no such dtype, and the
-  bytes are kept instead;
+- `{"$tensor": name}`: the tensor of that name; with `dtype` and `shape` if safetensors has no such dtype, and the
+  bytes are stored instead;
 - `{"$float": "7ff8000000000000"}`: the IEEE 754 bits of an infinity or NaN;
 - `{"$pairs": [[key, value], ...]}`: a mapping whose keys are not all plain text, such as an optimiser's.
 """
@@ -24,16 +24,16 @@ NATIVE = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8}
 )
-"""The dtypes that every supported safetensors keeps as they are. All others are kept as bytes."""
+"""The dtypes that every supported version of safetensors stores. All others are stored as bytes."""
 
 
 def pack(state: Mapping[Any, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Take `state` apart into a tree for JSON and contiguous CPU tensors that share no memory, by name.
+    """Split `state` into a tree for JSON and contiguous CPU tensors that share no memory, by name.
 
-    Holds: mappings with `str` and `int` keys, lists, tuples, `str`, `int`, `float`, `bool`, `None`, dense tensors of
-    every dtype. What comes back is equal bit for bit, but for this: a tuple is a list, a subclass is its plain type
-    (`OrderedDict` a `dict`, `Parameter` a tensor without gradient), tensors are on the CPU, and two tensors that shared
-    memory have their own each.
+    A state may hold mappings with `str` and `int` keys, lists, tuples, `str`, `int`, `float`, `bool`, `None`, and dense
+    tensors of every dtype. `unpack` returns the same, bit for bit, except that a tuple becomes a list, a subclass its
+    plain type (`OrderedDict` a `dict`, `Parameter` a tensor without gradient), that tensors are on the CPU, and that
+    two tensors that shared memory no longer do.
 
     Raises: CheckpointError naming the place of a value that is none of these.
     """
@@ -43,9 +43,9 @@ def pack(state: Mapping[Any, Any]) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Put together what `pack` took apart.
+    """Rebuild the state that `pack` has split.
 
-    Raises: CheckpointError when the tree is not one that `pack` makes, or a tensor it names is missing.
+    Raises: CheckpointError if the tree is not one that `pack` writes, or a tensor that it names is missing.
     """
     match tree:
         case list():
@@ -111,7 +111,7 @@ def _pack_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tenso
 
 
 def _each_in_its_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy where two share it, which safetensors refuses."""
+    """Copy tensors that share memory, which safetensors refuses."""
     taken: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -122,9 +122,9 @@ def _each_in_its_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _free_name(path: tuple[str, ...], tensors: Mapping[str, Tensor]) -> str:
-    """A readable name no other tensor has: `{1: a, "1": b}` and a slash in a key would otherwise collide."""
+    """Return a readable name that no tensor has yet: `{1: a, "1": b}` and a slash in a key would otherwise collide."""
     name = "/".join(path).encode("utf-8", "backslashreplace").decode()
-    while name in tensors or name == "__metadata__":  # a word that safetensors keeps for itself
+    while name in tensors or name == "__metadata__":  # reserved by safetensors
         name += "'"
     return name
 
@@ -143,7 +143,7 @@ def _float_of(bits: str) -> float:
     try:
         return struct.unpack(">d", bytes.fromhex(bits))[0]
     except (ValueError, struct.error) as error:
-        raise CheckpointError(f"the training state holds {bits[:80]!r} where the bits of a number belong") from error
+        raise CheckpointError(f"the training state holds {bits[:80]!r} instead of the bits of a number") from error
 
 
 def _is_pair(pair: Any) -> bool:

@@ -1,4 +1,4 @@
-"""From a recipe to the objects of the loop: here, and nowhere below, names become things."""
+"""Build a run from a recipe: the place where the names in a recipe become objects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,15 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.names import REWARD_MODEL, REWARDS
+from outdo.config.paths import placed
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.questions import Questions, load_questions
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes
@@ -51,56 +54,117 @@ from outdo.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run's objects. `notes` are what the user should know before it starts, a line each."""
+    """The objects of a run. `notes` are the lines that the user should read before it starts."""
 
-    recipe: Recipe  # with what was left to outdo filled in
+    recipe: Recipe  # every setting that was left to outdo is filled in
+    requires: Requires  # by the objective and the advantage together
     models: Models
     prompts: Prompts
     held_out: list[Prompt]
     engine: Engine
-    pool: WorkerPool | None  # None: one process
-    eval_environment: SingleTurn  # says which held-out answers are right
-    rollout: GroupSampler | DynamicSampling
+    eval_environment: SingleTurn  # scores the answers to the held-out questions
+    sampler: GroupSampler | DynamicSampling
     advantage: Advantage
     objective: Objective
     stop: Stop
     reward: Reward
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
-    online_reward_models: Sequence[OnlineRewardModel]  # reward models that go on learning
+    online_reward_models: Sequence[OnlineRewardModel]  # reward models that keep learning during the run
     recorder: Recorder
     fingerprints: Mapping[str, str]  # of the data files, by the recipe's key
     notes: tuple[str, ...]
 
-    def parts(self) -> dict[str, Adaptive | OnlineRewardModel | Recorder]:
-        """What changes in a run besides the models and the place in the data, by a name for a checkpoint."""
-        judges = {f"judge {number}": judge for number, judge in enumerate(self.online_reward_models)}
-        return {**self.adaptive, **judges, "recorder": self.recorder}
-
     def close(self) -> None:
-        """End the processes that the run has started."""
+        """Stop the processes that the run has started."""
         self.reward.close()
-        if self.pool is not None:
-            self.pool.close()
+        if self.models.policy.pool is not None:
+            self.models.policy.pool.close()
 
 
-def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: Mapping[str, str] | None = None) -> Run:
-    """Load everything a recipe names. When a run is resumed, `model` is a checkpoint's folder, and `fingerprints` are
-    those that its data files had.
+def build_run(
+    recipe: Recipe,
+    *,
+    facts: ModelFacts | None = None,
+    model: str | Path | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+) -> Run:
+    """Load everything that a recipe names.
 
-    Raises `UserError` for what is wrong with the recipe, the data, the model folder or the reward.
+    `facts` describes the recipe's model where a caller has inspected its folder already. A resumed run gives `model`,
+    the folder of the checkpoint, and the `fingerprints` that the data files had at the start.
+
+    Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
     questions = load_questions(recipe)
     if fingerprints is not None and fingerprints != questions.fingerprints:
         changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
-        raise UserError([f"{key}: the file's content is not what the run was started with" for key in changed])
-    recipe, settled = resolve_hardware(recipe, str(model or recipe.model))
-    pool = _pool(recipe)
+        raise UserError([f"{key}: the file has changed since the run was started" for key in changed])
+    if model is not None or facts is None:
+        facts = inspect_folder(model or recipe.model)
+    recipe, hardware_notes = resolve_hardware(placed(recipe), facts)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
-    reward, judges = _rewards(recipe)
+    reward, online_reward_models = _rewards(recipe)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
-    policy = Policy.load(
-        model or recipe.model,
+    requires = requirements_of(objective, advantage)
+    policy = _policy(recipe, facts, optimiser)
+    recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
+    prompts, held_out, data_notes = _prompts(recipe, questions, policy)
+    if not (recipe.rules or online_reward_models) and held_out:  # a score orders answers, but none of them is right
+        held_out, data_notes = [], [*data_notes, "no evaluation: with a reward model alone, no answer counts as right"]
+    engine = open_engine(recipe, policy)
+    environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
+    return Run(
+        recipe=recipe,
+        requires=requires,
+        models=_models(recipe, policy, objective, requires),
+        prompts=prompts,
+        held_out=held_out,
+        engine=engine,
+        eval_environment=_eval_environment(recipe, environment, online_reward_models),
+        sampler=_sampler(recipe, engine, environment, prompts, requires),
+        advantage=advantage,
+        objective=objective,
+        stop=stop,
+        reward=reward,
+        adaptive=adaptive_of(objective, penalty),
+        online_reward_models=online_reward_models,
+        recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
+        fingerprints=questions.fingerprints,
+        notes=(*hardware_notes, _attention_note(policy), *memory_notes, *data_notes),
+    )
+
+
+def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = None) -> Engine:
+    """Return the engine that samples from `policy`: in this process, or in every process of its pool.
+
+    This is the only place of the command line where an engine is chosen. Without a recipe it has default settings;
+    `seed` replaces the recipe's.
+    """
+    if seed is None:
+        seed = 0 if recipe is None else recipe.seed
+    if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
+        return MultiprocessEngine(policy, policy.pool, seed=seed)
+    return BuiltinEngine(policy, seed=seed)
+
+
+def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
+    """Return the recipe's sampling parameters, some of them replaced by `changes`."""
+    sampling = recipe.sampling
+    stop = {"stop": sampling.stop, "stop_token_ids": sampling.stop_token_ids}
+    return SamplingParams(**(sampling.model_dump() | stop | changes))
+
+
+def held_out_questions(recipe: Recipe) -> Sequence[Row]:
+    """Return the questions that a run is evaluated on."""
+    return questions_of(recipe).held_out[: recipe.eval.rows]
+
+
+def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> Policy:
+    workers = recipe.workers or 1
+    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
+    return Policy.load(
+        facts,
         device=recipe.device,
         stop_token_ids=recipe.sampling.stop_token_ids,
         optimiser=optimiser,
@@ -111,55 +175,23 @@ def build_run(recipe: Recipe, *, model: str | Path | None = None, fingerprints: 
         gradient_checkpointing=recipe.train.gradient_checkpointing,
         pool=pool,
     )
-    recipe, fitted = _resolve_micro_batch(recipe, policy, requirements_of(objective, advantage))
-    prompts, held_out, dropped = _prompts(recipe, questions, policy)
-    if not (recipe.reward_functions or judges) and held_out:  # a score says better and worse, and not what is right
-        held_out, dropped = [], [*dropped, "held-out questions are not asked: only a reward model would judge them"]
-    engine = _engine(policy, pool, recipe.seed)
-    environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
-    way = f"attention: {policy.forward.way}" + (f" ({policy.forward.reason})" if policy.forward.reason else "")
-    return Run(
-        recipe=recipe,
-        models=_models(recipe, policy, objective, advantage),
-        prompts=prompts,
-        held_out=held_out,
-        engine=engine,
-        pool=pool,
-        eval_environment=_eval_environment(recipe, environment, judges),
-        rollout=_rollout(recipe, engine, environment, prompts, requirements_of(objective, advantage)),
-        advantage=advantage,
-        objective=objective,
-        stop=stop,
-        reward=reward,
-        adaptive=adaptive_of(objective, penalty),
-        online_reward_models=judges,
-        recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
-        fingerprints=questions.fingerprints,
-        notes=(*settled, way, *fitted, *dropped),
-    )
 
 
-def _pool(recipe: Recipe) -> WorkerPool | None:
-    """Start the further processes of a run; None if it has one process."""
-    workers = recipe.workers or 1
-    return WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
+def _attention_note(policy: Policy) -> str:
+    forward = policy.forward
+    return f"attention: {forward.way} ({forward.reason})" if forward.reason else f"attention: {forward.way}"
 
 
-def _engine(policy: Policy, pool: WorkerPool | None, seed: int) -> Engine:
-    return BuiltinEngine(policy, seed=seed) if pool is None else MultiprocessEngine(policy, pool, seed=seed)
-
-
-def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Advantage) -> Models:
-    """The policy with a reference and a critic, where something needs them."""
-    needs = requirements_of(objective, advantage)
+def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:
+    """Return the policy with the reference and the critic that the method requires."""
     reference = recipe.reference
-    scorer = load_reference(policy, reference.model) if needs.reference and reference.model else None
-    critic = critic_of(recipe, policy) if needs.values else None
+    scorer = load_reference(policy, reference.model) if requires.reference and reference.model else None
+    critic = critic_of(recipe, policy) if requires.values else None
     try:
         return Models.of(
             policy,
             objective,
-            advantage=advantage,
+            requires=requires,
             reference=scorer,
             critic=critic,
             refresh_every=reference.sync and reference.sync.every,
@@ -169,16 +201,16 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, advantage: Adv
         raise UserError([f"reference.sync: {error}"]) from error
 
 
-def _resolve_micro_batch(recipe: Recipe, policy: Policy, needs: Requires) -> tuple[Recipe, list[str]]:
-    """The recipe with the tokens that may be computed at once, which the policy is told, and how they were found."""
+def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> tuple[Recipe, list[str]]:
+    """Set how many tokens the policy computes at once; return the recipe with that number, and how it was found."""
     tokens, notes = recipe.train.micro_batch_tokens, []
     if tokens == "auto":
         critic = recipe.critic is not None and recipe.critic.name == "model"
-        parts = cost.kept(policy.model.num_parameters(), recipe, reference=needs.reference, critic=critic)
+        parts = cost.kept(policy.model.num_parameters(), recipe, reference=requires.reference, critic=critic)
         tokens, why = micro_batch_size.find_micro_batch_tokens(
             policy,
             longest=cost.longest_sequence(recipe),
-            to_come=sum(size for name, size in parts.items() if name != "weights"),
+            reserved=sum(size for name, size in parts.items() if name != "weights"),
             workers=cost.workers(recipe),
         )
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
@@ -187,67 +219,61 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, needs: Requires) -> tup
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
-    """The sum of the recipe's rewards, and those among them that go on learning."""
-    timeout = recipe.reward_limits.timeout
-    rewards = [(load_reward([spec], timeout=timeout), weight) for spec, weight in recipe.reward_functions]
-    learnt = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
+def _rewards(recipe: Recipe) -> tuple[Combined, list[OnlineRewardModel]]:
+    """Return the weighted sum of the recipe's rewards, and those of them that keep learning."""
+    rewards = [(load_reward([spec], timeout=recipe.reward_limits.timeout), weight) for spec, weight in recipe.rules]
+    pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
     settings = {"device": recipe.device, "seed": recipe.seed}
     models = [
-        (instantiate(Piece(name=REWARD_MODEL, options={**settings, **each.options}), REWARDS), each.weight)
-        for each in learnt
+        (instantiate(Piece(name=REWARD_MODEL, options={**settings, **piece.options}), REWARDS), piece.weight)
+        for piece in pieces
     ]
     return WeightedSum([*rewards, *models]), [model for model, _ in models if isinstance(model, OnlineRewardModel)]
 
 
-def _eval_environment(recipe: Recipe, environment: SingleTurn, judges: Sequence[OnlineRewardModel]) -> SingleTurn:
-    """What is right is said by the rewards; where all of them are learnt, by the labels that they learn from."""
-    return environment if recipe.reward_functions or not judges else SingleTurn(judges[0].labels)
+def _eval_environment(
+    recipe: Recipe, environment: SingleTurn, reward_models: Sequence[OnlineRewardModel]
+) -> SingleTurn:
+    """Return the environment of the evaluation.
+
+    The rewards score the answers. If all of them are learnt, the labels that the first reward model learns from do.
+    """
+    return environment if recipe.rules or not reward_models else SingleTurn(reward_models[0].labels)
 
 
-def _rollout(
-    recipe: Recipe, engine: Engine, environment: SingleTurn, prompts: Prompts, needs: Requires
+def _sampler(
+    recipe: Recipe, engine: Engine, environment: SingleTurn, prompts: Prompts, requires: Requires
 ) -> GroupSampler | DynamicSampling:
-    rollouts = GroupSampler(
+    sampler = GroupSampler(
         engine,
         environment,
         group_size=recipe.train.group_size,
         sampling=sampling_params(recipe),
-        greedy_baseline=needs.baselines,
+        greedy_baseline=requires.baselines,
     )
-    return (
-        DynamicSampling(rollouts, prompts, rounds=recipe.train.dynamic_sampling)
-        if recipe.train.dynamic_sampling
-        else rollouts
-    )
-
-
-def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
-    """How the recipe samples, with some of it replaced."""
-    sampling = recipe.sampling
-    stop = {"stop": sampling.stop, "stop_token_ids": sampling.stop_token_ids}
-    return SamplingParams(**(sampling.model_dump() | stop | changes))
-
-
-def held_out_questions(recipe: Recipe) -> Sequence[Row]:
-    """The questions a run is judged by."""
-    return load_questions(recipe).held_out[: recipe.eval.rows]
+    rounds = recipe.train.dynamic_sampling
+    return DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler
 
 
 def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts, list[Prompt], list[str]]:
-    data = recipe.data
-    context = policy.context
-    longest = data.max_prompt_tokens if context is None else min(data.max_prompt_tokens, context - 1)
-    how = {"max_tokens": longest, "template": data.template, "system": data.system, "overlong": data.overlong}
-    train = tokenise(questions.train, policy.tokenizer, **how)
-    held_out = tokenise(questions.held_out[: recipe.eval.rows], policy.tokenizer, **how)
-    notes = [
-        f"{len(before) - len(after)} of {len(before)} {what} questions are longer than {longest} tokens and left out"
-        for what, before, after in (
-            ("training", questions.train, train),
-            ("held-out", questions.held_out[: recipe.eval.rows], held_out),
+    """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
+    data, notes = recipe.data, []
+    longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
+
+    def tokenised(kind: str, rows: Sequence[Row]) -> list[Prompt]:
+        prompts = tokenise(
+            rows,
+            policy.tokenizer,
+            max_tokens=longest,
+            template=data.template,
+            system=data.system,
+            overlong=data.overlong,
         )
-        if len(after) < len(before)
-    ]
+        if left_out := len(rows) - len(prompts):
+            notes.append(f"{left_out} of {len(rows)} {kind} questions are longer than {longest} tokens and left out")
+        return prompts
+
+    train = tokenised("training", questions.train)
+    held_out = tokenised("held-out", questions.held_out[: recipe.eval.rows])
     prompts = Prompts(train, per_step=recipe.train.prompts, seed=recipe.seed, shuffle=data.shuffle)
     return prompts, held_out, notes

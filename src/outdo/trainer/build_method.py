@@ -1,7 +1,7 @@
-"""From the names in a recipe to the functions they stand for.
+"""Build the pieces of a method - objective, advantage, optimiser, critic, stop rule - from their names in a recipe.
 
-A function with positional parameters is the piece itself, and the recipe's options are filled in:
-`def surrogate(log_ratio, logprobs, advantages, batch, *, sharpness=1.0)`. One without makes the piece:
+A function with positional parameters is the piece itself, and the recipe's options are bound to it:
+`def surrogate(log_ratio, logprobs, advantages, batch, *, sharpness=1.0)`. A function without them returns the piece:
 `def clip(*, low, high)`. An option that the recipe knows already, such as the longest answer, need not be written.
 """
 
@@ -42,9 +42,9 @@ from outdo.utils.imports import resolve, signature_of
 
 
 def objective_of(recipe: Recipe) -> Objective:
-    """The recipe's objective: a preset, pieces of it exchanged, in the conventions asked for.
+    """Build the recipe's objective: a preset, with some pieces replaced, in the conventions of `train.compat`.
 
-    What the recipe writes itself wins over a convention.
+    An option that is written in the recipe overrides a convention.
     """
     piece, train = recipe.train.objective, recipe.train
     objective = build_objective(piece, filled=known_values(recipe))
@@ -52,14 +52,14 @@ def objective_of(recipe: Recipe) -> Objective:
         return objective
     if not isinstance(objective, ComposedObjective):
         raise UserError(
-            [f'train.compat = "{train.compat}": {piece.name} is not one of the objectives that the peers have']
+            [f'train.compat = "{train.compat}": {piece.name} is not an objective that other libraries have']
         )
     written = {field.name: getattr(objective, field.name) for field in fields(objective) if field.name in piece.options}
     return replace(compat(train.compat, objective), **written)
 
 
 def piece_mistakes(recipe: Recipe) -> list[str]:
-    """What the pieces of a recipe say against their options when they are made: all of it."""
+    """Build the pieces of a recipe; return every fault of their options."""
     mistakes: list[str] = []
     for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of, optimiser_of):
         try:
@@ -70,25 +70,25 @@ def piece_mistakes(recipe: Recipe) -> list[str]:
 
 
 def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
-    """A preset with its own options, and with those of its pieces exchanged that the options name.
+    """Build a preset with its own options, and with those of its pieces replaced that the options name.
 
-    Raises `UserError` with what the preset or a piece says against its options.
+    Raises `UserError` with the faults that the preset or a piece finds in its options.
     """
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
-    exchangeable = (COMPOSED_PIECES.keys() | COMPOSED_NUMBERS.keys()) - set(own)
-    exchanged = {name: value for name, value in piece.options.items() if name in exchangeable}
+    replaceable = (FORMULA.keys() | FORMULA_NUMBERS.keys()) - set(own)
+    replaced = {name: value for name, value in piece.options.items() if name in replaceable}
     try:
-        options = {name: _number(name, value) for name, value in piece.options.items() if name not in exchangeable}
-        made = instantiate(Piece(name=piece.name, options=options), OBJECTIVES, filled)
-        objective = made if hasattr(made, "prepare") else PlainObjective(made)
-        if not exchanged:
+        options = {name: _number(name, value) for name, value in piece.options.items() if name not in replaceable}
+        preset = instantiate(Piece(name=piece.name, options=options), OBJECTIVES, filled)
+        objective = preset if hasattr(preset, "prepare") else PlainObjective(preset)
+        if not replaced:
             return objective
         if not isinstance(objective, ComposedObjective):
-            raise ValueError(f"it has no {', no '.join(exchanged)} to exchange")
-        if "beta" in exchanged:  # where ρ makes the gradient that of reverse KL, it is put there
-            divergence = Piece.model_validate(exchanged.get("divergence", "k3")).name
-            exchanged = {"kl_ratio": divergence in ("k1", "k3"), **exchanged}
-        return replace(objective, **{name: _override(name, value, filled) for name, value in exchanged.items()})
+            raise ValueError(f"it has no {', no '.join(replaced)} to replace")
+        if "beta" in replaced:  # the factor ρ where it makes the gradient that of the reverse KL
+            divergence = Piece.model_validate(replaced.get("divergence", "k3")).name
+            replaced = {"kl_ratio": divergence in ("k1", "k3"), **replaced}
+        return replace(objective, **{name: _override(name, value, filled) for name, value in replaced.items()})
     except (TypeError, ValueError) as error:
         raise UserError([f"train.objective: {piece.name}: {error}"]) from error
 
@@ -96,10 +96,9 @@ def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) ->
 def advantage_of(
     recipe: Recipe, penalty: SupportsFloat | None = None, weights: Mapping[str, float] | None = None
 ) -> Advantage:
-    """What turns the recipe's rewards into advantages: KL taken off the rewards, the estimator, truncated ones out.
+    """Build what turns rewards into advantages: subtract the KL, estimate, and mask truncated answers.
 
-    `penalty` is the coefficient of the KL in the reward, as `penalty_of` makes it; `weights` are those of the reward's
-    parts.
+    `penalty` is the coefficient of the KL in the reward, from `penalty_of`; `weights` are those of the reward's parts.
     """
     train = recipe.train
     filled = {**known_values(recipe), "weights": weights}
@@ -108,7 +107,7 @@ def advantage_of(
     piece = recipe.advantage
     estimator = instantiate(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
-    if piece.name in ADVANTAGES and not takes_batch:  # so that a wrong option is told now, not after the first rollout
+    if piece.name in ADVANTAGES and not takes_batch:  # a wrong option is an error now, not after a rollout
         _within_range("train.advantage", estimator, torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
     steps: list[Advantage] = []
     if train.kl_in_reward is not None and penalty is not None:
@@ -122,7 +121,7 @@ def advantage_of(
 
 
 def penalty_of(recipe: Recipe) -> SupportsFloat | None:
-    """The coefficient of the KL in the reward: a number, or one that follows a target; None where there is none."""
+    """Return the coefficient of the KL in the reward: a number, or one that follows a target; None if there is none."""
     penalty = recipe.train.kl_in_reward
     if penalty is None:
         return None
@@ -130,31 +129,31 @@ def penalty_of(recipe: Recipe) -> SupportsFloat | None:
 
 
 def instantiate(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:
-    """A piece with its options; `filled` gives those that the recipe leaves out and the piece asks for."""
+    """Build a piece with its options; `filled` has values for options that the recipe leaves out."""
     spec = known.get(piece.name, piece.name)
     signature = signature_of(spec)
     options = {name: value for name, value in (filled or {}).items() if name in signature.options} | dict(piece.options)
-    made = resolve(spec)
+    function = resolve(spec)
     positional = [name for name in signature.required if name not in signature.options]
     if not positional:
-        return made(**options)
-    return functools.partial(made, **options) if options else made
+        return function(**options)
+    return functools.partial(function, **options) if options else function
 
 
 def known_values(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says elsewhere and a piece may ask for by the name of an option."""
+    """Return values from elsewhere in the recipe that a piece may have as options."""
     return {"length": recipe.sampling.max_tokens, "max_tokens": recipe.sampling.max_tokens}
 
 
 def stop_of(recipe: Recipe) -> Stop:
-    """The rule that ends the passes over a batch; `UserError` for an option out of its range."""
+    """Build the rule that ends the passes over a batch. Raises `UserError` for an option out of its range."""
     return never if recipe.train.stop is None else _within_range("train.stop", instantiate, recipe.train.stop, STOPS)
 
 
 def optimiser_of(recipe: Recipe) -> OptimiserSettings:
-    """The optimiser as the recipe has it; the schedule ends with the run's last optimiser step.
+    """Return the optimiser's settings; the schedule ends with the last optimiser step of the run.
 
-    Raises `UserError` for an option out of its range, and for a library that is not there.
+    Raises `UserError` for an option out of its range, and for a library that is not installed.
     """
     optim = recipe.optim
     algorithm = instantiate(optim.algorithm, ALGORITHMS)
@@ -170,23 +169,23 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
 
 
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
-    """The critic beside a policy; `UserError` for an option out of its range."""
+    """Build the critic of a policy. Raises `UserError` for an option out of its range."""
     critic = recipe.critic
     return None if critic is None else _within_range("train.critic", instantiate(critic, CRITICS), policy)
 
 
 def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
-    """The coefficients that change in a run, by the name of their metric."""
-    found = {
+    """Return the coefficients that change during a run, by the name of their metric."""
+    coefficients = {
         "beta": getattr(objective, "beta", None),
         "entropy_bonus": getattr(objective, "entropy_bonus", None),
         "kl_in_reward": penalty,
     }
-    return {name: value for name, value in found.items() if hasattr(value, "observe")}
+    return {name: value for name, value in coefficients.items() if hasattr(value, "observe")}
 
 
 def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
-    """What `make` makes; its ValueError is a mistake in the recipe."""
+    """Return the result of `make`; its ValueError is a mistake in the recipe."""
     try:
         return make(*arguments)
     except UserError as error:
@@ -204,5 +203,5 @@ def _override(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
 
 
 def _number(name: str, value: Any) -> Any:
-    """A number, or one that follows a target where a table stands."""
+    """Return a number, or for a table a coefficient that follows a target."""
     return resolve(COEFFICIENTS[name])(**value) if name in COEFFICIENTS and isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""What a run says while it runs: a live bar when a person watches, one plain line per step when nobody does."""
+"""The output of a run: a live progress bar on a terminal, one plain line per step elsewhere."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class Display:
-    """Says it on `console`; `live` overrides whether a person is taken to watch."""
+    """Prints on `console`; `live` overrides whether it is a terminal with a progress bar."""
 
     def __init__(self, console: Console | None = None, *, live: bool | None = None) -> None:
         self.console = console or Console()
@@ -22,41 +22,41 @@ class Display:
         self._started = (time.monotonic(), 0)
 
     def say(self, line: str) -> None:
-        """One line of text, as it is."""
+        """Print one line of text as it is."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def steps(self, done: int, total: int) -> Iterator[None]:
-        """Show the progress of steps `done + 1` to `total` while inside."""
+        """Show the progress of steps `done + 1` to `total` inside a `with` block."""
         self._started = (time.monotonic(), done)
         if not self.live:
             yield
             return
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(12), TextColumn("{task.fields[said]}"))
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(12), TextColumn("{task.fields[text]}"))
         with Progress(*columns, TimeRemainingColumn(compact=True), console=self.console) as bar:
-            self._bar = (bar, bar.add_task("", total=total, completed=done, said=""))
+            self._bar = (bar, bar.add_task("", total=total, completed=done, text=""))
             yield
         self._bar = None
 
     def track(self, items: Iterable[Item], *, total: int, what: str = "step") -> Iterator[Item]:
-        """Hand on `items` under a bar, if a person watches."""
+        """Iterate over `items`, with a progress bar on a terminal."""
         with Progress(console=self.console, disable=not self.live) as bar:
             yield from bar.track(items, total=total, description=what)
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
-        """What moved in a step."""
-        said = self._sentence(metrics)
+        """Print the line of a step."""
+        text = self._line(metrics)
         self._reward = metrics.get("reward", self._reward)
         if self._bar:
             bar, task = self._bar
-            bar.update(task, completed=index, said=said)
+            bar.update(task, completed=index, text=text)
             return
         since, done = self._started
         left = (time.monotonic() - since) / max(1, index - done) * (total - index)
-        self.say(f"step {index}/{total}  {said}  {_duration(left)} left")
+        self.say(f"step {index}/{total}  {text}  {_duration(left)} left")
 
     def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
-        """An evaluation's accuracies with their confidence intervals."""
+        """Print the accuracies of an evaluation with their confidence intervals."""
         parts = [
             f"{name} {numbers[name]:.1%} ({numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%})"
             for name in ("greedy", "sampled")
@@ -64,9 +64,9 @@ class Display:
         ]
         self.say(f"held-out questions right after step {step}: " + ", ".join(parts))
 
-    def _sentence(self, metrics: Mapping[str, float]) -> str:
+    def _line(self, metrics: Mapping[str, float]) -> str:
         parts = self._outcome(metrics)
-        if not self.live:  # a bar has to fit into 80 columns
+        if not self.live:  # a progress bar must fit into 80 columns
             parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:
             parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
@@ -79,11 +79,11 @@ class Display:
         return "  ".join([*parts, *speed])
 
     def _outcome(self, metrics: Mapping[str, float]) -> list[str]:
-        """First whether the tokens moved as they were pushed, then the rewards; or why there are none."""
+        """Return whether the tokens moved as they were pushed, then the rewards, or why there are none."""
         moved = [f"moved as pushed {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
         if "reward" not in metrics:
-            alike = metrics.get("refill/dropped", 0) > 0
-            return [*moved, "no question whose answers differ was found" if alike else "no answer has a reward"]
+            dropped = metrics.get("refill/dropped", 0) > 0
+            return [*moved, "every group has equal rewards" if dropped else "no answer has a reward"]
         change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
         mixed = [] if self.live else [f"mixed {metrics['frac_mixed']:.0%}"]
         return [*moved, f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}", *mixed]

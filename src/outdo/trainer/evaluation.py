@@ -1,4 +1,4 @@
-"""How good a policy is on questions it has not been trained on, and how sure that is."""
+"""Evaluate a policy on questions, with confidence intervals."""
 
 import math
 from collections import Counter
@@ -14,14 +14,14 @@ from outdo.types import FinishReason, Group, Prompt, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The answers to n questions, k each, and what they say. Shares are of 1."""
+    """The answers to n questions, k each, and their statistics. Shares are between 0 and 1."""
 
     groups: Sequence[Group]
     k: int
 
     @property
     def right(self) -> list[int]:
-        """How many of the k answers to each question are right. [n]"""
+        """The number of right answers among the k to each question. [n]"""
         return [sum(rollout.right for rollout in group.rollouts) for group in self.groups]
 
     @property
@@ -30,16 +30,16 @@ class Evaluation:
         return sum(self.right) / (self.k * len(self.groups))
 
     def pass_at(self, k: int) -> float:
-        """pass@k: the chance that one of k answers is right, the mean over the questions."""
+        """Return pass@k: the chance that at least one of k answers is right, averaged over the questions."""
         return sum(pass_at_k(self.k, count, k) for count in self.right) / len(self.groups)
 
     @property
     def ci95(self) -> tuple[float, float]:
-        """The 95 % confidence interval of `accuracy`, questions being the sample."""
+        """The 95 % confidence interval of `accuracy`; the questions are the sample."""
         return interval([count / self.k for count in self.right])
 
     def summary(self) -> dict[str, float | int | list[float]]:
-        """The numbers that `outdo eval --json` prints."""
+        """Return the numbers that `outdo eval --json` prints."""
         rollouts = [rollout for group in self.groups for rollout in group.rollouts]
         cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
         failed = sum(not rollout.scored for rollout in rollouts)
@@ -67,14 +67,14 @@ def evaluate(
     step: int = 0,
     purpose: str = "eval",
 ) -> Evaluation:
-    """Ask every question k times. At temperature 0 the answers would be equal, and k is 1."""
+    """Sample k answers to every question and score them. At temperature 0 they would be equal, so k is 1."""
     k = 1 if sampling.temperature == 0 else k
     groups = environment.rollouts(engine, prompts, k, sampling, step=step, purpose=purpose)
     return Evaluation(groups=groups, k=k)
 
 
 def majority(group: Group) -> Rollout:
-    """A rollout with the commonest final answer; among equally common ones, that which came first."""
+    """Return a rollout with the most common final answer; of equally common ones, the first."""
     numbers = [(rollout.text, final_number(rollout.text)) for rollout in group.rollouts]
     answers = [text.strip() if number is None else number for text, number in numbers]
     commonest, _ = Counter(answers).most_common(1)[0]
@@ -82,7 +82,7 @@ def majority(group: Group) -> Rollout:
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """The chance that of k answers drawn from n without replacement one is right: 1 - C(n - c, k) / C(n, k).
+    """Compute the chance that one of k answers, drawn from n without replacement, is right: 1 - C(n - c, k) / C(n, k).
 
     Unbiased; Chen et al. 2021 (arXiv 2107.03374) equation 1.
     """
@@ -92,10 +92,11 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def interval(shares: Sequence[float]) -> tuple[float, float]:
-    """95 % confidence interval of the mean of n shares in [0, 1], one per question.
+    """Compute the 95 % confidence interval of the mean of n shares in [0, 1], one per question.
 
-    Wilson's, with n as the number of questions scaled by how much less than a coin's the shares vary: answers to one
-    question are not independent of each other, questions are. With one answer per question it is Wilson's own.
+    It is Wilson's interval, where n is the number of questions times the ratio of a coin's variance to that of the
+    shares: questions are independent of each other, the answers to one question are not. With one answer per question
+    this is Wilson's interval itself.
     """
     n, mean = len(shares), math.fsum(shares) / len(shares)
     coin = mean * (1 - mean)
@@ -108,5 +109,5 @@ def interval(shares: Sequence[float]) -> tuple[float, float]:
 
 
 def compare(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """The change of every number that both have."""
+    """Return the change of every number that both have."""
     return {name: after[name] - before[name] for name in before if name in after}

@@ -1,4 +1,4 @@
-"""A trained model as an ordinary model folder, with a card that says what it was before and is now."""
+"""Export a trained model as an ordinary model folder, with a model card that has its accuracy before and after."""
 
 import shutil
 from pathlib import Path
@@ -30,9 +30,9 @@ Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; s
 def export(source: ModelRef, folder: Path) -> Path:
     """Copy the checkpoint's model and tokenizer into `folder`, which must be empty or new, and write `README.md`."""
     if source.recipe is None or source.run is None:
-        raise UserError([f"{source.name}: not a run folder; there is nothing to export but the model folder itself"])
+        raise UserError([f"{source.name}: not a run folder; a model folder needs no export"])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError([f"{folder}: there is something there already; choose a new folder"])
+        raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(Path(source.model).iterdir()):
         if path.is_file() and path.name != "manifest.json":
@@ -42,16 +42,16 @@ def export(source: ModelRef, folder: Path) -> Path:
 
 
 def card(source: ModelRef) -> str:
-    """The model card, in Markdown."""
+    """Return the model card, in Markdown."""
     recipe = source.recipe
     assert recipe is not None
     assert source.run is not None
     return CARD.format(
         title=source.run.name,
-        base=_told(recipe.model),
+        base=_portable(recipe.model),
         objective=recipe.train.objective.name,
-        data=_told(recipe.data.path),
-        rewards=", ".join(_told(reward.name) for reward in recipe.rewards),
+        data=_portable(recipe.data.path),
+        rewards=", ".join(_portable(reward.name) for reward in recipe.rewards),
         table=_table(source.summary, source.step),
         step=source.step,
         prompts=recipe.train.prompts,
@@ -62,13 +62,13 @@ def card(source: ModelRef) -> str:
     )
 
 
-def _told(name: str) -> str:
-    """A hub name as it is; of a file or folder here its own name, for the way to it means nothing elsewhere."""
+def _portable(name: str) -> str:
+    """Return a hub name as it is, and the last part of a local path, which means nothing on another machine."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def _table(summary: dict[str, Any], step: int | None) -> str:
-    """Accuracy before the first step and after `step`, where the run was evaluated then."""
+    """Return the accuracy before the first step and after `step`, if the run was evaluated then."""
     before = summary.get("before", {})
     evaluated = {summary.get("steps"): summary.get("after", {})}
     best = summary.get("best", {})
@@ -79,7 +79,7 @@ def _table(summary: dict[str, Any], step: int | None) -> str:
         if name in before and name in after
     ]
     if not rows:
-        return f"No held-out questions were asked after step {step}, so nothing is known of its accuracy."
+        return f"The run was not evaluated after step {step}, so its accuracy is not known."
     head = ["| held-out questions right | before | after |", "|---|---|---|"]
     return "\n".join([*head, *rows, "", "In brackets: 95 % confidence intervals."])
 

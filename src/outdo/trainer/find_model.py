@@ -1,4 +1,4 @@
-"""Where the command line finds a model: a model folder, a hub name, or a run, whose newest checkpoint is one."""
+"""Find the model that a command names: a model folder, a hub name, or a run, whose newest checkpoint it is."""
 
 import json
 from dataclasses import dataclass
@@ -13,39 +13,39 @@ from outdo.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
-    """A model, and the run it comes from if it comes from one."""
+    """A model, and the run that it comes from, if any."""
 
-    model: str  # what `Policy.load` takes
-    name: str  # what to call it
+    model: str  # the argument of `Policy.load`
+    name: str  # for messages
     recipe: Recipe | None = None
     run: Path | None = None
     step: int | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run's `summary.json`; empty where there is none."""
+        """The run's `summary.json`; empty if there is none."""
         path = self.run / "summary.json" if self.run else None
         return json.loads(path.read_text()) if path and path.exists() else {}
 
 
 def find_model(name: str, *, best: bool = False) -> ModelRef:
-    """The model that `name` means. Of a run it is the newest whole checkpoint, or with `best` the best one.
+    """Return the model that `name` refers to. For a run it is the newest whole checkpoint, or with `best` the best one.
 
-    Raises `UserError` where a run has no checkpoint, or no best one.
+    Raises `UserError` if a run has no checkpoint, or no best one.
     """
     run = Path(name)
     if not (run / "recipe.toml").is_file():
         return ModelRef(model=name, name=name)
     recipe = load(run / "recipe.toml", [])
-    found = checkpoint.latest(run / "checkpoints")
-    if found is None:
-        raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {run}` goes on with the run"])
-    path, step = found.path, found.step
+    newest = checkpoint.latest(run / "checkpoints")
+    if newest is None:
+        raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {run}` continues the run"])
+    path, step = newest.path, newest.step
     if best:
-        told = ModelRef(model=str(path), name=name, run=run).summary.get("best") or {}
-        if "step" not in told:
+        summary = ModelRef(model=str(path), name=name, run=run).summary.get("best") or {}
+        if "step" not in summary:
             raise UserError([f"{run}: no best checkpoint is known; a run with held-out questions has one when it ends"])
-        step = int(told["step"])
+        step = int(summary["step"])
         path = run / "checkpoints" / f"step_{step:06d}"
         if faults := checkpoint.verify(path):
             raise UserError(faults)

@@ -1,44 +1,49 @@
-"""The hardware of a run: device, precision, threads and workers."""
+"""Resolve the hardware of a run: device, precision, determinism, threads and worker processes.
 
-import os
+The rules for a device are in `outdo.models.device`: which one is used, in which precision its products are computed,
+and what makes CUDA deterministic. Here they are applied to a recipe.
+"""
 
 import torch
 
-from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
-from outdo.models.device import choose_device
-from outdo.models.inspect_folder import inspect_folder
+from outdo.models.device import choose_device, make_deterministic, resolve_precision
+from outdo.models.inspect_folder import ModelFacts
 from outdo.utils.malloc import disable_trim
 
-SMALL = 50_000_000
-"""Weights of a model for which a process of its own does more than a further thread, which only products can use."""
+SMALL_MODEL = 50_000_000
+"""Number of weights up to which a process per thread is faster than one process with all threads, which can use them
+in matrix products only."""
+
+
+def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[str]]:
+    """Return the recipe with device, threads and workers as they are on this machine, and a note on each choice.
+
+    All of them decide the bits of the result. Also sets the number of torch's threads in this process.
+    """
+    device, reason = choose_device(recipe.device)
+    make_deterministic(device)
+    threads = recipe.threads or torch.get_num_threads()
+    workers, why = choose_workers(recipe, device=device.type, threads=threads, parameters=facts.parameters)
+    per_worker = max(1, threads // workers)
+    torch.set_num_threads(per_worker)
+    disable_trim()
+    precision = resolve_precision(recipe.precision, device)
+    notes = [
+        f"device: {device.type} ({reason}), precision: {precision}",
+        f"workers: {workers}, threads per worker: {per_worker} ({why})",
+    ]
+    return recipe.model_copy(update={"device": device.type, "threads": threads, "workers": workers}), notes
 
 
 def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int | None) -> tuple[int, str]:
-    """How many processes share the work of one with `threads` threads, and why so many."""
+    """Return how many processes share the work when there are `threads` threads, and why."""
     if device != "cpu":
         return 1, f"one process drives {device}"
     if recipe.workers is not None:
-        return recipe.workers, "as the recipe asks"
+        return recipe.workers, "set in the recipe"
     if recipe.critic is not None:
-        return 1, "a critic is trained in one process, with all threads"
-    if parameters is None or parameters > SMALL:
-        return 1, "a large model's products are shared out among threads"
-    return threads, "what is small is quicker with a process for each thread"
-
-
-def resolve_hardware(recipe: Recipe, model: str) -> tuple[Recipe, list[str]]:
-    """The recipe with device, threads and workers as they are here, and why; all of them decide the run's bits."""
-    device, why = choose_device(recipe.device)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    threads = recipe.threads or torch.get_num_threads()
-    size = inspect_folder(model).parameters
-    workers, because = choose_workers(recipe, device=device.type, threads=threads, parameters=size)
-    each = max(1, threads // workers)
-    torch.set_num_threads(each)
-    disable_trim()
-    here = {"device": device.type, "threads": threads, "workers": workers}
-    notes = [f"device: {device.type} ({why})", f"workers: {workers}, threads of each: {each} ({because})"]
-    return with_absolute_paths(recipe).model_copy(update=here), notes
+        return 1, "a critic is trained in one process with all threads"
+    if parameters is None or parameters > SMALL_MODEL:
+        return 1, "a large model uses all threads in one process"
+    return threads, "a small model is faster with one process per thread"

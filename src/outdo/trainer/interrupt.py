@@ -8,18 +8,21 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_requested() -> Iterator[list[int]]:
-    """A list that gets SIGINT's or SIGTERM's number, for the step under way to be finished; a second one ends all."""
-    asked: list[int] = []
+    """Yield a list that receives the number of SIGINT or SIGTERM, so that the current step can be finished first.
 
-    def note(number: int, frame: object) -> None:
-        if asked:
+    A second signal raises KeyboardInterrupt at once.
+    """
+    signals: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
-        os.write(2, b"\nfinishing this step, then saving; once more ends at once\n")  # print is not safe in here
+        signals.append(number)
+        os.write(2, b"\nfinishing this step and saving; repeat to stop at once\n")  # print is not safe in a handler
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

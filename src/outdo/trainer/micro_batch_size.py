@@ -1,8 +1,8 @@
-"""How many tokens may be computed at once: counted on a few tokens of the model itself, not guessed.
+"""Find how many tokens can be computed at once: measured on a few tokens of the model itself, not guessed.
 
-What a forward pass keeps for the backward pass grows with its tokens by a number of bytes that depends on the model, on
-precision and on recomputation. Half of the free memory is divided by it. Where that was too much after all, the policy
-takes half as many tokens, and goes on.
+What a forward pass keeps for the backward pass grows by a number of bytes per token that depends on the model, the
+precision and gradient checkpointing. Half of the free memory is divided by that number. If this is still too much, the
+policy halves the tokens and continues.
 """
 
 import os
@@ -14,52 +14,53 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
 from outdo.models.policy import Policy
-from outdo.trainer.cost import FLOAT32, LOGIT_BYTES, LOGIT_COLUMNS, LOGITS
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.trainer.cost import FLOAT32, LOGIT_BUFFERS
+from outdo.types import Batch
 
 SHARE = 0.5
-"""Of the free memory: allocators break it into pieces, and the backward pass has tensors of its own."""
+"""Share of the free memory that is used: allocators fragment it, and the backward pass has tensors of its own."""
 
 PROBE = 128
-"""Tokens of the sequences that are counted, if the run's longest are longer."""
+"""Tokens of the measured sequences, if the run's longest are longer."""
 
 
 def find_micro_batch_tokens(
-    policy: Policy, *, longest: int, to_come: int = 0, workers: int = 1, free: int | None = None
+    policy: Policy, *, longest: int, reserved: int = 0, workers: int = 1, free: int | None = None
 ) -> tuple[int, str]:
-    """Tokens that may be computed at once, a power of two, or one sequence of `longest` tokens; and why so many.
+    """Return the tokens that can be computed at once, and why so many.
 
-    Of the `free` bytes (`None`: as they are now), `to_come` are going to be taken by what is not there yet, and the
-    rest is shared by so many `workers`.
+    That is a power of two, but at least one sequence of `longest` tokens. Of the `free` bytes (`None`: the free memory
+    now), `reserved` are for what is not allocated yet; the `workers` share the rest.
     """
     free = free_memory(policy.device) if free is None else free
-    each = bytes_per_token(policy, min(longest, PROBE)) + LOGITS * FLOAT32 * LOGIT_COLUMNS
-    room = int(SHARE * (free - to_come) / workers) - LOGITS * LOGIT_BYTES[policy.device.type]
-    fitting = max(room // max(1, each), 0)
+    per_token = bytes_per_token(policy, min(longest, PROBE)) + LOGIT_BUFFERS * FLOAT32 * LOGIT_COLUMNS
+    available = int(SHARE * (free - reserved) / workers) - LOGIT_BUFFERS * LOGIT_BYTES[policy.device.type]
+    fitting = max(available // max(1, per_token), 0)
     tokens = max(longest, 1 << fitting.bit_length() >> 1)
-    return tokens, f"{each:,} bytes for each, in {SHARE:.0%} of {max(0, free - to_come) / 2**30:.1f} GiB free"
+    return tokens, f"{per_token:,} bytes per token, {SHARE:.0%} of {max(0, free - reserved) / 2**30:.1f} GiB free"
 
 
 def bytes_per_token(policy: Policy, length: int) -> int:
-    """Bytes that one more token adds to what autograd keeps of a forward pass, in sequences of `length` tokens."""
+    """Measure the bytes that one more token adds to what autograd keeps, in sequences of `length` tokens."""
     one, two = (saved_bytes(policy, rows, length) for rows in (1, 2))
-    return -(-(two - one) // length)  # the second row's prompt, a token long, is a group's own
+    return -(-(two - one) // length)  # each row has its own prompt of one token
 
 
 def saved_bytes(policy: Policy, rows: int, length: int) -> int:
-    """Bytes that autograd keeps of the forward pass of so many sequences, weights not counted; each storage once."""
-    with torch.enable_grad(), counted(policy.model) as count:
+    """Measure the bytes that autograd keeps of the forward pass of `rows` sequences, weights not counted."""
+    with torch.enable_grad(), count_saved(policy.model) as count:
         hidden = policy.forward.hidden(_sequences(rows, length).to(policy.device))
         del hidden
     return count.bytes
 
 
 @dataclass
-class Count:
-    """Storages that were kept for a backward pass."""
+class SavedStorages:
+    """Storages that autograd keeps for a backward pass."""
 
-    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # held, so that no address comes again
+    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # kept, so that no address is reused
 
     @property
     def bytes(self) -> int:
@@ -67,10 +68,10 @@ class Count:
 
 
 @contextmanager
-def counted(model: nn.Module) -> Iterator[Count]:
-    """Count what autograd keeps for the backward pass, but for the weights of `model`."""
+def count_saved(model: nn.Module) -> Iterator[SavedStorages]:
+    """Collect what autograd keeps for the backward pass, without the weights of `model`."""
     own = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
-    count = Count()
+    count = SavedStorages()
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -83,17 +84,17 @@ def counted(model: nn.Module) -> Iterator[Count]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on a device: on a CPU what the machine has left, or the container this runs in."""
+    """Return the free bytes of a device; for a CPU, those of the machine or of the container that this runs in."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    return min(_available(), _allowed())
+    return min(_free_on_machine(), _free_in_container())
 
 
-def _available() -> int:
-    """What the machine has left, by Linux's own estimate; elsewhere, half of what it has."""
+def _free_on_machine() -> int:
+    """Return what the machine has left, by Linux's own estimate; elsewhere, half of its memory."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -101,8 +102,8 @@ def _available() -> int:
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def _allowed(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """What the limit of a container leaves; file caches give way. Without a limit, more than any machine has."""
+def _free_in_container(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return what a container's limit leaves, without file caches; if it has no limit, more than any machine has."""
     for limit, used, stat in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -114,16 +115,5 @@ def _allowed(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _sequences(rows: int, length: int) -> Batch:
-    """Sequences of `length` tokens, each of them alone in its group."""
-    answer = max(1, length - 1)
-    rollout = Rollout(
-        token_ids=(1,) * answer,
-        loss_mask=(True,) * answer,
-        logprobs=(0.0,) * answer,
-        text="",
-        reward=0.0,
-        finish_reason=FinishReason.stop,
-        policy_version=0,
-    )
-    prompts = [Prompt(id=str(row), text="", token_ids=(0,)) for row in range(rows)]
-    return Batch.from_groups([Group(prompt=prompt, rollouts=(rollout,)) for prompt in prompts])
+    """Make sequences of `length` tokens, each alone in its group."""
+    return Batch.of_tokens([(0,)] * rows, [(1,) * max(1, length - 1)] * rows)

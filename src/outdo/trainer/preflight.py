@@ -1,6 +1,6 @@
 """`outdo check`: everything that can be known about a run before its model is loaded.
 
-`check` looks, `show` prints. What is wrong with the recipe itself never comes so far: `recipe_file.load` raises.
+`check` examines and `show` prints. Faults of the recipe itself are raised earlier, by `config.file.load`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,10 +24,10 @@ from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import one_line
 
 Render = Callable[[Question], str]
-"""A question as the text that the model reads."""
+"""Returns a question as the text that the model reads."""
 
 Probe = Callable[[Recipe], list[str]]
-"""What is wrong with a recipe's pieces that only shows when they are made."""
+"""Builds the pieces of a recipe, and returns the faults that show only then."""
 
 PROMPTS_SHOWN = 2
 LONGEST_SHOWN = 600
@@ -36,7 +36,7 @@ LONGEST_SHOWN = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One completion that was shown to the reward."""
+    """One completion, and how the reward scored it."""
 
     kind: str  # reference, empty or wrong
     completion: str
@@ -45,23 +45,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What `check` found. Without `mistakes` the run can start."""
+    """The result of `check`. The run can start if `mistakes` is empty."""
 
     recipe: Recipe
     mistakes: Sequence[str]
-    notes: Sequence[str] = ()  # options without effect, columns found, what else one should know
+    notes: Sequence[str] = ()  # options without effect, columns in use, and more
     prompts: Sequence[str] = ()  # the first ones, rendered
     trials: Sequence[Trial] = ()
     arithmetic: cost.Arithmetic | None = None
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by what they are for
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by purpose
+    facts: ModelFacts | None = None  # of the recipe's model, if its folder is sound
 
 
 def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None = None) -> Report:
-    """Look the data, the reward and the model's folder over, and work out what the run will cost.
+    """Check the data, the rewards and the model's folder, and compute what the run will cost.
 
-    `render` shows a question as the model will read it; it needs the tokenizer, so it is the caller's. Without it
-    prompts are shown as they stand in the data. `probe` makes the pieces, which needs torch. Nothing is raised for
-    mistakes: the report holds them all.
+    `render` returns a question as the model will read it, which needs the tokenizer; without it, prompts are shown as
+    they are in the data. `probe` builds the pieces, which needs torch. Mistakes are not raised: the report holds them.
     """
     mistakes, notes = conflicts(recipe)
     method = [] if mistakes else describe_method(recipe)
@@ -79,25 +79,26 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     mistakes += _other_models(recipe)
     train = questions.train if questions else ()
     prompts = _rendered(train, None if mistakes else render, mistakes)
-    trials = _tried(recipe, train, mistakes)
-    mistakes += probe(recipe) if probe and not mistakes else []  # last, for it alone has to load torch
+    trials = _score_trials(recipe, train, mistakes)
+    mistakes += probe(recipe) if probe and not mistakes else []  # last, because it loads torch
     return Report(
         recipe=recipe,
         mistakes=mistakes,
-        notes=[*method, *notes, *_repeated(recipe, train), *_doubts(trials)],
+        notes=[*method, *notes, *_repetition_note(recipe, train), *_reward_warnings(trials)],
         prompts=prompts,
         trials=trials,
         arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
         memory=_memory(recipe, facts) if facts else {},
+        facts=facts,
     )
 
 
 def _other_models(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with the folders of the models beside the policy."""
-    learnt = [reward.options.get("path") for reward in recipe.rewards if reward.name == REWARD_MODEL]
+    """Yield the faults in the folders of all models except the policy."""
+    reward_models = [reward.options.get("path") for reward in recipe.rewards if reward.name == REWARD_MODEL]
     named = [("reference.model", recipe.reference.model, LANGUAGE_MODEL)]
     named += [("train.critic.path", recipe.critic.options.get("path") if recipe.critic else None, LANGUAGE_MODEL)]
-    named += [("rewards.reward_model.path", path, CLASSIFIER) for path in learnt]
+    named += [("rewards.reward_model.path", path, CLASSIFIER) for path in reward_models]
     for key, path, kind in named:
         if isinstance(path, str):
             try:
@@ -107,59 +108,59 @@ def _other_models(recipe: Recipe) -> Iterator[str]:
 
 
 def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
-    """What is wrong with the data, the model and the rewards of a recipe whose settings `broken` are wrong already."""
+    """Return the faults of the data, the model and the rewards of a recipe with wrong settings, named in `broken`."""
     mistakes: list[str] = []
-    touched = {key.partition(".")[0] for key in broken}
-    if "data" not in touched:
+    tables = {key.partition(".")[0] for key in broken}
+    if "data" not in tables:
         try:
             load_questions(recipe)
         except UserError as error:
             mistakes += error.problems
-    if "model" not in touched:
+    if "model" not in tables:
         try:
             inspect_folder(recipe.model)
         except ModelError as error:
             mistakes += str(error).splitlines()
-    if not touched & {"rewards", "reward", "reference", "train"}:
+    if not tables & {"rewards", "reward_limits", "reference", "train"}:
         mistakes += _other_models(recipe)
-    if not touched & {"rewards", "reward"}:
-        _tried(recipe, (), mistakes)
+    if not tables & {"rewards", "reward_limits"}:
+        _score_trials(recipe, (), mistakes)
     return mistakes
 
 
-# ------------------------------------------------------------------------------------------------------------ looking
+# ----------------------------------------------------------------------------------------------------------- checking
 
 
 def _rendered(questions: Sequence[Question], render: Render | None, mistakes: list[str]) -> list[str]:
     shown: list[str] = []
     for question in questions[:PROMPTS_SHOWN]:
         try:
-            shown.append(render(question) if render else _as_it_stands(question))
+            shown.append(render(question) if render else _plain_prompt(question))
         except (UserError, ModelError) as error:
             mistakes += str(error).splitlines()
-            break  # the next one would say the same
+            break  # the next question has the same fault
     return shown
 
 
-def _as_it_stands(question: Question) -> str:
-    if isinstance(question.text, str):
-        return question.text
-    return "\n".join(f"{message['role']}: {message['content']}" for message in question.text)
+def _plain_prompt(question: Question) -> str:
+    if isinstance(question.prompt, str):
+        return question.prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in question.prompt)
 
 
-def _tried(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
-    """The first question's reference answer, an empty one and another question's answer, as the reward sees them."""
-    rules = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
+def _score_trials(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
+    """Score the first question's reference answer, an empty answer and the answer of another question."""
+    rules = [{**spec, "weight": weight} for spec, weight in recipe.rules]
     try:
         reward = load_reward(rules, timeout=recipe.reward_limits.timeout) if rules else None
     except UserError as error:
         mistakes += [f"rewards: {mistake}" for mistake in error.problems]
         return []
-    return [] if reward is None else _shown_to(reward, questions, mistakes)  # a model is loaded by a run only
+    return [] if reward is None else _trials(reward, questions, mistakes)  # reward models are not loaded here
 
 
-def _shown_to(reward: Reward, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
-    """What the reward says of the three answers, and which of them it cannot score."""
+def _trials(reward: Reward, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
+    """Score the three answers; add those that the reward cannot score to `mistakes`."""
     try:
         if not questions:
             return []
@@ -173,53 +174,53 @@ def _shown_to(reward: Reward, questions: Sequence[Question], mistakes: list[str]
         Trial(kind=kind, completion=text, scored=each)
         for (kind, text), each in zip(completions.items(), scored, strict=True)
     ]
-    failures = {_how(trial.scored): trial for trial in reversed(trials) if trial.scored.status.is_failure}
+    failures = {_failure(trial.scored): trial for trial in reversed(trials) if trial.scored.verdict.is_failure}
     mistakes += [
-        f"rewards: scoring the {trial.kind} answer to question {question.id} {how}"
-        for how, trial in reversed(failures.items())  # each way to fail once, by the first trial that did
+        f"rewards: scoring the {trial.kind} answer to question {question.id} {failure}"
+        for failure, trial in reversed(failures.items())  # each kind of failure once, for the first trial that has it
     ]
     return trials
 
 
 def _wrong_answer(questions: Sequence[Question]) -> str:
-    """The first answer that does not end as the first question's does; most answers differ where they end."""
+    """Return the first answer whose last word differs from that of the first question's answer."""
     right = str(questions[0].answer).split()[-1:]
     others = (str(question.answer) for question in questions[1:] if question.answer is not None)
     return next((other for other in others if other.split()[-1:] != right), "I do not know.")
 
 
-def _how(scored: RewardOutput) -> str:
-    verdict = {
+def _failure(scored: RewardOutput) -> str:
+    kinds = {
         Status.failed: "failed",
         Status.timed_out: "took too long",
-        Status.non_finite: "gave no usable number",
+        Status.non_finite: "gave no finite number",
     }
-    return f"{verdict[scored.status]}: {scored.reason}"
+    return f"{kinds[scored.verdict]}: {scored.reason}"
 
 
-def _doubts(trials: Sequence[Trial]) -> Iterator[str]:
-    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.status is Status.ok}
+def _reward_warnings(trials: Sequence[Trial]) -> Iterator[str]:
+    value = {trial.kind: trial.scored.value for trial in trials if trial.scored.verdict is Status.ok}
     for other in ("empty", "wrong"):
         if "reference" in value and value.get(other, -float("inf")) >= value["reference"]:
-            numbers = f"{value[other]:g} against {value['reference']:g}"
-            yield f"rewards: the {other} answer scores no less than the reference answer ({numbers})"
+            numbers = f"{value[other]:g} and {value['reference']:g}"
+            yield f"rewards: the {other} answer scores at least as much as the reference answer ({numbers})"
 
 
 def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     longest, context = cost.longest_sequence(recipe), facts.max_positions
     if facts.folder is None:
-        yield f"model {facts.name}: not on this machine yet; it will be downloaded when the run starts"
+        yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
     if context is not None and longest > context:
         yield (
             f"data.max_prompt_tokens + sampling.max_tokens = {longest} is more than the model's context of {context}: "
-            f"prompts of more than {context - 1} tokens are left out, and an answer ends where the context does"
+            f"prompts of more than {context - 1} tokens are left out, and an answer ends at the end of the context"
         )
 
 
-def _repeated(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
+def _repetition_note(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
     if questions and recipe.train.prompts > len(questions):
-        only = f"there are only {len(questions)} questions"
-        yield f"train.prompts = {recipe.train.prompts}: {only}, so that each step asks some of them again"
+        few = f"only {len(questions)} questions"
+        yield f"train.prompts = {recipe.train.prompts}: there are {few}, so that each step repeats some"
 
 
 def _memory(recipe: Recipe, facts: ModelFacts) -> Mapping[str, int]:
@@ -228,10 +229,10 @@ def _memory(recipe: Recipe, facts: ModelFacts) -> Mapping[str, int]:
 
 
 def _has_reference(recipe: Recipe) -> bool:
-    """Whether the run keeps a reference; a user's objective without an option `beta` is taken not to ask for one."""
+    """Return whether the run has a reference; a user's objective without an option `beta` is assumed to need none."""
     try:
         return needs_reference(recipe)
-    except UserError:  # no such objective, which is a mistake told already
+    except UserError:  # no such objective, which is among the mistakes
         return False
 
 
@@ -239,7 +240,7 @@ def _has_reference(recipe: Recipe) -> bool:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report: prompts, rewards, arithmetic, memory, notes, and at the end what is wrong."""
+    """Print a report: prompts, rewards, arithmetic, memory, notes, and the mistakes at the end."""
     for number, prompt in enumerate(report.prompts, 1):
         _heading(console, f"Prompt {number} of {len(report.prompts)}")
         console.print(_plain(prompt))
@@ -253,13 +254,13 @@ def show(report: Report, console: Console) -> None:
         _heading(console, "Memory, about")
         console.print(_memory_table(report.memory))
     _list(console, "Notes", report.notes)
-    _list(console, "UserError", report.mistakes)
+    _list(console, "Mistakes", report.mistakes)
     if not report.mistakes:
-        console.print(Text("\nNothing is wrong.", style="bold green"))
+        console.print(Text("\nNo mistakes.", style="bold green"))
 
 
 def arithmetic_lines(report: Report) -> list[str]:
-    """The run in numbers, a line each; the first says what one step is."""
+    """Return the run in numbers, a line each; the first describes one step."""
     numbers, recipe = report.arithmetic, report.recipe
     if numbers is None:
         return []
@@ -267,7 +268,7 @@ def arithmetic_lines(report: Report) -> list[str]:
     return [
         f"one step: {numbers.prompts} questions × {numbers.group} answers = {numbers.sequences:,} sequences, "
         f"at most {numbers.tokens:,} tokens",
-        f"optimiser steps in it: {per_step} (updates {train.passes} × minibatches {train.minibatches})",
+        f"optimiser steps in it: {per_step} (passes {train.passes} × minibatches {train.minibatches})",
         f"the run: {recipe.steps:,} steps, {numbers.optimiser_steps_in_all:,} optimiser steps, "
         f"{numbers.epochs:.3g} passes over the questions",
     ]
@@ -278,7 +279,7 @@ def _heading(console: Console, title: str) -> None:
 
 
 def _plain(text: str) -> Text:
-    """Text from a file, harmless to a terminal: rich's markup and control characters mean nothing in it."""
+    """Return text from a file so that rich's markup and control characters have no effect on the terminal."""
     shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} ... ({len(text):,} characters)"
     return Text("\n".join(one_line(line) for line in shown.splitlines()))
 
@@ -293,17 +294,15 @@ def _list(console: Console, title: str, lines: Sequence[str]) -> None:
 def _trials_table(trials: Sequence[Trial]) -> Table:
     table = Table("answer", "reward", "completion", box=None)
     for trial in trials:
-        ok = trial.scored.status is Status.ok
-        value = f"{trial.scored.value:g}" if ok else trial.scored.status.value
-        table.add_row(
-            trial.kind, value, _plain(trial.completion) if trial.completion else Text("(nothing)", style="dim")
-        )
+        ok = trial.scored.verdict is Status.ok
+        value = f"{trial.scored.value:g}" if ok else trial.scored.verdict.value
+        table.add_row(trial.kind, value, _plain(trial.completion) if trial.completion else Text("(empty)", style="dim"))
     return table
 
 
 def _memory_table(parts: Mapping[str, int]) -> Table:
-    table = Table("for", "GiB", box=None)
+    table = Table("purpose", "GiB", box=None)
     for name, size in parts.items():
         table.add_row(name, f"{size / 2**30:.2f}")
-    table.add_row(Text("at its peak", style="bold"), f"{cost.peak(parts) / 2**30:.2f}")
+    table.add_row(Text("at the peak", style="bold"), f"{cost.peak(parts) / 2**30:.2f}")
     return table

@@ -1,4 +1,4 @@
-"""Where the steps of a run went: a table of what its metrics say, and a trace of two steps."""
+"""Where the time of a run goes: a table from its metrics, and a trace of two steps."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,48 +16,48 @@ ORDER = (*SPANS, "idle", *BETWEEN)
 
 @contextmanager
 def traced(file: Path | None) -> Iterator[Callable[[], None]]:
-    """Trace two steps of the loop inside into `file`, if there is one: the third, when all is warm, and the fourth.
+    """Trace two steps of a loop into `file`: the third, when caches are warm, and the fourth. Without a file, none.
 
-    What is yielded is to be called at the end of every step. The trace is of this process alone; it opens in Perfetto,
-    and a compressed one (`.json.gz`) does as well.
+    Call the function that is yielded at the end of every step. The trace covers this process alone. Perfetto opens it,
+    also compressed (`.json.gz`).
     """
     if file is None:
         yield lambda: None
         return
     make_folder(file.parent)
     file.unlink(missing_ok=True)
-    when = schedule(wait=1, warmup=1, active=2, repeat=1)  # a step is thousands of operations: a browser holds them all
+    two_steps = schedule(wait=1, warmup=1, active=2, repeat=1)  # thousands of operations each: a browser can show them
 
-    def write(seen: profile) -> None:
-        if seen.step_num > 2:  # otherwise the loop ended before there was anything to see
-            seen.export_chrome_trace(str(file))
+    def write(profiler: profile) -> None:
+        if profiler.step_num > 2:  # otherwise the loop ended before the third step
+            profiler.export_chrome_trace(str(file))
 
-    with profile(schedule=when, on_trace_ready=write) as profiler:
+    with profile(schedule=two_steps, on_trace_ready=write) as profiler:
 
         def step() -> None:
-            # After the last one the trace is written, which takes seconds; no block in it may reach over a step's end.
+            # After the last one the trace is written, which takes seconds; no span in the trace may cross a step's end.
             with span("save", shown=False):
                 profiler.step()
 
         yield step
 
 
-def where_it_went(lines: Sequence[Mapping[str, float]]) -> Table | None:
-    """Seconds and shares of a step's spans, medians over the steps of `metrics.jsonl`; None where it says nothing.
+def time_table(lines: Sequence[Mapping[str, float]]) -> Table | None:
+    """Return a table of the spans of a step: medians over the lines of `metrics.jsonl`; None if they have no times.
 
-    A share is of a step's `seconds`, so that those of what comes between steps stand beside the 100 %. What does not
-    happen in every step is told by the median over the steps in which it did.
+    Shares are of a step's `seconds`; the spans between steps are not part of the 100 %. The median of a span that is
+    not in every step is over the steps that have it.
     """
-    found = Table("where the step went", title_justify="left", box=None)
+    table = Table("where the step went", title_justify="left", box=None)
     for heading in ("seconds", "share", "steps"):
-        found.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     for name in ORDER:
-        there = [line for line in lines if f"time/{name}" in line]
-        if there:
-            seconds = statistics.median(line[f"time/{name}"] for line in there)
-            share = statistics.median(line[f"time/{name}"] / line["seconds"] for line in there)
-            found.add_row(name, f"{seconds:.4f}", "between" if name in BETWEEN else f"{share:.1%}", str(len(there)))
-    if not found.row_count:
+        having = [line for line in lines if f"time/{name}" in line]
+        if having:
+            seconds = statistics.median(line[f"time/{name}"] for line in having)
+            share = statistics.median(line[f"time/{name}"] / line["seconds"] for line in having)
+            table.add_row(name, f"{seconds:.4f}", "between" if name in BETWEEN else f"{share:.1%}", str(len(having)))
+    if not table.row_count:
         return None
-    found.add_row("step", f"{statistics.median(line['seconds'] for line in lines):.4f}", "", str(len(lines)))
-    return found
+    table.add_row("step", f"{statistics.median(line['seconds'] for line in lines):.4f}", "", str(len(lines)))
+    return table

@@ -1,6 +1,7 @@
-"""The body of the command line's `for step in train(...)`: evaluate, record, save, stop in good order."""
+"""`outdo train` and `outdo resume`: the body of `for step in train(...)`, and what is before and after."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,77 +12,90 @@ from outdo.config.file import dump, load
 from outdo.config.recipe import Recipe
 from outdo.config.resume import differences, refused_differences
 from outdo.loop import train
+from outdo.models.inspect_folder import ModelFacts
 from outdo.observability.metrics import step_metrics
 from outdo.observability.page.collect import collect_run
 from outdo.observability.page.html import page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.storage import checkpoint
+from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment
-from outdo.storage.run_folder import RunFolder, read_metrics, write_json_atomically, write_text_atomically
-from outdo.trainer.build import Run, build_run, sampling_params
+from outdo.storage.run_folder import RunFolder, read_metrics
+from outdo.trainer.build import Run, build_run
 from outdo.trainer.display import Display
-from outdo.trainer.evaluation import Evaluation, evaluate
+from outdo.trainer.held_out import evaluate_if_due, evaluate_run, is_due
 from outdo.trainer.interrupt import stop_requested
-from outdo.trainer.profiling import traced, where_it_went
+from outdo.trainer.profiling import time_table, traced
 from outdo.trainer.state import Progress, restore, save
-from outdo.types import Batch, Step
+from outdo.types import Step
 from outdo.utils.errors import CheckpointError, OutdoError, RunFolderError, UserError
 from outdo.utils.timing import BETWEEN, Clock, span
 
 INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell has it: 128 + SIGINT."""
+
 TRACE = "profile/trace.json.gz"
 
 
-def start(recipe: Recipe, folder: Path, display: Display, *, profile: bool = False) -> int:
-    """Train from the first step; returns the exit status. A run folder that holds a run is refused.
+def start(
+    recipe: Recipe, folder: Path, display: Display, *, facts: ModelFacts | None = None, profile: bool = False
+) -> int:
+    """Train from the first step; return the exit status. A folder that holds a run already is refused.
 
-    `profile` traces two of the steps, and says where all of them went.
+    `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
+    where the time of all of them went.
     """
-    with RunFolder(folder) as run:
-        if run.recipe.exists():
-            raise RunFolderError(f"{folder} holds a run already: `outdo resume {folder}` goes on with it")
-        _make_room(run, recipe)
-        status = _train(run, build_run(recipe), Progress(), display, profile=profile)
-    return _shown(folder, status, display)
+    with RunFolder(folder) as run_folder:
+        if run_folder.recipe.exists():
+            raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
+        _make_tokens_folder(run_folder, recipe)
+        run = build_run(recipe, facts=facts)
+        status = _train(run_folder, run, Progress(), display, profile=profile)
+    return _write_page(folder, status, display)
 
 
 def resume(folder: Path, overrides: list[str], display: Display, *, profile: bool = False) -> int:
-    """Go on from the newest whole checkpoint as if nothing had happened; from the start if there is none yet."""
+    """Continue a run from its newest whole checkpoint, or from the start if it has none; return the exit status."""
     if not (folder / "recipe.toml").is_file():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
-    with RunFolder(folder) as run:
-        saved = load(run.recipe, [])
-        recipe = load(run.recipe, overrides)
-        refused = refused_differences(saved.model_dump(), recipe.model_dump())
-        if refused:
-            raise UserError([f"{line}; a resumed run may not change this" for line in refused])
-        for line in [*([run.notice] if run.notice else []), *differences(saved.model_dump(), recipe.model_dump())]:
+    with RunFolder(folder) as run_folder:
+        recipe, changes = _resumed_recipe(run_folder, overrides)
+        for line in [*([run_folder.notice] if run_folder.notice else []), *changes]:
             display.say(line)
-        _make_room(run, recipe)
-        found = checkpoint.latest(run.checkpoints)
-        for fault in found.broken if found else ():
+        _make_tokens_folder(run_folder, recipe)
+        newest = checkpoint.latest(run_folder.checkpoints)
+        for fault in newest.broken if newest else ():
             display.say(f"not used: {fault}")
-        state = checkpoint.load_state(found.path) if found else {}
-        model = found.path if found else None
-        session = build_run(recipe, model=model, fingerprints=state.get("fingerprints"))
-        progress = restore(session, found.path, state, display) if found else Progress()
+        state = checkpoint.load_state(newest.path) if newest else {}
+        model = newest.path if newest else None
+        run = build_run(recipe, model=model, fingerprints=state.get("fingerprints"))
+        progress = restore(run, state) if newest else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
-        run.rewind(progress.step)
-        parquet.drop_after(run.path, progress.step)
-        parquet.remove_leftovers(run.path)
-        status = _train(run, session, progress, display, profile=profile)
-    return _shown(folder, status, display)
+        run_folder.rewind(progress.step)
+        parquet.drop_after(run_folder.path, progress.step)
+        parquet.remove_leftovers(run_folder.path)
+        status = _train(run_folder, run, progress, display, profile=profile)
+    return _write_page(folder, status, display)
 
 
-def _make_room(run: RunFolder, recipe: Recipe) -> None:
-    """Before any model is loaded: the place where tokens are going to be recorded."""
+def _resumed_recipe(folder: RunFolder, overrides: list[str]) -> tuple[Recipe, list[str]]:
+    """Return the saved recipe with the overrides, and a line for each setting that changes."""
+    saved, recipe = load(folder.recipe, []), load(folder.recipe, overrides)
+    before, after = saved.model_dump(), recipe.model_dump()
+    if refused := refused_differences(before, after):
+        raise UserError([f"{line}; this setting must stay the same when a run is resumed" for line in refused])
+    return recipe, differences(before, after)
+
+
+def _make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
+    """Create the folder of the token records before any model is loaded, so that a full disk is noticed now."""
     if recipe.record.every:
-        parquet.make_room(run.path)
+        parquet.make_room(folder.path)
 
 
-def _shown(folder: Path, status: int, display: Display) -> int:
-    """Write the page of a run that is complete; the exit status. What the page needs is all on disk."""
+def _write_page(folder: Path, status: int, display: Display) -> int:
+    """Write the page of a complete run, from what is on disk; return the exit status."""
     if status == 0:
         report = folder / "report.html"
         write_text_atomically(report, page([collect_run(folder)]))
@@ -89,159 +103,191 @@ def _shown(folder: Path, status: int, display: Display) -> int:
     return status
 
 
-def _train(run: RunFolder, session: Run, progress: Progress, display: Display, *, profile: bool) -> int:
-    """Run the loop to its end, or to the step under way when it is interrupted or fails."""
-    recipe = session.recipe
-    for note in session.notes:
+def _train(folder: RunFolder, run: Run, progress: Progress, display: Display, *, profile: bool) -> int:
+    """Run the loop until its last step, an interrupt or an error; return the exit status."""
+    recipe = run.recipe
+    for note in run.notes:
         display.say(note)
     if progress.step >= recipe.steps:
-        session.close()
-        if not run.summary.exists():  # killed after the last checkpoint
-            write_json_atomically(run.summary, summary(progress, run.path))
-        display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {run.path} steps=...`")
+        run.close()
+        if not folder.summary.exists():  # the run was killed after its last checkpoint
+            write_json_atomically(folder.summary, summary(progress, folder.path))
+        display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {folder.path} steps=...`")
         return 0
-    models = session.models
-    weights = models.policy.model.state_dict()
-    critic = models.critic is not None and models.critic.trains_model
-    trained = 1 + critic + len(session.online_reward_models)  # weights with two moments each, about
-    copies = 3 * trained + (models.reference is not None)
-    needed = checkpoint.free_space_needed(weights, copies=copies, keep=recipe.checkpoint.keep)
-    checkpoint.check_free_space(run.path, needed)
-    _describe(run, session)
-    progress.version = session.models.version
+    _check_free_space(folder, run)
+    _describe(folder, run)
+    progress.version = run.models.version
     try:
-        trace = run.path / TRACE if profile else None
-        with stop_requested() as asked, BackgroundWriter() as behind, traced(trace) as traced_step:
-            _steps(run, session, progress, display, asked, behind, traced_step)
+        trace = folder.path / TRACE if profile else None
+        with stop_requested() as signals, BackgroundWriter() as writer, traced(trace) as step_traced:
+            training = _Training(folder, run, progress, display, signals, writer)
+            training.run_steps(step_traced)
     except OutdoError as error:
-        # What failed is the step under way; if it has not touched the weights, those before it are worth keeping.
-        untouched = session.models.version == progress.version
+        # The error belongs to the step under way. If that step has not changed the weights, the steps before are saved.
+        untouched = run.models.version == progress.version
         if progress.step and untouched and not isinstance(error, CheckpointError):
-            save(run, session, progress)
-            display.say(f"saved after step {progress.step}; go on with `outdo resume {run.path}`")
+            save(folder, run, progress)
+            display.say(f"saved after step {progress.step}; continue with `outdo resume {folder.path}`")
         raise
     finally:
-        session.close()
+        run.close()
     if profile:
-        _profiled(run, display)
-    write_json_atomically(run.summary, summary(progress, run.path))
+        _show_profile(folder, display)
+    write_json_atomically(folder.summary, summary(progress, folder.path))
     if progress.step < recipe.steps:
-        display.say(f"stopped after step {progress.step}, saved; go on with `outdo resume {run.path}`")
+        display.say(f"stopped and saved after step {progress.step}; continue with `outdo resume {folder.path}`")
         return INTERRUPTED
     return 0
 
 
-def _steps(
-    run: RunFolder,
-    session: Run,
-    progress: Progress,
-    display: Display,
-    asked: list[int],
-    behind: BackgroundWriter,
-    traced_step: Callable[[], None],
-) -> None:
-    """The body of the loop."""
-    recipe = session.recipe
-    if not progress.before:
-        progress.before = progress.after = _evaluate(session, 0, display)
-    steps = train(
-        session.models,
-        session.prompts,
-        session.rollout,
-        session.advantage,
-        session.objective,
-        passes=recipe.train.passes,
-        stop=session.stop,
-        start=progress.step + 1,
-    )
-    with display.steps(progress.step, recipe.steps), Clock() as clock:
-        for step in steps:
-            recorded, refused = _recorded(session, step, run.path, behind)
-            evaluated = _evaluation(session, progress, step.index, display)
-            metrics = _metrics(session, step, clock) | recorded | evaluated
-            metrics |= _follow(session, step, metrics)
-            _keep_refused(run.path / "refused", step)
-            run.append_metrics(step.index, metrics)
-            _move_on(progress, session, step.index, metrics)  # now, and not before: a saved step has its line
-            display.step(step.index, recipe.steps, metrics)
-            if refused:
-                raise refused
-            best = progress.best.get("step") == step.index
-            last = step.index == recipe.steps
-            if last or best or asked or _due(step.index, recipe.checkpoint.every):
-                with span("record"):
-                    refused = behind.wait()  # what a checkpoint says is done is recorded
-                if refused:
-                    raise refused
-                save(run, session, progress)
-            traced_step()
-            if last or asked:
-                return
+@dataclass(slots=True)
+class _Training:
+    """The steps of a run, and everything that happens after each of them."""
+
+    folder: RunFolder
+    run: Run
+    progress: Progress
+    display: Display
+    signals: Sequence[int]  # not empty once the user wants the run to stop
+    writer: BackgroundWriter
+    write_error: RunFolderError | None = None  # of a record that could not be written
+
+    def run_steps(self, step_traced: Callable[[], None]) -> None:
+        """Train step by step. `step_traced` ends each step for the profiler."""
+        run, progress, recipe = self.run, self.progress, self.run.recipe
+        if not progress.before:
+            progress.before = progress.after = evaluate_run(run, 0, self.display)
+        steps = train(
+            run.models,
+            run.prompts,
+            run.sampler,
+            run.advantage,
+            run.objective,
+            passes=recipe.train.passes,
+            stop=run.stop,
+            start=progress.step + 1,
+        )
+        with self.display.steps(progress.step, recipe.steps), Clock() as clock:
+            for step in steps:
+                recorded = self.record(step)
+                evaluated = evaluate_if_due(run, progress, step.index, self.display)
+                metrics = _metrics(run, step, clock) | recorded | evaluated
+                metrics |= _adapt(run, step, metrics)
+                _keep_refused_batch(self.folder, step)
+                self.folder.append_metrics(step.index, metrics)
+                # Only now is the step finished: a step that is saved has its line of metrics.
+                progress.finish(run, step.index, seconds=metrics["seconds"], tokens=_sampled_tokens(metrics))
+                self.display.step(step.index, recipe.steps, metrics)
+                self.raise_write_error()
+                is_last = self.is_last()  # once, so that a signal that comes later ends the next step, not this one
+                if is_last or self.save_is_due():
+                    self.wait_for_record()
+                    save(self.folder, run, progress)
+                step_traced()
+                if is_last:
+                    return
+
+    def record(self, step: Step) -> dict[str, float]:
+        """Start to write the record of a step and return its metrics; wait for the record of the step before.
+
+        An error of that earlier record is kept in `write_error`, and raised when this step has its line of metrics.
+        """
+        with span("record"):
+            metrics, write = self.run.recorder.taken(step, self.folder.path)
+            self.write_error = self.writer.wait()
+            self.writer.begin(write)
+        return metrics
+
+    def wait_for_record(self) -> None:
+        """Wait until the record of this step is on disk: what a checkpoint counts as done is recorded."""
+        with span("record"):
+            self.write_error = self.writer.wait()
+        self.raise_write_error()
+
+    def raise_write_error(self) -> None:
+        """Raise the error of a record that could not be written, if there is one."""
+        if self.write_error:
+            raise self.write_error
+
+    def is_last(self) -> bool:
+        """Return whether no step comes after the last finished one."""
+        return self.progress.step == self.run.recipe.steps or bool(self.signals)
+
+    def save_is_due(self) -> bool:
+        """Return whether the last finished step gets a checkpoint: it is the best so far, or its turn has come."""
+        step = self.progress.step
+        return self.progress.best.get("step") == step or is_due(step, self.run.recipe.checkpoint.every)
 
 
-def _profiled(run: RunFolder, display: Display) -> None:
-    """Say where the steps went, and where the trace is."""
-    table, trace = where_it_went(read_metrics(run.metrics)), run.path / TRACE
+def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
+    metrics = step_metrics(step) | getattr(run.sampler, "metrics", {})
+    spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
+    seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
+    times = {f"time/{name}": time for name, time in spans.items()}
+    return metrics | times | {"seconds": seconds, "tokens_per_second": _sampled_tokens(metrics) / seconds}
+
+
+def _sampled_tokens(metrics: Mapping[str, float]) -> float:
+    """Return the number of tokens sampled in a step, with those of answers that dynamic sampling dropped."""
+    return metrics["num_tokens"] + metrics.get("refill/dropped_tokens", 0.0)
+
+
+def _adapt(run: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Let the reward models and coefficients learn from a step; return their metrics."""
+    learnt: dict[str, float] = {}
+    with span("reward"):
+        for reward_model in run.online_reward_models:
+            learnt |= reward_model.after(step.index, step.groups)
+    for name, coefficient in run.adaptive.items():
+        learnt[f"coefficient/{name}"] = float(coefficient)  # the value used in this step
+        coefficient.observe(metrics)
+    return learnt
+
+
+def _keep_refused_batch(folder: RunFolder, step: Step) -> None:
+    """Write the batch of a step to `refused/` if one of its updates was refused."""
+    kinds = ("updates/refused", "value/refused")
+    if not any(update.metrics.get(kind) for update in step.updates for kind in kinds):
+        return
+    target = folder.path / "refused"
+    target.mkdir(exist_ok=True)
+    names = ("token_ids", "loss_mask", "rewards", "advantages", "values", "returns", "targets")
+    names += ("old_logprobs", "ref_logprobs", "rollout_logprobs")
+    fields = {name: getattr(step.batch, name) for name in names}
+    tensors = {name: value.contiguous() for name, value in fields.items() if isinstance(value, Tensor)}
+    save_file(tensors, target / f"step_{step.index:06d}.safetensors")
+
+
+def _check_free_space(folder: RunFolder, run: Run) -> None:
+    models = run.models
+    trains_critic = models.critic is not None and models.critic.trains_model
+    trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
+    copies = 3 * trained + (models.reference is not None)
+    weights = models.policy.model.state_dict()
+    needed = checkpoint.free_space_needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
+    checkpoint.check_free_space(folder.path, needed)
+
+
+def _describe(folder: RunFolder, run: Run) -> None:
+    recipe = run.recipe
+    environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
+    write_text_atomically(folder.recipe, dump(recipe))
+    write_json_atomically(folder.environment, environment)
+
+
+def _show_profile(folder: RunFolder, display: Display) -> None:
+    """Print where the time of the steps went, and where the trace is."""
+    table, trace = time_table(read_metrics(folder.metrics)), folder.path / TRACE
     if table:
         display.console.print(table)
     if trace.exists():
         display.say(f"a trace of two steps: {trace}; open it at ui.perfetto.dev")
     else:
-        display.say("too few steps for a trace: it begins with the third")
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
-def _recorded(
-    session: Run, step: Step, folder: Path, behind: BackgroundWriter
-) -> tuple[dict[str, float], RunFolderError | None]:
-    """Record a step; it is written while the next one is made. What the disk refused of the step before, if it did.
-
-    That ends the run, but only when this step, which is done, has its line as well.
-    """
-    with span("record"):
-        metrics, write = session.recorder.taken(step, folder)
-        refused = behind.wait()
-        behind.begin(write)
-    return metrics, refused
-
-
-def _metrics(session: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step)
-    spent = clock.lap()  # since the last step had its metrics: saving it is in here, and no part of a step's seconds
-    seconds = sum(each for name, each in spent.items() if name not in BETWEEN)
-    times = {f"time/{name}": each for name, each in spent.items()}
-    return metrics | times | {"seconds": seconds, "tokens_per_second": _sampled(metrics) / seconds}
-
-
-def _sampled(metrics: Mapping[str, float]) -> float:
-    """The tokens of a step, including those of answers that dynamic sampling dropped."""
-    return metrics["num_tokens"] + metrics.get("refill/dropped_tokens", 0.0)
-
-
-def _follow(session: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Let reward models and coefficients learn from a step; what they have come to."""
-    found: dict[str, float] = {}
-    with span("reward"):
-        for judge in session.online_reward_models:
-            found |= judge.after_step(step.index, step.groups)
-    for name, coefficient in session.adaptive.items():
-        found[f"coefficient/{name}"] = float(coefficient)  # that of this step
-        coefficient.observe(metrics)
-    return found
-
-
-def _move_on(progress: Progress, session: Run, step: int, metrics: Mapping[str, float]) -> None:
-    progress.step, progress.version = step, session.models.version
-    progress.prompts = session.prompts.state()
-    progress.seconds += metrics["seconds"]
-    progress.tokens += int(_sampled(metrics))
+        display.say("too few steps for a trace: it starts with the third")
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
-    """What `summary.json` holds; accuracies are null where nothing was held out."""
+    """Return the content of `summary.json`; accuracies are null where nothing was held out."""
     before, after = progress.before, progress.after
     return {
         "accuracy_before": before.get("greedy"),
@@ -256,63 +302,3 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         "after": after,
         "best": progress.best,
     }
-
-
-def _evaluate(session: Run, step: int, display: Display) -> dict[str, float]:
-    """Accuracy on the held-out questions: greedy, and sampled at temperature 1. Nothing if there are none."""
-    if not session.held_out:
-        return {}
-    settings, numbers = session.recipe.eval, {}
-    asked: dict[str, tuple[float, int]] = {}
-    if settings.greedy:
-        asked["greedy"] = (0.0, 1)
-    if settings.samples:
-        asked["sampled"] = (1.0, settings.samples)
-    for name, (temperature, k) in asked.items():
-        sampling = sampling_params(session.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        with span("evaluate"), Clock():  # of its own: what is sampled and rewarded here is no part of a step
-            found: Evaluation = evaluate(
-                session.engine, session.eval_environment, session.held_out, sampling, k=k, step=step
-            )
-        low, high = found.ci95
-        numbers |= {name: found.accuracy, f"{name}_low": low, f"{name}_high": high}
-    display.evaluated(step, numbers)
-    return numbers
-
-
-def _evaluation(session: Run, progress: Progress, step: int, display: Display) -> dict[str, float]:
-    """The metrics of an evaluation after this step, if one is due; `progress` remembers it."""
-    recipe = session.recipe
-    if step != recipe.steps and not _due(step, recipe.eval.every):
-        return {}
-    progress.after = _evaluate(session, step, display)
-    progress.best = _better(progress, step, recipe.eval.best)
-    return {f"eval/{name}": value for name, value in progress.after.items()}
-
-
-def _better(progress: Progress, step: int, by: str) -> dict[str, float]:
-    """The better of the best evaluation so far and the latest, that of `step`; the earlier one if they are equal."""
-    if by in progress.after and progress.after[by] > progress.best.get(by, -1.0):
-        return {"step": step, **progress.after}
-    return progress.best
-
-
-def _describe(run: RunFolder, session: Run) -> None:
-    recipe = session.recipe
-    environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
-    write_text_atomically(run.recipe, dump(recipe))
-    write_json_atomically(run.environment, environment)
-
-
-def _keep_refused(folder: Path, step: Step) -> None:
-    """If an update of the step was refused, keep its batch to be looked at."""
-    kinds = ("updates/refused", "value/refused")
-    if not any(update.metrics.get(kind) for update in step.updates for kind in kinds):
-        return
-    folder.mkdir(exist_ok=True)
-    batch: Batch = step.batch
-    names = ("token_ids", "loss_mask", "rewards", "advantages", "values", "returns", "targets")
-    names += ("old_logprobs", "ref_logprobs", "rollout_logprobs")
-    found = {name: getattr(batch, name) for name in names}
-    tensors = {name: value.contiguous() for name, value in found.items() if isinstance(value, Tensor)}
-    save_file(tensors, folder / f"step_{step.index:06d}.safetensors")

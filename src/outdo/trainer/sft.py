@@ -1,13 +1,15 @@
-"""Supervised fine-tuning: the loop's own update with every answer given, and every answer good."""
+"""Supervised fine-tuning: the update of the loop on given answers, each with advantage 1."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from outdo.algorithms.objectives.presets import likelihood
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Update
+from outdo.types import Batch, Prompt, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +26,14 @@ class SftStep:
 
 
 def completion_ids(policy: Policy, text: str) -> tuple[int, ...]:
-    """An answer as the policy would have sampled it: tokenised apart from its prompt, and ended."""
+    """Return the tokens of an answer as the policy would sample it: tokenised without its prompt, with an end token."""
     ids: list[int] = policy.tokenizer.encode(text, add_special_tokens=False)
     end: Any = policy.tokenizer.eos_token_id
     return (*ids, *([] if end is None else [end]))
 
 
 def sft(policy: Policy, prompts: Prompts, *, steps: int) -> Iterator[SftStep]:
-    """Make `steps` updates, each on one batch of `prompts`, whose `answer` holds the text to be learnt.
+    """Make `steps` updates, each on one batch of `prompts`, whose `answer` is the text to learn.
 
     The loss is the mean negative log-likelihood of the answers' tokens over the batch (`presets.likelihood`).
     """
@@ -41,19 +43,7 @@ def sft(policy: Policy, prompts: Prompts, *, steps: int) -> Iterator[SftStep]:
 
 
 def supervised(policy: Policy, prompts: Sequence[Prompt]) -> Batch:
-    """A batch in which every prompt was answered by its own `answer`, with advantage 1."""
-    groups: list[Group] = []
-    for prompt in prompts:
-        ids = completion_ids(policy, str(prompt.answer))
-        answer = Rollout(
-            token_ids=ids,
-            loss_mask=(True,) * len(ids),
-            logprobs=(0.0,) * len(ids),
-            text=str(prompt.answer),
-            reward=1.0,
-            finish_reason=FinishReason.stop,
-            policy_version=policy.version,
-        )
-        groups.append(Group(prompt=prompt, rollouts=(answer,)))
-    batch = Batch.from_groups(groups)
-    return batch.with_(advantages=batch.loss_mask.float())
+    """Make a batch in which the completion of every prompt is its `answer`, with advantage 1."""
+    completions = [completion_ids(policy, str(prompt.answer)) for prompt in prompts]
+    batch = Batch.of_tokens([prompt.token_ids for prompt in prompts], completions)
+    return batch.with_(advantages=batch.loss_mask.float(), rewards=torch.ones_like(batch.rewards))

@@ -1,52 +1,78 @@
-"""What a checkpoint of a run holds, and how it is restored."""
+"""What a checkpoint of a run holds, how it is saved and how it is restored.
+
+Beside the model folder of the policy, a checkpoint holds a state with these entries:
+
+- `models`: optimiser, reference, critic and the number of finished steps (`Models.state`);
+- `parts`: what else changes during a run, by name: the coefficients that follow a target, the reward models that keep
+  learning, and the recorder;
+- `progress`: the position in the data, the step, the evaluations and the totals (`Progress`);
+- `fingerprints`: of the data files; a resumed run refuses files that have changed.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
+from outdo.algorithms.adaptive import Adaptive
+from outdo.observability.record.recorder import Recorder
+from outdo.rewards.online_model import OnlineRewardModel
 from outdo.storage import checkpoint
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run
-from outdo.trainer.display import Display
 from outdo.utils.timing import span
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a run remembers beside its models, as of its last finished step: saved with every checkpoint."""
+    """How far a run is, as of its last finished step."""
 
     step: int = 0
     prompts: dict[str, Any] = field(default_factory=dict)  # the position in the data
     version: int = 0  # of the policy and the critic
-    seconds: float = 0.0  # of training, evaluation left out
+    seconds: float = 0.0  # of training, without evaluation
     tokens: int = 0  # sampled
     before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
     after: dict[str, float] = field(default_factory=dict)  # the latest evaluation
     best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
 
+    def finish(self, run: Run, step: int, *, seconds: float, tokens: float) -> None:
+        """Move on to the end of `step`, which took `seconds` and sampled `tokens`."""
+        self.step, self.version = step, run.models.version
+        self.prompts = run.prompts.state()
+        self.seconds += seconds
+        self.tokens += int(tokens)
 
-def restore(session: Run, saved: Path, state: Mapping[str, Any], display: Display) -> Progress:
-    """Bring the session to where it was when the checkpoint `saved` was made; what the run remembers."""
-    session.models.load_state(state["models"])
-    for name, part in session.parts().items():
-        if name in state["parts"]:
-            part.load_state(state["parts"][name])
-        else:
-            display.say(f"{saved}: says nothing of the {name}, which begins anew; an older outdo wrote it")
+    def evaluated(self, numbers: dict[str, float], step: int, *, best_by: str) -> None:
+        """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before."""
+        self.after = numbers
+        if best_by in numbers and numbers[best_by] > self.best.get(best_by, -1.0):
+            self.best = {"step": step, **numbers}
+
+
+def save(folder: RunFolder, run: Run, progress: Progress) -> None:
+    """Write the checkpoint of the last finished step, and remove those that need not be kept."""
+    state = {
+        "models": run.models.state(),
+        "parts": {name: part.state() for name, part in _parts(run).items()},
+        "progress": asdict(progress),
+        "fingerprints": dict(run.fingerprints),
+    }
+    with span("save"):
+        checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state)
+        best = progress.best.get("step")
+        checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, None if best is None else int(best))
+
+
+def restore(run: Run, state: Mapping[str, Any]) -> Progress:
+    """Bring a run, built from the model folder of a checkpoint, to the state that was saved there."""
+    run.models.load_state(state["models"])
+    for name, part in _parts(run).items():
+        part.load_state(state["parts"][name])
     progress = Progress(**state["progress"])
-    session.prompts.load_state(progress.prompts)
+    run.prompts.load_state(progress.prompts)
     return progress
 
 
-def save(run: RunFolder, session: Run, progress: Progress) -> None:
-    state = {
-        "models": session.models.state(),
-        "parts": {name: part.state() for name, part in session.parts().items()},
-        "progress": asdict(progress),
-        "fingerprints": dict(session.fingerprints),
-    }
-    with span("save"):
-        checkpoint.save(run.checkpoints, progress.step, session.models.policy.save, state)
-        best = progress.best.get("step")
-        checkpoint.prune(run.checkpoints, session.recipe.checkpoint.keep, None if best is None else int(best))
+def _parts(run: Run) -> dict[str, Adaptive | OnlineRewardModel | Recorder]:
+    reward_models = {f"reward_model {number}": model for number, model in enumerate(run.online_reward_models)}
+    return {**run.adaptive, **reward_models, "recorder": run.recorder}

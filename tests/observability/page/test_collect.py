@@ -15,11 +15,11 @@ from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run
 
 from outdo.observability.page import read
-from outdo.observability.page.collect import View, alive, chosen_step, collect_run, metrics_since
+from outdo.observability.page.collect import View, chosen_step, collect_run, metrics_since
 from outdo.observability.page.encode import unpack
 from outdo.observability.page.select import MOST_ENTRIES, STEPS, choose, select
 from outdo.observability.record import parquet as files
-from outdo.storage.run_folder import RunFolder
+from outdo.storage.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
 
 
@@ -329,30 +329,30 @@ def test_no_secret_is_shown(tmp_path: Path):
 
 
 def test_a_run_is_alive_while_a_process_holds_its_folder(tmp_path: Path):
-    assert not alive(tmp_path / "nowhere")
+    assert not is_alive(tmp_path / "nowhere")
     folder = write_small_run(tmp_path / "run")
-    assert not alive(folder)
+    assert not is_alive(folder)
     with RunFolder(folder):
-        assert alive(folder)
+        assert is_alive(folder)
         assert collect_run(folder)["alive"]
         assert metrics_since(folder, after=0)["alive"]
-    assert not alive(folder)
+    assert not is_alive(folder)
 
 
 def test_the_lock_of_a_dead_process_or_of_a_finished_run_is_not_even_asked(tmp_path: Path, monkeypatch):
     asked = []
     monkeypatch.setattr(fcntl, "flock", lambda *_: asked.append(1))
     (tmp_path / "lock").write_text("")
-    assert not alive(tmp_path)
+    assert not is_alive(tmp_path)
     dead = os.fork()
     if not dead:
         os._exit(0)
     os.waitpid(dead, 0)
     (tmp_path / "lock").write_text(json.dumps({"pid": dead, "host": os.uname().nodename}))
-    assert not alive(tmp_path)
+    assert not is_alive(tmp_path)
     assert not asked
     (tmp_path / "lock").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
-    assert not alive(tmp_path)  # another process has its number
+    assert not is_alive(tmp_path)  # another process has its number
     assert asked
 
 
@@ -365,7 +365,7 @@ def test_a_summary_of_anything_is_borne(tmp_path: Path):
 
 def test_asking_leaves_the_folder_free(tmp_path: Path):
     (tmp_path / "lock").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
-    assert not alive(tmp_path)
+    assert not is_alive(tmp_path)
     RunFolder(tmp_path).close()
 
 
@@ -424,7 +424,7 @@ def test_a_line_of_any_length_is_borne(tmp_path: Path):
     edit(folder, "metrics.jsonl", lambda text: text + long)
     run = collect_run(folder)
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6, 8]
-    assert "line 7: not a JSON object, or too long" in texts(run)
+    assert "line 7: longer than the limit" in texts(run)
 
 
 def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Rewards into advantages: `group` knows rewards and groups, `tokens` knows batches."""
+"""Advantages: `group` computes them from rewards and groups, `token` from batches."""
 
 from outdo.algorithms.advantages.group import (
     RewardAdvantage,
@@ -16,6 +16,7 @@ from outdo.algorithms.advantages.group import (
 from outdo.algorithms.advantages.token import (
     Advantage,
     chain,
+    compute_advantages,
     distillation,
     gae,
     gdpo,
@@ -41,6 +42,7 @@ __all__ = [
     "batch_standardised",
     "best_of_group",
     "chain",
+    "compute_advantages",
     "distillation",
     "gae",
     "gdpo",

@@ -1,22 +1,25 @@
-"""Rewards into advantages: how much better was this answer than its fellows?
+"""Advantages of whole answers: how much better is an answer than the others in its group?
 
 Pure functions on plain tensors, usable alone. Each takes `rewards` [B] and `group` [B] (any integers; equal for the
-answers to one question) and returns [B]; with r the rewards of one group, G how many they are, μ their mean, σ their
-standard deviation with the divisor G - 1. Unless a docstring says otherwise a group of one gets 0, and so does,
-exactly, every answer of a group whose rewards are all equal.
+answers to one question) and returns [B]. r are the rewards of one group, G is their number, μ their mean and σ their
+standard deviation with the divisor G - 1. Unless a docstring says otherwise, the advantage is 0 in a group of one, and
+exactly 0 for every answer of a group whose rewards are all equal.
 """
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from outdo.types import RIGHT
 
-RewardAdvantage = Callable[[Tensor, Tensor], Tensor]
+RewardAdvantage = Callable[[Float[Tensor, "B"], Int[Tensor, "B"]], Float[Tensor, "B"]]
 
 
-def group_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor:
+def group_standardised(
+    rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, eps: float = 1e-6
+) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / (σ + eps); DeepSeekMath (arXiv 2402.03300) section 4.1.2, eps as in CS336's equation 28.
 
     σ has the divisor G - 1 in every implementation compared (the paper does not say). TRL's eps is 1e-4, OpenRLHF's
@@ -27,40 +30,42 @@ def group_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> 
     return centred / (_deviation(centred, same) + eps)
 
 
-def group_centred(rewards: Tensor, group: Tensor) -> Tensor:
-    """Â_i = r_i - μ; Dr. GRPO (arXiv 2503.20783): without the division, easy and hard questions weigh as they are."""
+def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Â_i = r_i - μ; Dr. GRPO (arXiv 2503.20783): no division changes the weight of easy and hard questions."""
     same = group[:, None] == group  # [B, B]
-    # Measured from the group's own minimum, equal rewards are exactly 0, however large and unround they are.
+    # Relative to the minimum of the group, equal rewards are exactly 0, also large ones that are not round.
     raised = rewards - torch.where(same, rewards, torch.inf).amin(1)
     return raised - (same * raised).sum(1) / same.sum(1)
 
 
-def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
+def leave_one_out(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i - mean of the others = G / (G - 1) · (r_i - μ); RLOO (arXiv 2402.14740).
 
-    The baseline does not depend on the answer it is taken from, so the gradient is unbiased without any division by σ.
+    The baseline does not depend on the answer from which it is subtracted, so the gradient is unbiased. There is no σ.
     TRL can whiten the result over the batch; outdo does not.
     """
     size = (group[:, None] == group).sum(1)  # [B]
     return group_centred(rewards, group) * size / (size - 1).clamp(min=1)
 
 
-def batch_standardised(rewards: Tensor, group: Tensor, *, eps: float = 1e-4) -> Tensor:
+def batch_standardised(
+    rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, eps: float = 1e-4
+) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / (s + eps), s the deviation of all rewards of the batch; Lite PPO (arXiv 2508.08221).
 
-    s is that of the raw rewards, with the divisor B - 1, as in TRL's `scale_rewards="batch"`. REINFORCE++-baseline
-    divides by the deviation of what is left after centring instead (`reinforce_pp_baseline`).
+    s is the deviation of the raw rewards, with the divisor B - 1, as in TRL's `scale_rewards="batch"`.
+    REINFORCE++-baseline divides by the deviation of the centred rewards instead (`reinforce_pp_baseline`).
     """
     one = torch.zeros_like(group)
     spread = _deviation(group_centred(rewards, one), one[:, None] == one)  # [B]
     return group_centred(rewards, group) / (spread + eps)
 
 
-def best_of_group(rewards: Tensor, group: Tensor) -> Tensor:
+def best_of_group(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â = the best reward minus the second best, for the best answer; 0 for all others.
 
-    It is verl's `grpo_passk` without its optional division by σ. Where two answers share the best reward nobody gets
-    anything: with rewards of 0 and 1 it learns from a question only if exactly one answer is right.
+    It is verl's `grpo_passk` without its optional division by σ. Where two answers share the best reward, all
+    get 0: with rewards of 0 and 1 it learns from a question only if exactly one answer is right.
     """
     same = group[:, None] == group  # [B, B]
     others = same & ~torch.eye(len(group), dtype=torch.bool, device=group.device)
@@ -68,14 +73,14 @@ def best_of_group(rewards: Tensor, group: Tensor) -> Tensor:
     return (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
 
 
-def pass_at_k(rewards: Tensor, group: Tensor, *, k: int = 4) -> Tensor:
+def pass_at_k(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, k: int = 4) -> Float[Tensor, "B"]:
     """The unbiased gradient of pass@k: PKPO (arXiv 2505.15201), binary rewards, with the baseline of equation 33.
 
-    With ρ(n, c, k) = 1 - C(n - c, k) / C(n, k), n answers and c right ones (reward 1 or more), the paper gives k/n to
-    a right answer and k/n · ρ(n - 1, c, k - 1) to a wrong one, and takes k/n · ρ(n - 1, c_others, k - 1) off each: how
-    often k - 1 of the others would have done. What is left is Â = k · (1 - ρ(n - 1, c - 1, k - 1)) for a right answer
-    and 0 for a wrong one. The paper sums over the answers; here they are averaged, hence no 1/n. An answer that was
-    not needed gets little, so hard questions weigh most. Groups of fewer than k answers say nothing and get 0.
+    With ρ(n, c, k) = 1 - C(n - c, k) / C(n, k), n answers and c right ones (reward 1 or more), the paper gives k/n to a
+    right answer and k/n · ρ(n - 1, c, k - 1) to a wrong one, and subtracts k/n · ρ(n - 1, c_others, k - 1) from each:
+    how often k - 1 of the others would have been enough. The result is Â = k · (1 - ρ(n - 1, c - 1, k - 1)) for a right
+    answer and 0 for a wrong one. The paper sums over the answers; here they are averaged, hence no 1/n. An answer that
+    was not needed gets little, so hard questions have the largest weight. Groups of fewer than k answers get 0.
 
     Raises ValueError if k is below 2: pass@1 is what `leave_one_out` raises.
     """
@@ -90,34 +95,34 @@ def pass_at_k(rewards: Tensor, group: Tensor, *, k: int = 4) -> Tensor:
     return (k * all_wrong).where(right & (size >= k), 0.0)
 
 
-def max_rl(rewards: Tensor, group: Tensor) -> Tensor:
+def max_rl(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / μ, and 0 where μ <= 0; MaxRL (arXiv 2602.02710).
 
     With rewards of 0 and 1 its mean gradient is not that of p(right) but that of log p(right), cut after G - 1 terms of
-    the series -Σ (1 - p)^k / k: hard questions weigh most. SkyRL divides by μ + 1e-6, prime-rl as here.
+    the series -Σ (1 - p)^k / k: hard questions have the largest weight. SkyRL divides by μ + 1e-6, prime-rl as here.
     """
     same = group[:, None] == group  # [B, B]
     mean = (same * rewards).sum(1) / same.sum(1)
     return (group_centred(rewards, group) / mean).where(mean > 0, 0.0)
 
 
-def gpg(rewards: Tensor, group: Tensor) -> Tensor:
+def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = B / (B - M) · (r_i - μ), M the answers in groups whose rewards are all equal; GPG (arXiv 2504.02546).
 
-    The factor makes up for those answers, which count in the mean and add no gradient. F_norm of the paper is 1. verl's
-    factor is B over the number of rewards that are not 0, which is another one.
+    The factor compensates for those answers, which count in the mean and add no gradient. F_norm of the paper is 1.
+    verl's factor is a different one: B over the number of rewards that are not 0.
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
-    telling = (same & (centred != 0)).any(1).sum()
-    return centred * (len(rewards) / telling.clamp(min=1))
+    informative = (same & (centred != 0)).any(1).sum()
+    return centred * (len(rewards) / informative.clamp(min=1))
 
 
-def sign(rewards: Tensor, group: Tensor, *, band: float = 0.0) -> Tensor:
+def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 0.0) -> Float[Tensor, "B"]:
     """Â_i = +1, 0 or -1: the sign of r_i - μ, and 0 where |r_i - μ| <= band (in units of the reward).
 
-    Differences of the size of a rounding error count as none. The signs of a group need not add up to 0: of 7 right
-    answers in 8 the sum is +6. With rewards of 0 and 1 a band b silences the majority once μ >= 1 - b or μ <= b.
+    Differences of the size of a rounding error count as 0. The signs of a group need not add up to 0: of 7 right
+    answers in 8 the sum is +6. With rewards of 0 and 1 a band b sets the majority to 0 once μ >= 1 - b or μ <= b.
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
@@ -125,15 +130,15 @@ def sign(rewards: Tensor, group: Tensor, *, band: float = 0.0) -> Tensor:
     return centred.sign().where(centred.abs() > band + rounding, 0.0)
 
 
-def reward(rewards: Tensor, group: Tensor) -> Tensor:
-    """Â_i = r_i: REINFORCE without a baseline (Williams 1992), so equal rewards and a group of one count in full."""
+def reward(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Â_i = r_i: REINFORCE without a baseline (Williams 1992), so equal rewards and a group of one are not set to 0."""
     return rewards
 
 
-def _deviation(centred: Tensor, same: Tensor) -> Tensor:
-    """Standard deviation, divisor G - 1, of the deviations [B] from their mean over those that are the `same` [B, B].
+def _deviation(centred: Float[Tensor, "B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, "B"]:
+    """Compute the standard deviation of each row's group, with the divisor G - 1, from centred values.
 
-    In units of the largest deviation, so that no square of a huge reward overflows.
+    It is computed in units of the largest deviation, so that the square of a huge reward does not overflow.
     """
     unit = (same * centred.abs()).amax(1)
     unit = unit.where(unit > 0, 1.0)  # [B]

@@ -1,9 +1,8 @@
-"""Advantages of a `Batch`, token by token, and the steps that may stand before or after them.
+"""Advantages of a `Batch`, token by token, and the steps before or after them.
 
-An `Advantage` takes a batch and returns it with `advantages` [B, T] filled; `chain` makes one of several. Whatever
-stands in a batch outside of `loss_mask` is never looked at, and gets the advantage 0. Rewards per token
-(`token_rewards`) count where they are set, and only on trained tokens; otherwise a rollout's reward falls on its last
-trained token.
+An `Advantage` takes a batch and returns it with `advantages` [B, T] filled in; `chain` joins several steps to one.
+Values outside of `loss_mask` are never read, and the advantage there is 0. Rewards per token (`token_rewards`) are used
+where they are set, and only on trained tokens; otherwise the reward of a rollout is put on its last trained token.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +10,15 @@ from dataclasses import asdict
 from typing import SupportsFloat
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
+from outdo.algorithms.objectives.divergences import Divergence
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
 from outdo.types import RIGHT, Batch
+from outdo.utils.errors import UserError
 
 Advantage = Callable[[Batch], Batch]
 
@@ -24,9 +27,10 @@ Advantage = Callable[[Batch], Batch]
 
 
 def per_token(advantage: RewardAdvantage) -> Advantage:
-    """Give every trained token of a rollout the rollout's advantage: [B] -> [B, T], as GRPO does.
+    """Copy the advantage of a rollout to each of its trained tokens: [B] -> [B, T], as GRPO does.
 
-    Only scored rollouts enter `advantage`; the others get 0, and count in no mean and no deviation.
+    Only scored rollouts are passed to `advantage`. The others get 0, and are in no mean and no deviation. Raises
+    `UserError` where `advantage` returns a wrong shape.
     """
 
     @requires(**asdict(requirements_of(advantage)))
@@ -34,10 +38,9 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
         rewards = rewards_of(batch)
         rows = torch.zeros_like(rewards)  # [B]
         if batch.scored.any():
-            found = advantage(rewards[batch.scored], batch.group[batch.scored])
-            if found.shape != (len(batch.group[batch.scored]),):
-                raise ValueError(f"an advantage of {list(found.shape)} numbers for {int(batch.scored.sum())} answers")
-            rows[batch.scored] = found.to(rows)
+            scored = rewards[batch.scored]
+            result = advantage(scored, batch.group[batch.scored])
+            rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
         return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
 
     return fill
@@ -46,14 +49,14 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
 def length_weighted(batch: Batch) -> Batch:
     """Â_i = r_i - Σ n_j r_j / Σ n_j over the group, n_j the trained tokens; OPO (arXiv 2505.23585).
 
-    The baseline of least variance if every token's gradient has the same expected square. The paper is exactly on
-    policy: one update per batch, and no KL.
+    This baseline has the least variance if every token's gradient has the same expected square. The paper is exactly
+    on-policy: one update per batch, and no KL.
     """
     lengths = batch.loss_mask.sum(1)[batch.scored]  # [scored]
 
-    def estimate(rewards: Tensor, group: Tensor) -> Tensor:
+    def estimate(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
         same = group[:, None] == group
-        centred = group_centred(rewards, group)  # what is equal is 0 from here on
+        centred = group_centred(rewards, group)  # equal rewards are exactly 0 from here on
         weights = same * lengths
         return centred - (weights * centred).sum(1) / weights.sum(1).clamp(min=1)
 
@@ -61,12 +64,12 @@ def length_weighted(batch: Batch) -> Batch:
 
 
 def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float = 1e-4) -> Batch:
-    """Every part of the reward by itself first; GDPO (arXiv 2601.05242).
+    """Standardise every part of the reward by itself, then add them; GDPO (arXiv 2601.05242).
 
-    a_i = Σ_parts weight · (r_i - μ) / (σ + eps) with μ and σ of that part in the group, then Â_i = (a_i - mean) /
-    (std + eps) over the rollouts of the batch. So no part drowns in another's scale. A part that did not apply adds
-    0. `weights` by the part's name, all 1 unless given. As TRL's "normalize_then_sum"; verl takes the last mean and
-    deviation over tokens instead.
+    a_i = Σ_parts weight · (r_i - μ) / (σ + eps) with μ and σ of that part in the group, then Â_i = (a_i - mean) / (std
+    + eps) over the rollouts of the batch. So the scale of one part does not hide another. A part that did not apply
+    adds 0. `weights` are given by the name of the part, and are 1 by default. It is TRL's "normalize_then_sum"; verl
+    takes the last mean and deviation over tokens instead.
 
     Raises ValueError if the batch has no reward parts, or has rewards per token, or if a part has no weight.
     """
@@ -79,20 +82,20 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
         raise ValueError(f"gdpo: no weight for {', '.join(unknown)}; there are weights for {', '.join(weights or ())}")
     total = torch.zeros_like(batch.rewards)  # [B]
     for name, part in parts.items():
-        there = batch.scored & ~part.isnan()
-        if there.any():
-            standardised = group_standardised(part[there], batch.group[there], eps=eps)
-            total[there] += (1.0 if weights is None else weights[name]) * standardised
+        applies = batch.scored & ~part.isnan()
+        if applies.any():
+            standardised = group_standardised(part[applies], batch.group[applies], eps=eps)
+            total[applies] += (1.0 if weights is None else weights[name]) * standardised
     whole = batch.with_(rewards=total, group=torch.zeros_like(batch.group))  # the batch as one group
     advantages = per_token(lambda rewards, group: group_standardised(rewards, group, eps=eps))(whole).advantages
     return batch.with_(advantages=advantages)
 
 
 def rejection(batch: Batch, *, threshold: float = 1.0) -> Batch:
-    """Â = 1 for answers with a reward of at least `threshold`; the others are not trained on, nor counted.
+    """Â = 1 for answers with a reward of at least `threshold`; the others are neither trained on nor counted.
 
     With the plain log-likelihood as the objective this is fine-tuning on the model's own good answers: RAFT (arXiv
-    2304.06767), the inner loop of STaR and ReST, and the baseline for everything else.
+    2304.06767), the inner loop of STaR and ReST, and the baseline for all other methods.
     """
     kept = rewards_of(batch) >= threshold - (1.0 - RIGHT)
     mask = batch.loss_mask & kept[:, None]
@@ -106,9 +109,9 @@ def rejection(batch: Batch, *, threshold: float = 1.0) -> Batch:
 def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = True, bootstrap: bool = False) -> Batch:
     """Generalised advantage estimation (arXiv 1506.02438): Â and, for the critic, the returns Â + V.
 
-    Whitened, as in verl and OpenRLHF, over the trained tokens of the batch, after the returns were taken. What follows
-    the last token is worth 0, as in verl and OpenRLHF; with `bootstrap`, an answer that was cut off goes on to be worth
-    what the critic said before its last token, as in AReaL.
+    Â is whitened over the trained tokens of the batch after the returns are computed, as in verl and OpenRLHF. The
+    value after the last token is 0, as in verl and OpenRLHF; with `bootstrap`, the value after a truncated answer is
+    the critic's value before its last token, as in AReaL.
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ValueError(f"gae: gamma and lam must be from 0 to 1, not {gamma} and {lam}")
@@ -123,8 +126,9 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = T
 def reinforce_pp(batch: Batch, *, gamma: float = 1.0) -> Batch:
     """Returns-to-go Σ_{s>=t} γ^{s-t} r_s, whitened over the trained tokens; REINFORCE++ (arXiv 2501.03262).
 
-    The rewards are those per token: with a KL penalty in them, as published (`kl_penalty`), each token answers for the
-    divergence that follows it. verl as here; OpenRLHF divides by the deviation with the divisor N.
+    The rewards are those per token: with a KL penalty in them, as published (`kl_penalty`), the return of a token
+    contains the divergence of all later tokens. verl does the same; OpenRLHF divides by the deviation with the divisor
+    N.
     """
     returns = returns_to_go(token_rewards_of(batch), batch.loss_mask, gamma=gamma)
     return batch.with_(advantages=whitened(returns, batch.loss_mask))
@@ -133,8 +137,8 @@ def reinforce_pp(batch: Batch, *, gamma: float = 1.0) -> Batch:
 def reinforce_pp_baseline(batch: Batch) -> Batch:
     """r_i - μ on every token, whitened over the trained tokens: REINFORCE++-baseline (arXiv 2501.03262).
 
-    The deviation is that of the centred rewards, a row counting as often as it has tokens; `batch_standardised` takes
-    that of the raw rewards. verl as here; OpenRLHF divides by the deviation with the divisor N.
+    The deviation is that of the centred rewards, where a row counts once for each of its tokens; `batch_standardised`
+    takes that of the raw rewards. verl does the same; OpenRLHF divides by the deviation with the divisor N.
     """
     centred = per_token(group_centred)(batch).advantages
     assert centred is not None
@@ -143,7 +147,7 @@ def reinforce_pp_baseline(batch: Batch) -> Batch:
 
 @requires(baselines=True)
 def remax(batch: Batch) -> Batch:
-    """Return-to-go minus the reward of the likeliest answer to the same question; ReMax (arXiv 2310.10505)."""
+    """Return-to-go minus the reward of the greedy answer to the same question; ReMax (arXiv 2310.10505)."""
     if batch.baselines is None:
         raise ValueError("remax needs `baselines`, which the batch does not have")
     returns = returns_to_go(token_rewards_of(batch), batch.loss_mask)
@@ -154,8 +158,8 @@ def remax(batch: Batch) -> Batch:
 def distillation(batch: Batch) -> Batch:
     """Â_t = log π_ref - log π_old: learn from a teacher, the reference, on the policy's own answers.
 
-    Minus k1 of each token: its mean over answers sampled from the policy is -KL(π_old‖π_ref), so the policy moves to
-    where the teacher would have said the same (on-policy distillation; GKD, arXiv 2306.13649, with reverse KL; MiniLLM,
+    Minus k1 of each token: its mean over answers sampled from the policy is -KL(π_old‖π_ref), so the policy moves
+    towards the teacher (on-policy distillation; GKD, arXiv 2306.13649, with reverse KL; MiniLLM,
     arXiv 2306.08543). The rewards are not used.
     """
     return batch.with_(advantages=_given(batch, "ref_logprobs") - _given(batch, "old_logprobs"))
@@ -164,18 +168,20 @@ def distillation(batch: Batch) -> Batch:
 # ------------------------------------------------------------------------------------------------ before and after them
 
 
-def kl_penalty(estimator: Callable[[Tensor, Tensor], Tensor], *, beta: SupportsFloat) -> Advantage:
-    """A step before the advantage: r_t ← r_t - beta · k(log π_old, log π_ref), on every trained token.
+def kl_penalty(estimator: Divergence, *, beta: SupportsFloat) -> Advantage:
+    """Make a step before the advantage: r_t ← r_t - beta · k(log π_old, log π_ref), on every trained token.
 
     `estimator` is a divergence of `outdo.algorithms.objectives.divergences`: k1 as in InstructGPT and REINFORCE++. As a
-    reward it is taken at the policy that sampled, and its derivative is that of the policy gradient: unlike in the
-    loss, k1 is right here, and k3 is not. TRL's RLOO takes the sum off the rollout's reward, before the baseline, which
-    is what the advantages of whole rollouts do here; OpenRLHF puts the penalty on the tokens after the baseline.
+    reward it is computed for the policy that sampled, and its derivative is that of the policy gradient: unlike in the
+    loss, k1 is right here, and k3 is not. TRL's RLOO subtracts the sum from the rollout's reward, before the baseline,
+    as the advantages of whole rollouts do here; OpenRLHF puts the penalty on the tokens after the baseline.
     """
 
     @requires(reference=True, old_logprobs=True)
     def penalise(batch: Batch) -> Batch:
         divergence = estimator(_given(batch, "old_logprobs"), _given(batch, "ref_logprobs"))
+        sizes = dict(zip("BT", batch.loss_mask.shape, strict=True))
+        divergence = check_shape(divergence, TOKENS, "divergence", estimator, sizes)
         penalised = token_rewards_of(batch) - float(beta) * divergence
         return batch.with_(token_rewards=penalised.where(batch.loss_mask, 0.0))
 
@@ -183,12 +189,12 @@ def kl_penalty(estimator: Callable[[Tensor, Tensor], Tensor], *, beta: SupportsF
 
 
 def without_truncated(batch: Batch) -> Batch:
-    """A step after the advantage: answers that were cut off are not trained on; DAPO's overlong filtering.
+    """Leave out truncated answers, as a step after the advantage; DAPO's overlong filtering.
 
-    They leave `loss_mask` and the totals, but have had their say in μ and σ, as in TRL, where they go on to count in
-    the number of rows as well.
+    They are removed from `loss_mask` and from the totals, but have counted in μ and σ, as in TRL, where they also stay
+    in the number of rows.
 
-    Raises ValueError before the advantage, where it would change μ and σ of what needs lengths.
+    Raises ValueError before the advantage, where it would change the μ and σ of advantages that use lengths.
     """
     if batch.advantages is None:
         raise ValueError("without_truncated comes after the advantage: truncated answers count in its means")
@@ -196,13 +202,27 @@ def without_truncated(batch: Batch) -> Batch:
     return batch.with_(loss_mask=mask, advantages=batch.advantages.where(mask, 0.0)).recounted()
 
 
+def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:
+    """Return the batch with `advantages` filled in.
+
+    Raises `UserError` where the advantage returns no batch, or advantages of a wrong shape.
+    """
+    result: object = advantage(batch)
+    if not isinstance(result, Batch):
+        raise UserError([f"the advantage {piece_name(advantage)} returned {type(result).__name__}, expected Batch"])
+    if result.advantages is not None:
+        sizes = dict(zip("BT", result.loss_mask.shape, strict=True))
+        check_shape(result.advantages, TOKENS, "advantage", advantage, sizes)
+    return result
+
+
 def chain(*steps: Advantage) -> Advantage:
-    """The steps one after another; it needs what they need together."""
+    """Return the steps one after another as one advantage, which requires everything that a step requires."""
 
     @requires(**asdict(requirements_of(*steps)))
     def run(batch: Batch) -> Batch:
         for step in steps:
-            batch = step(batch)
+            batch = compute_advantages(step, batch)
         return batch
 
     return run
@@ -211,10 +231,10 @@ def chain(*steps: Advantage) -> Advantage:
 # ------------------------------------------------------------------------------------------ rewards, returns, whitening
 
 
-def rewards_of(batch: Batch) -> Tensor:
-    """A reward for each row, [B]: the sum of its rewards per token, where those are set.
+def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
+    """Return a reward for each row, [B]: the sum of its rewards per token, where those are set.
 
-    A row without a trained token has no place for them, and keeps its own.
+    A row without a trained token keeps its own reward.
     """
     if batch.token_rewards is None:
         return batch.rewards
@@ -222,27 +242,33 @@ def rewards_of(batch: Batch) -> Tensor:
     return sums.where(batch.loss_mask.any(1), batch.rewards)
 
 
-def token_rewards_of(batch: Batch) -> Tensor:
-    """A reward for each trained token, [B, T]: those that are set, or the rollout's on its last trained token."""
+def token_rewards_of(batch: Batch) -> Float[Tensor, "B T"]:
+    """Return a reward for each trained token: those that are set, or the rollout's on its last trained token."""
     if batch.token_rewards is None:
         return terminal_rewards(batch.rewards, batch.loss_mask)
     return batch.token_rewards.where(batch.loss_mask, 0.0)
 
 
-def terminal_rewards(rewards: Tensor, loss_mask: Tensor) -> Tensor:
-    """Each row's reward [B] on its last trained token, 0 on all others: [B, T]. Rows without one are all 0."""
+def terminal_rewards(rewards: Float[Tensor, "B"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Put each row's reward [B] on its last trained token, and 0 on all others: [B, T]. Rows without one are all 0."""
     columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
-    here = (columns == _last(loss_mask)[:, None]) & loss_mask
-    return rewards[:, None].where(here, 0.0)
+    is_last = (columns == _last(loss_mask)[:, None]) & loss_mask
+    return rewards[:, None].where(is_last, 0.0)
 
 
 def generalised_advantages(
-    rewards: Tensor, values: Tensor, loss_mask: Tensor, end: Tensor, *, gamma: float, lam: float
-) -> Tensor:
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    end: Float[Tensor, "B"],
+    *,
+    gamma: float,
+    lam: float,
+) -> Float[Tensor, "B T"]:
     """Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γ V_{t+1} - V_t; GAE (arXiv 1506.02438) equation 16. [B, T]
 
-    t counts the trained tokens of a row and nothing else: what a tool wrote between two of them takes no time, and V
-    and Â are carried over it. `end` [B] is V after the last token. Outside of `loss_mask` the advantage is 0.
+    t counts only the trained tokens of a row. Tokens that a tool wrote between two of them are no time steps; V and Â
+    are carried over them. `end` [B] is V after the last token. Outside of `loss_mask` the advantage is 0.
     """
     advantages = torch.zeros_like(values)
     value, advantage = end, torch.zeros_like(end)  # [B], those of the trained token after t
@@ -255,13 +281,15 @@ def generalised_advantages(
     return advantages
 
 
-def returns_to_go(rewards: Tensor, loss_mask: Tensor, *, gamma: float = 1.0) -> Tensor:
+def returns_to_go(
+    rewards: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], *, gamma: float = 1.0
+) -> Float[Tensor, "B T"]:
     """Σ_{s>=t} γ^{s-t} r_s over the trained tokens of each row: GAE with λ = 1 and V = 0. [B, T]"""
-    nothing = torch.zeros_like(rewards)
-    return generalised_advantages(rewards, nothing, loss_mask, nothing[:, 0], gamma=gamma, lam=1.0)
+    zeros = torch.zeros_like(rewards)
+    return generalised_advantages(rewards, zeros, loss_mask, zeros[:, 0], gamma=gamma, lam=1.0)
 
 
-def whitened(values: Tensor, loss_mask: Tensor) -> Tensor:
+def whitened(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """(x - mean) / sqrt(var + 1e-8) over the trained tokens, as in verl; 0 elsewhere. [B, T]
 
     var has the divisor N - 1. Equal values are exactly 0.
@@ -269,21 +297,21 @@ def whitened(values: Tensor, loss_mask: Tensor) -> Tensor:
     chosen = values[loss_mask]  # [N]
     if not len(chosen):
         return torch.zeros_like(values)
-    raised = chosen - chosen.min()  # of equal values exactly 0, whatever their mean rounds to
+    raised = chosen - chosen.min()  # equal values are exactly 0, although their mean is rounded
     centred = raised - raised.mean()
     variance = centred.square().sum() / max(1, len(chosen) - 1)
     return torch.zeros_like(values).masked_scatter(loss_mask, centred / (variance + 1e-8).sqrt())
 
 
-def _last(loss_mask: Tensor) -> Tensor:
-    """The column of each row's last trained token, [B]; 0 where there is none."""
+def _last(loss_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B"]:
+    """Return the column of each row's last trained token, [B]; 0 where there is none."""
     columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
     return (loss_mask * columns).amax(1)
 
 
-def _given(batch: Batch, name: str) -> Tensor:
-    """`batch.<name>` [B, T], with 0 outside of `loss_mask`. A batch without a trained token need not have it."""
-    value: Tensor | None = getattr(batch, name)
+def _given(batch: Batch, name: str) -> Float[Tensor, "B T"]:
+    """Return `batch.<name>` [B, T] with 0 outside of `loss_mask`; zeros where there is none and no trained token."""
+    value: Float[Tensor, "B T"] | None = getattr(batch, name)
     if value is not None:
         return value.where(batch.loss_mask, 0.0)
     if batch.loss_mask.any():

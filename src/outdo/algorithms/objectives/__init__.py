@@ -1,1 +1,1 @@
-"""What is maximised. `presets` are the named methods, each one expression of the pieces in the other files."""
+"""Objectives. `presets` has the named methods, each one expression of the pieces in the other files."""

@@ -1,16 +1,16 @@
-"""Piece 4, the correction c: what makes up for an engine that is not quite the policy. Detached, [B, T], [B, 1] or 1.
+"""Piece 4, the correction c: it compensates for an engine that is not exactly the policy. [B, T], [B, 1] or a number.
 
-A correction takes `(logprobs, batch)`: log πθ without its gradient [B, T], and a batch whose `old_logprobs` and
-`rollout_logprobs` are there, 0 outside of `loss_mask`. The built-in engine samples from the trainer's own weights and
-needs none; the mismatch is measured at every step.
+A correction takes `(logprobs, batch)`: log πθ without its gradient [B, T], and a batch with `old_logprobs` and
+`rollout_logprobs`, 0 outside of `loss_mask`. It has no gradient. The built-in engine samples from the trainer's own
+weights and needs no correction; the mismatch is measured at every step.
 
 w = π_old / π_rollout is taken at one of three levels:
 
     "token"      w_it                        the probability of the token
-    "sequence"   Π_t w_it                    that of the whole answer, its logarithm kept within ±20
+    "sequence"   Π_t w_it                    that of the whole answer, its logarithm clamped to ±20
     "geometric"  (Π_t w_it)^(1 / |o_i|)      its mean per token
 
-A correction multiplies S alone, never D or H, and denominators stay as they are: a token with c = 0 still counts.
+A correction multiplies only S, never D or H, and denominators stay the same: a token with c = 0 still counts.
 TRL's four modes are `truncate` and `mask` at the levels "token" and "sequence", with low = 0 and high = 3.
 """
 
@@ -18,15 +18,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Literal, TypeVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, old_logprobs, sequence, sequence_product, token
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
 from outdo.utils.errors import did_you_mean
 
-Correction = Callable[[Tensor, Batch], Tensor | float]
+Correction = Callable[[Float[Tensor, "B T"], Batch], Factor]
 At = Literal["token", "sequence", "geometric"]
 Choice = TypeVar("Choice")
 
@@ -34,20 +36,20 @@ LEVELS: dict[str, Level] = {"token": token, "sequence": sequence_product, "geome
 ESTIMATORS: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def none(logprobs: Tensor, batch: Batch) -> float:
-    """1: the engine is the policy."""
+def none(logprobs: Float[Tensor, "B T"], batch: Batch) -> float:
+    """Return 1: the engine is the policy."""
     return 1.0
 
 
 def truncate(*, level: At = "token", low: float = 0.0, high: float = 2.0) -> Correction:
-    """c = clip(w, low, high): truncated importance sampling (TIS), bounded but biased beyond the bounds.
+    """c = clip(w, low, high): truncated importance sampling (TIS), bounded, and biased outside of the bounds.
 
     verl's default cap is 2, TRL's 3 (`token_truncate`, `sequence_truncate`).
     """
     _in_order(low, high)
     weight = _weight(level)
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         return weight(logprobs, batch).clamp(low, high)
 
     return correction
@@ -56,13 +58,13 @@ def truncate(*, level: At = "token", low: float = 0.0, high: float = 2.0) -> Cor
 def mask(*, level: At = "token", low: float = 0.5, high: float = 2.0) -> Correction:
     """c = w · 1[low ≤ w ≤ high]: IcePop (arXiv 2510.18855) at the level "token", masked importance sampling (MIS).
 
-    What lies outside is dropped, not trimmed. TRL's `token_mask`, and its default `sequence_mask`, have low = 0 unless
-    set, and high = 3.
+    Tokens outside of the bounds are dropped, not clipped. TRL's `token_mask`, and its default `sequence_mask`, have
+    low = 0 by default, and high = 3.
     """
     _in_order(low, high)
     weight = _weight(level)
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         w = weight(logprobs, batch)
         return w * ((low <= w) & (w <= high))
 
@@ -70,14 +72,14 @@ def mask(*, level: At = "token", low: float = 0.5, high: float = 2.0) -> Correct
 
 
 def sequence_mask(*, low: float = 0.5, high: float = 2.0) -> Correction:
-    """c_it = w_it · 1[low ≤ (Π_t w_it)^(1/|o_i|) ≤ high]: the answer decides, the token weighs.
+    """c_it = w_it · 1[low ≤ (Π_t w_it)^(1/|o_i|) ≤ high]: the mask is by answer, the weight by token.
 
     OpenRLHF's `seq-mask-tis`.
     """
     _in_order(low, high)
     weight, mean = _weight("token"), _weight("geometric")
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         whole = mean(logprobs, batch)
         return weight(logprobs, batch) * ((low <= whole) & (whole <= high))
 
@@ -91,18 +93,18 @@ def reject(
     estimator: Literal["k1", "k2", "k3"] = "k3",
     level: At = "geometric",
 ) -> Correction:
-    """c = 1[low ≤ k ≤ high]: drop what the engine and the trainer disagree on, and leave the rest unweighted.
+    """c = 1[low ≤ k ≤ high]: drop tokens or answers on which engine and trainer disagree, and do not weight the rest.
 
     k estimates KL(π_rollout‖π_old), in nats, with d = log π_rollout - log π_old = -log w: of the token, or the answer's
-    sum ("sequence") or mean ("geometric") of it. `low` unset is -high; k2 and k3 are never negative. The trap: k1 is
-    *minus* log w, and verl's bounds for k1 are exponentials of these, on π_rollout / π_old; `low = math.log(0.5)`,
-    `high = math.log(2)` is verl's "0.5_2".
+    sum ("sequence") or mean ("geometric") of it. The default of `low` is -high; k2 and k3 are never negative. Note that
+    k1 is *minus* log w, and verl's bounds for k1 are exponentials of these, on π_rollout / π_old; `low =
+    math.log(0.5)`, `high = math.log(2)` is verl's "0.5_2".
     """
-    estimate, gather = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS)
+    estimate, combine = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS)
     least = -high if low is None else low
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
-        k = gather(estimate(batch.rollout_logprobs, old_logprobs(logprobs, batch)), batch.loss_mask)
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
+        k = combine(estimate(batch.rollout_logprobs, old_logprobs(logprobs, batch)), batch.loss_mask)
         return ((least <= k) & (k <= high)).to(logprobs.dtype)
 
     return correction
@@ -111,13 +113,13 @@ def reject(
 def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") -> Correction:
     """c = 0 where Â < 0 and 1/|o_i| Σ_t (log π_by - log πθ) > limit, else 1; DeepSeek-V3.2 (arXiv 2512.02556).
 
-    A bad answer that the policy has moved away from is left alone. π_by is what sampled it ("rollout"), or π_old. πθ
-    is the policy of this pass, so that answers drop out between passes. TRL's `off_policy_mask_threshold` is this, and
-    falls back on π_old where the engine reports nothing.
+    A bad answer from which the policy has moved away is not trained. π_by is the policy that sampled it ("rollout"), or
+    π_old. πθ is the policy of this pass, so answers can drop out between passes. TRL's `off_policy_mask_threshold` does
+    the same, and uses π_old where the engine reports nothing.
     """
     _choice("by", by, {"rollout": None, "old": None})
 
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor:
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         sampled = batch.rollout_logprobs if by == "rollout" else old_logprobs(logprobs, batch)
         kept = sequence(sampled - logprobs, batch.loss_mask) <= limit
         return (kept if batch.advantages is None else kept | (batch.advantages >= 0)).to(logprobs.dtype)
@@ -126,14 +128,14 @@ def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") 
 
 
 def product(*corrections: Correction) -> Correction:
-    """c = c_1 c_2 ...: several together, such as a weight for those that `reject` keeps."""
+    """c = c_1 c_2 ...: several corrections together, such as a weight for the tokens that `reject` keeps."""
 
     @requires(**asdict(requirements_of(*corrections)))
-    def correction(logprobs: Tensor, batch: Batch) -> Tensor | float:
-        together: Tensor | float = 1.0
+    def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Factor:
+        factor: Factor = 1.0
         for each in corrections:
-            together = together * each(logprobs, batch)
-        return together
+            factor = factor * each(logprobs, batch)
+        return factor
 
     return correction
 
@@ -143,13 +145,13 @@ def _in_order(low: float, high: float) -> None:
         raise ValueError(f"expected 0 <= low <= high, not {low} and {high}")
 
 
-def _weight(level: str) -> Callable[[Tensor, Batch], Tensor]:
-    """w = π_old / π_rollout: by token [B, T], 1 outside of the mask, or by answer [B, 1]."""
-    gather = _choice("level", level, LEVELS)
+def _weight(level: str) -> Callable[[Float[Tensor, "B T"], Batch], Float[Tensor, "B T"] | Float[Tensor, "B 1"]]:
+    """Return the function for w = π_old / π_rollout: by token [B, T], 1 outside of the mask, or by answer [B, 1]."""
+    combine = _choice("level", level, LEVELS)
 
-    def weight(logprobs: Tensor, batch: Batch) -> Tensor:
-        log_w = gather(old_logprobs(logprobs, batch) - batch.rollout_logprobs, batch.loss_mask)
-        if level != "token":  # one number, which stands at each of the answer's tokens
+    def weight(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
+        log_w = combine(old_logprobs(logprobs, batch) - batch.rollout_logprobs, batch.loss_mask)
+        if level != "token":  # one number, repeated at each of the answer's tokens
             log_w = log_w.sum(1, keepdim=True) / batch.loss_mask.sum(1, keepdim=True).clamp(min=1)
         return log_w.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
 

@@ -1,11 +1,13 @@
-"""The named methods. Each is one expression of named pieces; its docstring is its equation, whence it is, what differs.
+"""The named methods. Each is one expression of named pieces; its docstring has its equation, its source and
+differences.
 
-`clipped`: the ratio is bounded by a clip. `reweighted`: the gradient of log πθ is weighed with a bounded number.
-`gradient`: the plain policy gradient, and likelihood. What a preset has no option for is exchanged from outside:
+There are three parts: the ratio is clipped; the gradient of log πθ is multiplied by a bounded number; the plain policy
+gradient, and likelihood. `dataclasses.replace` changes everything for which a preset has no option:
 `dataclasses.replace(dapo(), weight=sequence_mean, beta=0.01, kl_ratio=True)`.
 
 In the equations i counts answers and t tokens, Σ_i runs over the B answers of the optimiser step that have a trained
-token, and ρ_it = πθ(o_it) / π_old(o_it). Â is made outside, from rewards; each docstring names the published one.
+token, and ρ_it = πθ(o_it) / π_old(o_it). Â is computed from rewards by an advantage; each docstring names the published
+one.
 """
 
 from outdo.algorithms.objectives import surrogates
@@ -17,9 +19,9 @@ from outdo.algorithms.objectives.surrogates import clip, log_likelihood, unclipp
 from outdo.algorithms.objectives.weights import constant, sequence_mean, sequence_sum, token_mean
 
 # ------------------------------------------------------------------------------------------------- the ratio is clipped
-# PPO's clip and its descendants: the ratio of the token, or of the whole answer, is held near 1.
+# PPO's clip and its descendants: the ratio of the token, or of the whole answer, stays near 1.
 #
-# A clip binds only where a batch is used for more than one optimiser step: at the first, every ratio is 1.
+# A clip has an effect only where a batch is used for more than one optimiser step: at the first, every ratio is 1.
 
 
 def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -> ComposedObjective:
@@ -30,7 +32,7 @@ def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -
     The paper's ε is both `clip_low` and `clip_high`; β is the paper's 0.04 and needs a reference, 0 needs none.
     Published with Â = group_standardised.
     What differs from the paper: 1/G is taken over all the answers of the optimiser step (the same when every group is
-    whole); log-ratios are kept within ±20. TRL's default is not this but `loss_type` "dapo" with β = 0, and where β is
+    whole); log-ratios are clamped to ±20. TRL's default is not this but `loss_type` "dapo" with β = 0, and where β is
     not 0 it multiplies k3 by the ratio (`use_bias_correction_kl`).
     """
     return ComposedObjective(
@@ -47,7 +49,7 @@ def grpo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjec
 
         J = 1/B Σ_i 1/|o_i| Σ_t min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i]
 
-    `grpo` with β = 0, under the name a reader of that course looks for. Published with Â = group_standardised.
+    `grpo` with β = 0, under the name that the course uses. Published with Â = group_standardised.
     What differs: the course divides by the gradient accumulation steps, here the mean is over the optimiser step.
     """
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
@@ -59,8 +61,8 @@ def ppo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual: float | None = N
         J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
 
     with, if `dual` (c) is set, max(that, c Â_it) where Â_it < 0 (arXiv 1912.09729). Published with Â = gae.
-    What differs: the value function is trained beside the policy, by its own optimiser, so that c_1 and the value loss
-    of equation 9 are not here; a KL penalty stands in the reward. verl has dual = 3 unless told otherwise, OpenRLHF
+    What differs: the value function is trained separately, by its own optimiser, so c_1 and the value loss of equation
+    9 are not here; a KL penalty is part of the reward. verl has dual = 3 by default, OpenRLHF
     none; TRL 1.16 has no PPO with a value model.
     """
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high, dual=dual), weight=token_mean)
@@ -71,8 +73,8 @@ def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2) -> Co
 
         J = 1/B Σ_i 1/length Σ_t min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i]
 
-    `length` is the longest answer there may be, in tokens. Published with Â = group_centred, and without a KL.
-    What differs: TRL's "dr_grpo" leaves the division by σ on unless `scale_rewards` is switched off as well, and counts
+    `length` is the maximum length of an answer, in tokens. Published with Â = group_centred, and without a KL.
+    What differs: TRL's "dr_grpo" divides by σ unless `scale_rewards` is switched off as well, and counts
     answers without a trained token in B; verl's divides by the padded width of the batch unless given a number.
     """
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=constant(length=length))
@@ -83,7 +85,7 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> ComposedObjective
 
         J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i]
 
-    Published with Â = group_standardised. This is the paper's objective; its dynamic sampling, its soft punishment of
+    Published with Â = group_standardised. This is the paper's objective; its dynamic sampling, its soft penalty for
     long answers and its filter for truncated ones are parts of the rollout, the reward and the advantage.
     What differs: the mean is over all groups of the optimiser step, the paper's over one. TRL counts the tokens of the
     whole generation and rescales them, which is not the same where lengths differ between accumulation windows.
@@ -92,13 +94,13 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> ComposedObjective
 
 
 def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) -> ComposedObjective:
-    """TRL's `loss_type` "bnpo": a mean over the tokens of the batch at hand.
+    """TRL's `loss_type` "bnpo": a mean over the tokens of the current batch.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t { min[ρ_it Â_i, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_i] - β ρ_it k3(πθ, π_ref) }
 
     Published with Â = group_standardised.
-    What differs: TRL takes the mean over each micro-batch and averages those means, so that its gradient depends on how
-    the batch was cut; here the tokens are those of the optimiser step, which for one micro-batch is the same.
+    What differs: TRL takes the mean over each micro-batch and averages those means, so its gradient depends on how
+    the batch was split; here the tokens are those of the optimiser step, which for one micro-batch is the same.
     """
     return ComposedObjective(
         level=token,
@@ -118,7 +120,7 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) 
 
     The bounds are the paper's (section 5.1). Published with Â = group_standardised; it leaves the KL out.
     What differs: nothing known. TRL gives the same with `importance_sampling_level` "sequence" and `loss_type` "grpo"
-    only; verl has `gspo_token` under this name, with log s_it kept below 10; AReaL takes a mean over tokens.
+    only; verl has `gspo_token` under this name, with log s_it clamped below 10; AReaL takes a mean over tokens.
     """
     return ComposedObjective(
         level=sequence,
@@ -154,7 +156,7 @@ def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> ComposedObjec
 
         J = 1/B Σ_i |o_i| min[s_i Â_i, clip(s_i, 1 - clip_low, 1 + clip_high) Â_i]
 
-    `gspo` times |o_i|: long answers weigh by their tokens again. Published with Â = group_standardised.
+    `gspo` times |o_i|: long answers count by their tokens again. Published with Â = group_standardised.
     What differs: TRL's "luspo" counts answers without a trained token in B, and is this only with
     `importance_sampling_level` "sequence", which is not its default.
     """
@@ -182,12 +184,12 @@ def gmpo(*, clip: float = 0.4, beta: float = 0.0) -> ComposedObjective:
 
 
 def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
-    """RLOO as TRL 1.16 has it: PPO's clip on the ratio of the whole answer.
+    """RLOO in the form of TRL 1.16: PPO's clip on the ratio of the whole answer.
 
         J = 1/B Σ_i min[W_i Â_i, clip(W_i, 1 - clip_low, 1 + clip_high) Â_i],   W_i = Π_t ρ_it
 
     TRL's Â is leave_one_out. For the paper's own objective see `rloo`, of which this is the gradient at W = 1.
-    What differs: log W is kept within ±20; TRL counts answers without a trained token in B. A product of ratios leaves
+    What differs: log W is clamped to ±20; TRL counts answers without a trained token in B. A product of ratios leaves
     the window after a few hundredths of a nat, however long the answer: long answers are clipped almost at once.
     """
     return ComposedObjective(level=sequence_product, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
@@ -202,14 +204,14 @@ def clip_cov(
     cov_high: float = 5.0,
     seed: int = 0,
 ) -> ComposedObjective:
-    """Clip-Cov: a few tokens that would cost entropy are left out; arXiv 2505.22617.
+    """Clip-Cov: leave out a few tokens that would reduce entropy; arXiv 2505.22617.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t 1[it not drawn] min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
 
-    Drawn by lot are `share` of the tokens, of those with cov_low < (Â - mean Â)(log π - mean log π) < cov_high.
+    `share` of the tokens are drawn at random, among those with cov_low < (Â - mean Â)(log π - mean log π) < cov_high.
     The clip at [0, 2] and the bounds are those of the authors' runs. Published with Â = group_standardised.
     What differs: the draw is made once per batch, with π_old; the authors and verl make it anew in every micro-batch
-    with πθ, among tokens that the clip leaves alone. See `batch_transforms.without_covariant`.
+    with πθ, among tokens that the clip does not stop. See `batch_transforms.without_covariant`.
     """
     return ComposedObjective(
         level=token,
@@ -220,11 +222,11 @@ def clip_cov(
 
 
 def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> ComposedObjective:
-    """KL-Cov: the tokens that would cost most entropy are held at π_old; arXiv 2505.22617.
+    """KL-Cov: hold the tokens that would reduce entropy most at π_old; arXiv 2505.22617.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t { ρ_it Â_it - coefficient · 1[it marked] |log ρ_it| }
 
-    Marked are the `percent` of tokens with the largest (Â - mean Â)(log π - mean log π). There is no clip. Published
+    The `percent` of tokens with the largest (Â - mean Â)(log π - mean log π) are marked. There is no clip. Published
     with Â = group_standardised.
     What differs: the marks are made once per batch, with π_old; the authors and verl make them anew in every
     micro-batch with πθ. verl's `kl_cov_ratio` is a share (0.0002 for 0.02 %), and its configured coefficient 0.1.
@@ -238,7 +240,7 @@ def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> ComposedObjecti
 
 
 # ------------------------------------------------------------------------------------------- the gradient is reweighted
-# No token is clipped away at an edge: its gradient is weighed with a bounded number, gated, or pulled back.
+# No token is clipped at an edge: its gradient is multiplied by a bounded number, reduced smoothly, or pulled back.
 
 
 def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> ComposedObjective:
@@ -278,14 +280,14 @@ def vespo(
     k_negative: float = 3.0,
     lambda_negative: float = 2.0,
 ) -> ComposedObjective:
-    """VESPO: the answer's whole ratio, through a gamma-shaped window, weighs its gradient; arXiv 2602.10693.
+    """VESPO: the answer's whole ratio, through a gamma-shaped window, multiplies its gradient; arXiv 2602.10693.
 
         J = 1/Σ_i|o_i| Σ_i Σ_t sg[W_i^k e^(λ (1 - W_i))] Â_i log πθ(o_it),   W_i = Π_t ρ_it
 
     (k, λ) is (k_positive, lambda_positive) where Â_i ≥ 0, else the other pair. Published with Â = group_standardised.
-    What differs: log W is kept within [log 1e-8, 20], as in the authors' code and TRL. TRL multiplies its weight for
+    What differs: log W is clamped to [log 1e-8, 20], as in the authors' code and TRL. TRL multiplies its weight for
     the engine into W before the window, which is `surrogates.vespo(engine=...)`; a correction multiplies the surrogate
-    after it. W is the surrogate's own: the level is that of a divergence, should there be one.
+    after it. The surrogate computes W itself: the level is used only for a divergence, if there is one.
     """
     return ComposedObjective(
         level=token,
@@ -317,7 +319,7 @@ def dppo_kl(*, threshold: float = 0.05) -> ComposedObjective:
     """Divergence PPO, binary KL; DPPO (arXiv 2602.04879).
 
         J = 1/Σ_i|o_i| Σ_i Σ_t M_it sg[min(ρ_it, 20)] Â_it log πθ(o_it)
-        M_it = 0 if KL_it > threshold and πθ has moved the way Â_it pushes, else 1
+        M_it = 0 if KL_it > threshold and πθ has moved in the direction of Â_it, else 1
         KL_it = π_old log(π_old / πθ) + (1 - π_old) log((1 - π_old) / (1 - πθ))
 
     What differs: as for `dppo_tv`; verl adds 1e-8 inside the second logarithm.
@@ -333,16 +335,16 @@ def dro(*, tau: float = 0.1) -> ComposedObjective:
     τ holds the policy at π_old, as β would at a reference; J is largest where π_old is tilted by e^(Â/τ).
     Use it with Â = group_centred.
     What differs: the paper squares one error per answer and learns the baseline V with the policy; this is the form
-    that verl and Tinker have, with any Â for r - V, and the paper's τ under the name `beta`. TRL has none.
+    of verl and Tinker, with any Â for r - V, and the paper's τ under the name `beta`. TRL has none.
     """
     return ComposedObjective(level=token, surrogate=surrogates.dro(tau=tau), weight=token_mean)
 
 
 # -------------------------------------------------------------------------------------------- the plain policy gradient
-# The policy gradient without a clip, and its neighbours: what differs between these methods is mostly Â.
+# The policy gradient without a clip, and its neighbours: these methods differ mostly in Â.
 #
-# At the first optimiser step over a batch all of `ppo`, `dapo`, `cispo` and `gpg` have the same gradient; what is meant
-# to be strictly on-policy belongs with one update per batch.
+# At the first optimiser step over a batch all of `ppo`, `dapo`, `cispo` and `gpg` have the same gradient; use
+# methods that are meant to be strictly on-policy with one update per batch.
 
 
 def reinforce() -> ComposedObjective:
@@ -350,7 +352,7 @@ def reinforce() -> ComposedObjective:
 
         J = 1/B Σ_i Σ_t Â_it log πθ(o_it)
 
-    Published with Â = reward, or with a baseline taken off it. Its gradient is that of the expected reward.
+    Published with Â = reward, or with a baseline subtracted from it. Its gradient is that of the expected reward.
     What differs: CS336's forms (spring 2025, assignment 5), naive with Â = reward and "with baseline" with a group
     advantage, take the mean over an answer's tokens: `replace(reinforce(), weight=sequence_mean)`. OpenRLHF's
     "reinforce" is `reinforce_pp`.
@@ -372,9 +374,9 @@ def rloo() -> ComposedObjective:
 def remax() -> ComposedObjective:
     """ReMax; arXiv 2310.10505.
 
-        J = 1/B Σ_i Σ_t Â_i log πθ(o_it),   Â_i = r_i - the reward of the likeliest answer to the same prompt
+        J = 1/B Σ_i Σ_t Â_i log πθ(o_it),   Â_i = r_i - the reward of the greedy answer to the same prompt
 
-    Published with Â = remax, which has that answer sampled and scored, and is never trained on.
+    Published with Â = remax, for which the greedy answer is sampled and scored, and never trained on.
     What differs: verl has it as an advantage for PPO's clip.
     """
     return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
@@ -396,7 +398,7 @@ def gpg() -> ComposedObjective:
 
         J = 1/Σ_i|o_i| Σ_i Σ_t Â_i log πθ(o_it)
 
-    Published with Â = gpg: group-centred, and scaled by how many of the batch's groups have any difference in them.
+    Published with Â = gpg: group-centred, and scaled up for the answers in groups whose rewards are all equal.
     What differs: nothing known; verl's loss is this one.
     """
     return ComposedObjective(surrogate=log_likelihood, weight=token_mean)
@@ -407,8 +409,8 @@ def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedOb
 
         J = 1/Σ_i|o_i| Σ_i Σ_t min[ρ_it Â_it, clip(ρ_it, 1 - clip_low, 1 + clip_high) Â_it]
 
-    Despite its name it has PPO's clip; what is REINFORCE in it is Â: the reward to go, a per-token KL taken off it,
-    whitened over all tokens of the batch. Published with Â = reinforce_pp, or reinforce_pp_baseline.
+    Despite its name it has PPO's clip; the REINFORCE part is Â: the reward to go, minus a per-token KL, whitened over
+    all tokens of the batch. Published with Â = reinforce_pp, or reinforce_pp_baseline.
     What differs: the loss is the one of OpenRLHF and verl, whose whitenings differ (see the advantages).
     """
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
@@ -419,10 +421,10 @@ def distillation() -> ComposedObjective:
 
         J = 1/Σ_i|o_i| Σ_i Σ_t ρ_it Â_it,   Â_it = log π_teacher(o_it) - log π_old(o_it)
 
-    Its gradient is minus that of KL(πθ‖π_teacher) per token, the prefix taken as given (the on-policy reverse KL of
+    Its gradient is minus that of KL(πθ‖π_teacher) per token, for a fixed prefix (the on-policy reverse KL of
     GKD, arXiv 2306.13649, on sampled tokens). Published with Â = distillation; the teacher is the reference policy.
-    What differs: GKD sums over the vocabulary; one sampled token is the same in expectation. The reward is of this
-    token only: what it leads to is not counted.
+    What differs: GKD sums over the vocabulary; one sampled token is the same in expectation. The reward is that of
+    this token only, without its effect on later tokens.
     """
     return ComposedObjective(level=token, surrogate=unclipped, weight=token_mean)
 
@@ -430,7 +432,7 @@ def distillation() -> ComposedObjective:
 def likelihood() -> ComposedObjective:
     """Supervised fine-tuning: J = Σ_t log πθ(o_t) / Σ |o|, over the tokens of the answers, with Â = 1.
 
-    With Â = rejection, which is 1 for answers that were right and leaves the others out, it is rejection-sampling
-    fine-tuning, the baseline to beat.
+    With Â = rejection, which is 1 for right answers and leaves out the others, it is rejection-sampling
+    fine-tuning, the baseline for other methods.
     """
     return ComposedObjective(surrogate=log_likelihood, weight=token_mean)

@@ -1,11 +1,11 @@
-"""Piece 2, the surrogate S(ρ, Â): what stands for the advantage of the policy, per token. Higher is better.
+"""Piece 2, the surrogate S(ρ, Â): the value per token that an objective maximises.
 
-A surrogate takes `(log_ratio, logprobs, advantages, batch)`, each tensor [B, T], and gives [B, T]. What it says of
-tokens outside `loss_mask` is never read. ρ is the ratio at the objective's level, sg a stopped gradient.
+A surrogate takes `(log_ratio, logprobs, advantages, batch)`, each tensor [B, T], and returns [B, T]. Its values outside
+of `loss_mask` are never read. ρ is the ratio at the objective's level, sg a stopped gradient.
 
-Three kinds: those that bound the ratio (`clip`, `sapo`, `gmpo`), those that weigh the gradient of
-log πθ with a detached number (`log_likelihood`, `cispo`, `vespo`, `dppo_tv`, `dppo_kl`), and those that
-pull back towards π_old (`squared`, `kl_cov`).
+Three kinds: those that bound the ratio (`clip`, `sapo`, `gmpo`), those that multiply the gradient of
+log πθ by a detached number (`log_likelihood`, `cispo`, `vespo`, `dppo_tv`, `dppo_kl`), and those that
+pull back towards π_old (`dro`, `kl_cov`).
 """
 
 import math
@@ -13,22 +13,24 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outdo.algorithms.objectives import ratios
 from outdo.algorithms.objectives.corrections import Correction
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, old_logprobs, sequence
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
 
-Surrogate = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
+Surrogate = Callable[[Float[Tensor, "B T"], Float[Tensor, "B T"], Float[Tensor, "B T"], Batch], Float[Tensor, "B T"]]
 
-VESPO_LOG_MIN = math.log(1e-8)  # below it the authors' code lets no log W go; above, 20
+VESPO_LOG_MIN = math.log(1e-8)  # lower bound of log W in the authors' code; the upper bound is 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """What `clip` makes, its bounds in sight."""
+    """The clipped surrogate with its bounds; `clip` makes it."""
 
     low: float
     high: float
@@ -42,8 +44,14 @@ class Clip:
         if self.dual is not None and self.dual <= 1:
             raise ValueError(f"dual must be above 1, not {self.dual}: it caps the ratio where Â < 0")
 
-    def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
-        """The clipped surrogate, [B, T]."""
+    def __call__(
+        self,
+        log_ratio: Float[Tensor, "B T"],
+        logprobs: Float[Tensor, "B T"],
+        advantages: Float[Tensor, "B T"],
+        batch: Batch,
+    ) -> Float[Tensor, "B T"]:
+        """Compute the clipped surrogate, [B, T]."""
         ratio = log_ratio.exp()
         lesser = torch.minimum(ratio * advantages, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
         if self.dual is None:
@@ -54,20 +62,24 @@ class Clip:
 def clip(*, low: float, high: float, dual: float | None = None) -> Clip:
     """S = min(ρ Â, clip(ρ, 1 - low, 1 + high) Â); PPO (arXiv 1707.06347) equation 7.
 
-    Flat where the ratio has already gone far enough the way Â pushes: Â > 0 and ρ > 1 + high, Â < 0 and ρ < 1 - low.
-    On the other side the gradient stays whole, however far the ratio has gone. `dual` (c > 1) ends that for Â < 0:
-    S = max(min(...), c Â), flat where ρ > c (arXiv 1912.09729). It is TRL's `delta` where c ≥ 1 + high; verl has it
-    always on, at 3.
+    It is flat where the ratio has already moved far enough in the direction of Â: Â > 0 and ρ > 1 + high, Â < 0 and ρ <
+    1 - low. On the other side the gradient stays complete, however far the ratio has moved. `dual` (c > 1) limits it
+    for Â < 0: S = max(min(...), c Â), flat where ρ > c (arXiv 1912.09729). It is TRL's `delta` where c ≥ 1 + high; verl
+    always uses 3.
     """
     return Clip(low=low, high=high, dual=dual)
 
 
-def unclipped(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+def unclipped(
+    log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+) -> Float[Tensor, "B T"]:
     """S = ρ Â: the importance-weighted policy gradient, without bounds."""
     return log_ratio.exp() * advantages
 
 
-def log_likelihood(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+def log_likelihood(
+    log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+) -> Float[Tensor, "B T"]:
     """S = Â log πθ: REINFORCE; with Â = 1, supervised fine-tuning."""
     return logprobs * advantages
 
@@ -75,14 +87,16 @@ def log_likelihood(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batc
 def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
     """S = sg[clip(ρ, ratio_min, ratio_max)] Â log πθ; CISPO, MiniMax-M1 (arXiv 2506.13585) equations 4 and 5.
 
-    No token loses its gradient, only its weight is bounded. The bounds are those of the ratio itself: the paper's are
-    1 - ε_low, which it switches off, and 1 + ε_high. 5 is ScaleRL's cap (arXiv 2510.13786). TRL's `epsilon_high` is
-    the cap too, so that its default 0.2 shrinks every token to a fifth; verl adds 1.
+    No token loses its gradient; only its weight is bounded. The bounds are those of the ratio itself: the paper's are 1
+    - ε_low, which the paper does not use, and 1 + ε_high. 5 is ScaleRL's cap (arXiv 2510.13786). TRL's `epsilon_high`
+    is also the cap, so its default 0.2 scales every token down to a fifth; verl adds 1.
     """
     if not 0 <= ratio_min <= ratio_max:
         raise ValueError(f"expected 0 <= ratio_min <= ratio_max, not {ratio_min} and {ratio_max}")
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         return log_ratio.exp().clamp(ratio_min, ratio_max).detach() * advantages * logprobs
 
     return surrogate
@@ -91,13 +105,15 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
 def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
     """S = 4/τ σ(τ (ρ - 1)) Â, τ by the sign of Â; SAPO (arXiv 2511.20347).
 
-    At ρ = 1 its gradient is that of ρ Â; away from it, on either side, it fades as the logistic curve does instead of
-    ending at an edge. Â = 0 goes with the negative ones, to no effect.
+    At ρ = 1 its gradient is that of ρ Â. On both sides it decreases smoothly like the logistic curve, without an edge.
+    Â = 0 uses the negative τ, which has no effect.
     """
     if not (tau_positive > 0 and tau_negative > 0):
         raise ValueError(f"tau_positive and tau_negative must be above 0, not {tau_positive} and {tau_negative}")
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
         return 4 / tau * (tau * (log_ratio.exp() - 1)).sigmoid() * advantages
 
@@ -105,13 +121,15 @@ def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
 
 
 def gmpo(*, clip: float = 0.4) -> Surrogate:
-    """S = Â_i exp(1/|o_i| Σ_t c_it), the same at each token; GMPO (arXiv 2507.20673). Belongs with `sequence_mean`.
+    """S = Â_i exp(1/|o_i| Σ_t c_it), the same at each token; GMPO (arXiv 2507.20673). Use it with `sequence_mean`.
 
-    c = min(d, clip(d, ±clip)) where Â > 0 and max(...) where Â < 0, d = log ρ: one-sided, like PPO's clip, but in the
-    logarithm, and the geometric mean over the answer is taken after it. For that it needs the level `token`.
+    c = min(d, clip(d, ±clip)) where Â > 0 and max(...) where Â < 0, d = log ρ: one-sided, like PPO's clip, but of the
+    logarithm, and before the geometric mean over the answer. It needs the level `token`.
     """
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         within = log_ratio.clamp(-clip, clip)
         clipped = torch.where(advantages > 0, torch.minimum(log_ratio, within), torch.maximum(log_ratio, within))
         return sequence(clipped, batch.loss_mask).exp() * advantages
@@ -129,19 +147,21 @@ def vespo(
 ) -> Surrogate:
     """S = sg[W^k e^(λ (1 - W))] Â log πθ, W = Π_t ρ_it; VESPO (arXiv 2602.10693).
 
-    The weight is 1 at W = 1, largest at W = k/λ and falls off to both sides; (k, λ) is one pair for Â ≥ 0, another for
-    Â < 0. W is made here, from log πθ and log π_old: the objective's level is that of its divergence alone. Every
-    log ρ is kept within ±20, log W within [log 1e-8, 20], as in the authors' code and TRL.
+    The weight is 1 at W = 1, largest at W = k/λ, and decreases on both sides; (k, λ) is one pair for Â ≥ 0, another for
+    Â < 0. W is computed here, from log πθ and log π_old: the level of the objective is used only for its divergence.
+    Every log ρ is clamped to ±20, log W to [log 1e-8, 20], as in the authors' code and TRL.
 
-    `engine`, from Python only, is a correction that goes into W: W = Π_t ρ_it c_it, every log c within the bounds of
-    log W, as TRL does with its weight for the engine. A correction beside it stays a factor of its own. A weight that
-    is of the answer, [B, 1], counts once, not once a token.
+    `engine`, from Python only, is a correction that multiplies W: W = Π_t ρ_it c_it, every log c clamped to the bounds
+    of log W, as TRL does with its weight for the engine. A correction of the objective is a separate factor. A weight
+    of a whole answer, [B, 1], counts once, not once per token.
     """
     if engine is not None and not callable(engine):
         raise ValueError(f"vespo: engine must be a correction, made in Python, not {engine!r}")
 
     @requires(**asdict(requirements_of(engine)))
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         now = logprobs.detach()
         log_w = ratios.log_ratio(now, batch).sum(1, keepdim=True)  # [B, 1]
         if engine is not None:
@@ -154,8 +174,8 @@ def vespo(
     return surrogate
 
 
-def _log_of_answers(weight: Tensor | float, batch: Batch) -> Tensor:
-    """log Π_t c_it of weights by token [B, T], log c_i of weights by answer [B, 1] or of a number."""
+def _log_of_answers(weight: Factor, batch: Batch) -> Float[Tensor, "B 1"] | Float[Tensor, ""]:
+    """Return log Π_t c_it of weights by token [B, T], log c_i of weights by answer [B, 1] or of a number."""
     log_c = torch.as_tensor(weight).log().clamp(VESPO_LOG_MIN, LOG_RATIO_CLAMP)
     if log_c.shape != batch.loss_mask.shape:
         return log_c
@@ -165,12 +185,12 @@ def _log_of_answers(weight: Tensor | float, batch: Batch) -> Tensor:
 def dppo_tv(*, threshold: float = 0.15, ratio_max: float = 20.0) -> Surrogate:
     """S = 1[within] sg[min(ρ, ratio_max)] Â log πθ, within: the probability has moved by at most `threshold`.
 
-    DPPO with the binary total variation |πθ - π_old| of {the token, all others} (arXiv 2602.04879). Only a move the
-    way Â pushes is bounded: Â > 0 and πθ - π_old > threshold, Â < 0 and πθ - π_old < -threshold have no gradient. A
-    rare token may grow many times over, a likely one may not lose much: the other way round than with a ratio.
+    DPPO with the binary total variation |πθ - π_old| of {the token, all others} (arXiv 2602.04879). Only a move in the
+    direction of Â is bounded: Â > 0 and πθ - π_old > threshold, Â < 0 and πθ - π_old < -threshold have no gradient. A
+    rare token may become many times more likely, a likely one may not lose much: the opposite of a clip of the ratio.
     """
 
-    def within(new: Tensor, old: Tensor) -> Tensor:
+    def within(new: Float[Tensor, "B T"], old: Float[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         return (new.exp() - old.exp()).abs() <= threshold
 
     return _trust_region(within, ratio_max)
@@ -182,7 +202,7 @@ def dppo_kl(*, threshold: float = 0.05, ratio_max: float = 20.0) -> Surrogate:
     KL = π_old log(π_old / πθ) + (1 - π_old) log((1 - π_old) / (1 - πθ)), exact; verl adds 1e-8 inside the logarithm.
     """
 
-    def within(new: Tensor, old: Tensor) -> Tensor:
+    def within(new: Float[Tensor, "B T"], old: Float[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         others, others_old = -new.expm1(), -old.expm1()  # 1 - π, exact also where π is nearly 1
         rest = torch.xlogy(others_old, others_old) - torch.xlogy(others_old, others)
         return old.exp() * (old - new) + rest <= threshold
@@ -190,10 +210,14 @@ def dppo_kl(*, threshold: float = 0.05, ratio_max: float = 20.0) -> Surrogate:
     return _trust_region(within, ratio_max)
 
 
-def _trust_region(within: Callable[[Tensor, Tensor], Tensor], ratio_max: float) -> Surrogate:
-    """log πθ weighted with Â and the capped ratio, without the tokens that Â pushes on although they are out."""
+def _trust_region(
+    within: Callable[[Float[Tensor, "B T"], Float[Tensor, "B T"]], Bool[Tensor, "B T"]], ratio_max: float
+) -> Surrogate:
+    """Return log πθ times Â and the capped ratio, except for tokens outside that Â pushes further."""
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         new, old = logprobs.detach(), old_logprobs(logprobs, batch)
         keep = within(new, old) | torch.where(advantages > 0, new <= old, new >= old)
         return keep * log_ratio.detach().exp().clamp(max=ratio_max) * advantages * logprobs
@@ -202,12 +226,14 @@ def _trust_region(within: Callable[[Tensor, Tensor], Tensor], ratio_max: float) 
 
 
 def dro(*, tau: float = 0.1) -> Surrogate:
-    """S = Â log πθ - τ/2 (log ρ)²; DRO (arXiv 2405.19107), as verl and Tinker have it: per token, without V.
+    """S = Â log πθ - τ/2 (log ρ)²; DRO (arXiv 2405.19107), in the form of verl and Tinker: per token, without V.
 
     = -τ/2 (log πθ - log π_old - Â/τ)² + constant: the squared distance to a target, log π_old + Â/τ.
     """
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         return logprobs * advantages - tau / 2 * log_ratio.square()
 
     return surrogate
@@ -216,11 +242,13 @@ def dro(*, tau: float = 0.1) -> Surrogate:
 def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
     """S = ρ Â - coefficient · |log ρ| on the tokens that `batch_transforms.covariant` has marked, else ρ Â, unclipped.
 
-    KL-Cov (arXiv 2505.22617); the paper writes a KL, its code takes |log ρ|. At ρ = 1 the penalty has no gradient: in
-    the first pass it does nothing.
+    KL-Cov (arXiv 2505.22617); the paper writes a KL, its code takes |log ρ|. At ρ = 1 the penalty has no gradient, so
+    it has no effect in the first pass.
     """
 
-    def surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
         if "covariant" not in batch.prepared and batch.totals.tokens:
             raise ValueError("the surrogate kl_cov needs the preparation `covariant`, which marks its tokens")
         marked = batch.prepared.get("covariant", torch.zeros_like(batch.loss_mask))

@@ -1,5 +1,5 @@
-"""Piece 5, the weight w: how much a token counts. Built from the mask and the totals of the whole optimiser step, so
-that micro-batches add up to exactly the step. Each takes the batch and gives [B, 1] or a number.
+"""Piece 5, the weight w of a token. It uses the mask and the totals of the whole optimiser step, so that micro-batches
+add up to exactly the step. A weight takes the batch and returns [B, 1] or a number; [B, T] is allowed.
 
 B is the number of answers that have a trained token, in all of the optimiser step.
 """
@@ -7,18 +7,20 @@ B is the number of answers that have a trained token, in all of the optimiser st
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
 
-Weight = Callable[[Batch], Tensor | float]
+Weight = Callable[[Batch], Factor]
 
 
-def sequence_mean(batch: Batch) -> Tensor:
+def sequence_mean(batch: Batch) -> Float[Tensor, "B 1"]:
     """1 / (B |o_i|): every answer counts the same, GRPO's 1/G and 1/|o| (DeepSeekMath, equation 3). [B, 1]
 
-    TRL's B counts the answers without a trained token too: see `every_row`.
+    TRL's B also counts the answers without a trained token: see `every_row`.
     """
     return 1.0 / (_lengths(batch).clamp(min=1) * max(1, batch.totals.sequences))
 
@@ -40,7 +42,7 @@ def constant(*, length: int) -> Weight:
 
 
 @requires(whole_groups=True)
-def prompt_mean(batch: Batch) -> Tensor:
+def prompt_mean(batch: Batch) -> Float[Tensor, "B 1"]:
     """1 / (P Σ_{j in the group of i} |o_j|): every prompt counts the same, and within it every token. [B, 1]
 
     P is the number of prompts with a trained token.
@@ -51,7 +53,7 @@ def prompt_mean(batch: Batch) -> Tensor:
 
 
 def sequence_sum(batch: Batch) -> float:
-    """1 / B: the mean over answers of the sum over tokens, the gradient of the expected reward as it is derived."""
+    """1 / B: the mean over answers of the sum over tokens, as in the derivation of the policy gradient."""
     return 1.0 / max(1, batch.totals.sequences)
 
 
@@ -61,16 +63,16 @@ def total(batch: Batch) -> float:
 
 
 def every_row(weight: Weight) -> Weight:
-    """`weight` with answers counted in B whether or not they have a trained token, as in TRL."""
+    """Return `weight` with B counting all answers, also those without a trained token, as in TRL."""
 
     @requires(**asdict(requirements_of(weight)))
-    def counted(batch: Batch) -> Tensor | float:
+    def counted(batch: Batch) -> Factor:
         return weight(batch.with_(totals=replace(batch.totals, sequences=batch.totals.rows)))
 
     return counted
 
 
-def _lengths(batch: Batch) -> Tensor:
-    """|o_i|, as exact as the log-probabilities are. [B, 1]"""
+def _lengths(batch: Batch) -> Float[Tensor, "B 1"]:
+    """Return |o_i| in the precision of the log-probabilities. [B, 1]"""
     precision = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
     return batch.loss_mask.sum(1, keepdim=True).to(precision.dtype)

@@ -1,1 +1,1 @@
-"""The first job: a small model, made here, learns to add with a written working and then improves itself."""
+"""The quickstart: a small model, built here, is fine-tuned to add in writing and then trained by GRPO."""

@@ -1,7 +1,7 @@
-"""`outdo quickstart`: from nothing to a model that has improved itself, and what to type next.
+"""`outdo quickstart`: build a small model, fine-tune it, train it by GRPO, and show its accuracy before and after.
 
-Nothing here is special to the quickstart: it builds a model folder, fine-tunes it as `outdo sft` does, writes a recipe
-and trains by it as `outdo train` does.
+It uses what the other commands use: it writes a model folder, fine-tunes it as `outdo sft` does, writes a recipe, and
+trains by it as `outdo train` does.
 """
 
 import itertools
@@ -24,9 +24,9 @@ from outdo.data.questions import questions_from
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.policy import Policy
 from outdo.rewards.exact import exact
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.storage.run_folder import write_text_atomically
+from outdo.storage.atomic import write_text_atomically
+from outdo.trainer.build import open_engine
 from outdo.trainer.display import Display
 from outdo.trainer.find_model import find_model
 from outdo.trainer.run import start
@@ -35,17 +35,17 @@ from outdo.types import Prompt, Request
 from outdo.utils.rng import Stream
 
 LONGEST = 64  # tokens: prompt and answer fit into it
-LOOKED_AT, SHOWN = 32, 3  # problems answered before and after for the table, and shown in it
+ANSWERED, SHOWN = 32, 3  # problems that both models answer at the end, and those of them that are shown
 
 
-def quickstart(folder: Path, *, seed: int, display: Display) -> int:
-    """Build and warm-start a model (once per seed), train it by GRPO, and show before and after. The exit status."""
+def run_quickstart(folder: Path, *, seed: int, display: Display) -> int:
+    """Build and fine-tune a model (once per seed), train it by GRPO, and show the results; return the exit status."""
     torch.set_num_threads(1)
     data = write_data(folder / f"seed-{seed}", seed)
     warm = warm_start(folder / f"seed-{seed}" / "warm", data["demonstrations"], seed, display)
     run = _free(folder / f"seed-{seed}")
     recipe = write_recipe(run.with_suffix(".toml"), warm, data, seed)
-    display.say(f"training by {recipe}: the same as `outdo train {recipe} run={run}`")
+    display.say(f"training by {recipe}, as `outdo train {recipe} run={run}` does")
     status = start(load(recipe, [f"run={run}"]), run, display)
     if status == 0:
         conclude(run, warm, data["held_out"], display)
@@ -53,13 +53,13 @@ def quickstart(folder: Path, *, seed: int, display: Display) -> int:
 
 
 def write_data(folder: Path, seed: int) -> dict[str, Path]:
-    """The task as data files: worked examples to learn from, questions to train on, and questions held out."""
-    judged = held_out()
-    learnt = problems(settings.QUESTIONS, seed, exclude=judged)
+    """Write the task as data files: worked examples, questions to train on, and held-out questions."""
+    test = held_out()
+    train = problems(settings.QUESTIONS, seed, exclude=test)
     files = {
-        "demonstrations": demonstrations(learnt, seed, careless=settings.CARELESS),
-        "questions": rows(learnt),
-        "held_out": rows(judged),
+        "demonstrations": demonstrations(train, seed, careless=settings.CARELESS),
+        "questions": rows(train),
+        "held_out": rows(test),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -69,26 +69,27 @@ def write_data(folder: Path, seed: int) -> dict[str, Path]:
 
 
 def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
-    """The model folder after supervised fine-tuning; made if it is not there yet."""
+    """Return the model folder after supervised fine-tuning; make it if it is missing."""
     if folder.exists():
-        display.say(f"the warm-started model in {folder} is used again")
+        display.say(f"the fine-tuned model in {folder} is used again")
         return folder
-    display.say(f"building a model, and teaching it to add; its teacher forgets {settings.CARELESS:.0%} of the carries")
+    careless = f"{settings.CARELESS:.0%} of the carries are forgotten"
+    display.say(f"building a model and fine-tuning it on additions in which {careless}")
     unfinished = build(folder.with_name("new"), seed)
     with WorkerPool(settings.WORKERS - 1) as pool:
         policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START, pool=pool)
         pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer, max_tokens=LONGEST)
         prompts = Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed)
         steps = settings.WARM_START_STEPS
-        for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="warm start"):
+        for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="fine-tuning"):
             if step.index % 50 == 0 and not display.live:
-                display.say(f"warm start {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
+                display.say(f"fine-tuning {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
     policy.save(unfinished)
     return unfinished.rename(folder)
 
 
 def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int) -> Path:
-    """The recipe of the run, as a user would write it."""
+    """Write the recipe of the run, as a user would write it."""
     text = settings.RECIPE.format(
         model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, workers=settings.WORKERS
     )
@@ -97,36 +98,36 @@ def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int) -
 
 
 def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
-    """The table of before and after, three problems with both answers, and the next commands."""
+    """Print the accuracy before and after, three problems with both answers, and commands to try next."""
     summary = json.loads((run / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
     table = Table("held-out questions right", "before", "after", title=f"{summary['steps']} steps of GRPO")
-    for name, meaning in (("greedy", "likeliest answer"), ("sampled", "sampled at temperature 1")):
+    for name, meaning in (("greedy", "greedy"), ("sampled", "sampled at temperature 1")):
         table.add_row(meaning, *(_share(numbers, name) for numbers in (before, after)))
     display.console.print(table)
 
     policies = [Policy.load(warm, device="cpu"), Policy.load(find_model(str(run)).model, device="cpu")]
-    prompts = tokenise(questions_from(str(questions), limit=LOOKED_AT), policies[0].tokenizer, max_tokens=LONGEST)
-    told = list(zip(prompts, *(_answers(policy, prompts) for policy in policies), strict=True))
-    told.sort(key=lambda each: _is_right(each[0], each[1]))  # those first that were wrong before
+    prompts = tokenise(questions_from(str(questions), limit=ANSWERED), policies[0].tokenizer, max_tokens=LONGEST)
+    answered = list(zip(prompts, *(_answers(policy, prompts) for policy in policies), strict=True))
+    answered.sort(key=lambda each: _is_right(each[0], each[1]))  # first those that were wrong before
     table = Table("question", "sampled before", "sampled after")
-    for prompt, *answers in told[:SHOWN]:
+    for prompt, *answers in answered[:SHOWN]:
         table.add_row(str(prompt.text), *(_marked(prompt, answer) for answer in answers))
     display.console.print(table)
-    display.say(f"all of it is in {run}, in {summary['seconds']:.0f} s of training. Next:")
+    display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
     for command in ("chat", "eval", "doctor"):
-        display.say(f"  {_typed()} {command} {run}")
+        display.say(f"  {_program()} {command} {run}")
 
 
-def _typed() -> str:
-    """How to type `outdo` here: its path where it is not found by its name."""
-    called = Path(sys.argv[0])
-    return "outdo" if called.name != "outdo" or shutil.which("outdo") else os.path.relpath(called)
+def _program() -> str:
+    """Return how to call `outdo` here: by its path if it is not found by its name."""
+    program = Path(sys.argv[0])
+    return "outdo" if program.name != "outdo" or shutil.which("outdo") else os.path.relpath(program)
 
 
 def _answers(policy: Policy, prompts: Sequence[Prompt]) -> list[str]:
-    """One answer to each, sampled with the same random numbers for every policy."""
-    engine = BuiltinEngine(policy)
+    """Sample one answer to each prompt, with the same random numbers for every policy."""
+    engine = open_engine(None, policy)
     requests = [
         Request(token_ids=prompt.token_ids, stream=Stream("shown", 0, prompt.id, 0), max_tokens=LONGEST)
         for prompt in prompts
@@ -147,5 +148,5 @@ def _share(numbers: Mapping[str, float], name: str) -> str:
 
 
 def _free(folder: Path) -> Path:
-    """The first of `run-1`, `run-2`, ... that is not there yet."""
+    """Return the first of `run-1`, `run-2`, ... that does not exist."""
     return next(run for number in itertools.count(1) if not (run := folder / f"run-{number}").exists())

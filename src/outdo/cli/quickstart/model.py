@@ -1,4 +1,4 @@
-"""The model of the first job, made from nothing: a tokenizer of fifteen characters and a Qwen3 of 0.8 M parameters."""
+"""The model of the quickstart: a tokenizer of fifteen characters and a new Qwen3 with 0.8 M parameters."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SPECIAL = [PAD, END, UNKNOWN]
 
 
 def build(folder: str | Path, seed: int) -> Path:
-    """Write an untrained model, fixed by `seed`, and its tokenizer into `folder`: a model folder like any other."""
+    """Write an untrained model, determined by `seed`, and its tokenizer into `folder`; return the folder."""
     tokenizer = character_tokenizer(ALPHABET)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -26,7 +26,7 @@ def build(folder: str | Path, seed: int) -> Path:
 
 
 def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token for each character of `alphabet`, and three special ones. Blanks, which people type, are dropped."""
+    """Make a tokenizer with a token for each character of `alphabet` and three special ones. It drops white space."""
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     backend.normalizer = normalizers.Replace(Regex(r"\s"), "")
@@ -36,7 +36,7 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Four layers of width 128."""
+    """Return the configuration: four layers of width 128."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,

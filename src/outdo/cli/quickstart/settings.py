@@ -1,20 +1,21 @@
-"""The settings of the first job, and what they were chosen by.
+"""The settings of the quickstart, and the measurements behind them.
 
-The teacher forgets most carries, and so does the model after the warm start: greedily it is right only where there is
-nothing to carry, sampled now and then elsewhere too. That is what reinforcement can choose from.
+The worked examples forget most carries, and so does the model after fine-tuning: its greedy answers are right only
+where there is nothing to carry; its sampled answers are sometimes right elsewhere too. Reinforcement learning makes
+these more likely.
 
-Measured: after a warm start of 240 steps, 60 steps of GRPO ended at 94 % right greedily (seed 1); after 320, at 97 to
+Measured: after 240 steps of fine-tuning, 60 steps of GRPO ended at 94 % right greedily (seed 1); after 320, at 97 to
 100 % (seeds 0 to 2). At twice the learning rate it was 90 to 98 % after 20 steps, where this gives 97 to 100 %. With
-randomly wrong digits in place of forgotten carries, the likeliest answers are right before it starts.
+randomly wrong digits in place of forgotten carries, the greedy answers are right before GRPO starts.
 """
 
 from functools import partial
 
 from outdo.models.optimiser import OptimiserSettings, adamw
 
-WORKERS = 2  # the same everywhere, so that everybody's run ends with the same weights
-QUESTIONS = 12800  # to learn from and to train on
-CARELESS = 0.7  # chance that the teacher forgets a carry
+WORKERS = 2  # the same on every machine, so that every run ends with the same weights
+QUESTIONS = 12800  # for fine-tuning and for GRPO
+CARELESS = 0.7  # chance that a worked example forgets a carry
 
 WARM_START_STEPS = 400
 WARM_START_PAIRS = 64  # per step
@@ -27,13 +28,13 @@ WARM_START = OptimiserSettings(
 )
 
 RECIPE = """\
-# What `outdo quickstart` trains by. Change a line, and: outdo train THIS_FILE
+# The recipe of `outdo quickstart`. Change a line, then run: outdo train THIS_FILE
 model = "{model}"
 seed = {seed}
 threads = {workers}
-workers = {workers}                   # processes, of a thread each, that share the weights: see docs/speed.md
+workers = {workers}                   # processes with one thread each that share the weights: see docs/speed.md
 steps = 80
-rewards = "exact"             # the text after `#` has to be the answer
+rewards = "exact"             # the text after `#` must be the answer
 
 [data]
 path = "{questions}"

@@ -1,9 +1,9 @@
-"""The task of the first job: adding two three-digit numbers in writing, column by column from the right.
+"""The task of the quickstart: add two three-digit numbers in writing, column by column from the right.
 
     347+285:  →  7+5=12,4+8+1=13,3+2+1=6#632
 
-What stands after `#` is the answer, and all that the reward looks at. Sums stay below 1000: with answers of two
-lengths a model this small goes on dropping the fourth digit.
+The text after `#` is the answer, and the reward looks at nothing else. Sums are below 1000: with answers of two
+lengths, a model this small keeps dropping the fourth digit.
 """
 
 from collections.abc import Collection
@@ -11,31 +11,31 @@ from random import Random
 from typing import NamedTuple
 
 DIGITS = 3
-HELD_OUT = 512  # problems that no training ever sees, the same for every seed
+HELD_OUT = 512  # problems that are never trained on, the same for every seed
 HELD_OUT_SEED = 632
 
 
 class Problem(NamedTuple):
-    """Two numbers to be added; each of them, and their sum, has `DIGITS` digits."""
+    """Two numbers to add; each of them, and their sum, has `DIGITS` digits."""
 
     a: int
     b: int
 
     @property
     def prompt(self) -> str:
-        """What the model reads: `347+285:`"""
+        """The text that the model reads: `347+285:`"""
         return f"{self.a}+{self.b}:"
 
     @property
     def answer(self) -> str:
-        """What stands after `#` if all is right: `632`"""
+        """The right text after `#`: `632`"""
         return str(self.a + self.b)
 
 
 def working(problem: Problem, forgotten: Collection[int] = ()) -> str:
-    """The written addition: `7+5=12,4+8+1=13,3+2+1=6#632`.
+    """Return the written addition: `7+5=12,4+8+1=13,3+2+1=6#632`.
 
-    In a column of `forgotten` (1 for the tens, 2 for the hundreds) a carry is left out, as careless pupils do:
+    In the columns `forgotten` (1 for the tens, 2 for the hundreds) the carry is left out:
     `working(Problem(347, 285), {1})` is `7+5=12,4+8=12,3+2+1=6#622`.
     """
     carry, columns, digits = 0, [], ""
@@ -49,33 +49,33 @@ def working(problem: Problem, forgotten: Collection[int] = ()) -> str:
 
 
 def problems(n: int, seed: int, *, exclude: Collection[Problem] = ()) -> list[Problem]:
-    """`n` different problems in random order; neither they nor their mirror images (285+347) are in `exclude`."""
+    """Draw `n` different problems; neither they nor their mirror images (285+347) are in `exclude`."""
     random, smallest = Random(seed), 10 ** (DIGITS - 1)
     seen = {*exclude, *(Problem(b, a) for a, b in exclude)}
-    found: list[Problem] = []
-    while len(found) < n:
+    drawn: list[Problem] = []
+    while len(drawn) < n:
         problem = Problem(random.randrange(smallest, 10 * smallest), random.randrange(smallest, 10 * smallest))
         if sum(problem) < 10 * smallest and problem not in seen:
             seen.add(problem)
-            found.append(problem)
-    return found
+            drawn.append(problem)
+    return drawn
 
 
 def held_out() -> list[Problem]:
-    """The problems by which a model is judged before and after; pass them to `problems` as `exclude`."""
+    """Return the problems of the evaluation before and after; pass them to `problems` as `exclude`."""
     return problems(HELD_OUT, HELD_OUT_SEED)
 
 
 def rows(chosen: Collection[Problem]) -> list[dict[str, str]]:
-    """Questions as rows of a data file: what is asked, and the answer that is right."""
+    """Return rows of a data file: the prompt and the right answer."""
     return [{"prompt": problem.prompt, "answer": problem.answer} for problem in chosen]
 
 
 def demonstrations(chosen: Collection[Problem], seed: int, *, careless: float = 0.0) -> list[dict[str, str]]:
-    """Rows of question and worked answer to learn from, by a teacher who forgets each carry with chance `careless`."""
+    """Return rows of prompt and worked answer, each carry of which is forgotten with probability `careless`."""
     random = Random(seed)
-    shown = []
+    examples = []
     for problem in chosen:
         forgotten = [place for place in range(1, DIGITS) if random.random() < careless]
-        shown.append({"prompt": problem.prompt, "completion": working(problem, forgotten)})
-    return shown
+        examples.append({"prompt": problem.prompt, "completion": working(problem, forgotten)})
+    return examples

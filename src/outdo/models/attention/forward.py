@@ -24,13 +24,13 @@ from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
 from outdo.models.attention.packed import Rule, pack
+from outdo.models.device import Precision, resolve_precision
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
 Way = Literal["shared", "padded"]
 AttentionSetting = Literal["auto", "shared", "padded"]
-Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 on an accelerator, float32 on a CPU
 NAME = "outdo"
 TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
 
@@ -84,7 +84,7 @@ class Forward:
         `gradient_checkpointing` finds no layers, or if there is no compiler.
         """
         batch = _small_batch(model.config.get_text_config().vocab_size).to(model.device)
-        autocast = precision == "bfloat16" or (precision == "auto" and model.device.type != "cpu")
+        autocast = resolve_precision(precision, model.device) == "bfloat16"
         settings = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
         _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
         padded = cls(model, way="padded", plain_head=False, autocast=False)
@@ -326,23 +326,6 @@ def _logprobs(forward: Forward, batch: Batch) -> Tensor:
 def _small_batch(vocabulary: int) -> Batch:
     """Two prompts with two answers each, all of different lengths."""
     tokens = [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
-
-    def rollout(start: int, length: int) -> Rollout:
-        return Rollout(
-            token_ids=tuple(tokens[start : start + length]),
-            loss_mask=(True,) * length,
-            logprobs=(0.0,) * length,
-            text="",
-            reward=0.0,
-            finish_reason=FinishReason.stop,
-            policy_version=0,
-        )
-
-    groups = [
-        Group(
-            prompt=Prompt(id=str(length), text="", token_ids=tuple(tokens[:length])),
-            rollouts=(rollout(length, 6), rollout(2 * length, 9)),
-        )
-        for length in (5, 11)
-    ]
-    return Batch.from_groups(groups)
+    prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2
+    completions = [tokens[start : start + length] for start, length in ((5, 6), (10, 9), (11, 6), (22, 9))]
+    return Batch.of_tokens(prompts, completions, group=[0, 0, 1, 1])

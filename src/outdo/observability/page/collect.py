@@ -4,11 +4,7 @@ Damaged or partial data is left out, and a finding reports it. Reading is limite
 of these only the groups to show, one column at a time; and at most `LONGEST_CURVE` points per curve.
 """
 
-import fcntl
-import json
-import os
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +17,7 @@ from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
 from outdo.observability.page.select import DAMAGED, TOKENS, Comparison, choose, entry
 from outdo.observability.record import parquet as files
+from outdo.storage.run_folder import is_alive
 from outdo.utils.errors import RunFolderError
 
 LONGEST_CURVE = 2_000
@@ -105,43 +102,6 @@ def _chosen(recorded: Sequence[int], story: "RunData", shown: View) -> list[tupl
     return sorted(chosen.items())
 
 
-def alive(folder: Path) -> bool:
-    """Return whether a process holds the lock of the run folder, without blocking a process that wants the lock.
-
-    An empty lock file means that the run ended normally, and a dead process in the file that the run is not alive. If
-    the process may exist, this function tries to take the lock, for the duration of two system calls.
-    """
-    try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        holder = os.pread(descriptor, 4096, 0)
-        if not holder or not _may_live(holder):
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)  # this also releases the lock, if it was taken
-    return False
-
-
-def _may_live(holder: bytes) -> bool:
-    """Return whether the process that wrote `holder` into a lock file exists, or is on another machine."""
-    try:
-        known = json.loads(holder)
-        if known["host"] == socket.gethostname():
-            os.kill(int(known["pid"]), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, ValueError, TypeError, KeyError, OverflowError):
-        return True
-    return True
-
-
 # -------------------------------------------------------------------------------------------------- metrics and words
 
 
@@ -181,7 +141,7 @@ class RunData:
             self.say(f"The run is long: the curves show the last value of every {every} steps.")
         return {
             "name": _safe(self.folder.resolve().name),
-            "alive": alive(self.folder),
+            "alive": is_alive(self.folder),
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _words(names),
             "findings": [*self.findings, *self.left_out],

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pyarrow
 import torch
 
@@ -19,7 +18,7 @@ from outdo.models.scorer import BatchSizes, Scorer
 from outdo.observability.page.encode import Table
 from outdo.observability.page.select import Comparison
 from outdo.storage import checkpoint
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.types import Batch
 from outdo.utils.errors import CheckpointError
 
 
@@ -66,27 +65,11 @@ def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
     members: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         members.setdefault(row["group"], []).append(place)
-    groups = [
-        Group(prompt=_prompt(number, rows[places[0]]), rollouts=tuple(_rollout(rows[place]) for place in places))
-        for number, places in members.items()
-    ]
-    return Batch.from_groups(groups), [place for places in members.values() for place in places]
-
-
-def _prompt(number: int, row: dict[str, Any]) -> Prompt:
-    return Prompt(id=str(number), text="", token_ids=tuple(row["prompt_token_ids"]))
-
-
-def _rollout(row: dict[str, Any]) -> Rollout:
-    """Return a completion with all tokens in the loss mask, so that all are scored; other fields have no effect."""
-    n = len(row["token_ids"])
-    return Rollout(
-        token_ids=tuple(row["token_ids"]),
-        loss_mask=(True,) * n,
-        logprobs=tuple(numpy.zeros(n).tolist()),
-        text="",
-        reward=0.0,
-        finish_reason=FinishReason.stop,
-        policy_version=0,
-        temperature=row.get("temperature") or 1.0,
+    places = [place for same in members.values() for place in same]
+    batch = Batch.of_tokens(
+        [rows[place]["prompt_token_ids"] for place in places],
+        [rows[place]["token_ids"] for place in places],
+        group=[number for number, same in members.items() for _ in same],
+        temperature=[rows[place].get("temperature") or 1.0 for place in places],
     )
+    return batch, places

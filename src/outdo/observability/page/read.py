@@ -5,13 +5,12 @@ followed: the page would contain their content.
 """
 
 import json
-import os
 import tomllib
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from outdo.storage.run_folder import ReadLimits, read_metrics
 from outdo.utils.errors import RunFolderError
 
 LARGEST_TABLE = 1_000_000
@@ -66,53 +65,17 @@ def metrics(folder: Path, say: Say) -> list[Mapping[str, Any]]:
     An incomplete last line, which is still being written or which a crash cut off, is ignored. Raises RunFolderError if
     the file exists and cannot be opened.
     """
-    path = folder / "metrics.jsonl"
     try:
-        with own(folder, path).open("rb") as file:
-            records = [(number, _record(line)) for number, line in _last_lines(file, say)]
+        path = own(folder, folder / "metrics.jsonl")
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    for number, record in records:
-        if record is None:
-            say(f"metrics.jsonl, line {number}: not a JSON object, or too long; it is left out")
-    found = [record for _, record in records if record is not None]
-    if without := sum(not is_step(record.get("step")) for record in found):
+        raise RunFolderError(f"{folder / 'metrics.jsonl'}: cannot be read: {error.strerror}") from error
+    limits = ReadLimits(line=LONGEST_LINE, kept=LARGEST_METRICS, back=FARTHEST_BACK)
+    records = read_metrics(path, limits=limits, report=say)
+    if without := sum(not is_step(record.get("step")) for record in records):
         say(f"metrics.jsonl: {without} lines without a step are left out")
-    return [record for record in found if is_step(record.get("step"))]
-
-
-def _last_lines(file: BinaryIO, say: Say) -> deque[tuple[int, bytes]]:
-    """Return the last complete lines with their numbers, up to the size limit; a line that is too long is empty."""
-    kept: deque[tuple[int, bytes]] = deque()
-    left_out = max(0, file.seek(0, os.SEEK_END) - FARTHEST_BACK)
-    file.seek(left_out)
-    if left_out:
-        left_out += len(file.readline(LONGEST_LINE))
-    number = total = 0
-    while line := file.readline(LONGEST_LINE):
-        number += 1
-        while not line.endswith(b"\n") and (rest := file.readline(LONGEST_LINE)):
-            line = rest[-1:]  # of a line that is too long, keep only its last byte
-        if not line.endswith(b"\n"):
-            break
-        kept.append((number, line))
-        total += len(line)
-        while total > LARGEST_METRICS:
-            _, first = kept.popleft()
-            total, left_out = total - len(first), left_out + len(first)
-    if left_out:
-        say(f"metrics.jsonl is very large: its first {left_out / 1e6:,.0f} MB are left out")
-    return kept
-
-
-def _record(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    return [record for record in records if is_step(record.get("step"))]
 
 
 def is_step(value: Any) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outdo.storage import atomic
-from outdo.storage.run_folder import write_bytes_atomically
+from outdo.storage.atomic import write_bytes_atomically
 from outdo.utils.errors import RunFolderError, did_you_mean
 
 FORMAT = 1

@@ -1,1 +1,1 @@
-"""Objectives with target probabilities: the essay's `target`, and `tpo`."""
+"""Objectives with target probabilities: `target`, from an essay on GRPO, and `tpo`."""

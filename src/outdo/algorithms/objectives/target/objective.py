@@ -1,13 +1,15 @@
-"""The objective `target`: say how likely each sampled token shall become, and train until it is.
+"""The objective `target`: set a target probability for each sampled token, and train towards it.
 
     L = Σ_c [ -Σ_{v ∈ S(c)} τ_v log πθ(v|c) - τ_R log(1 - Σ_S πθ) ]
 
-over the contexts c of a batch, each once; S, τ and the rest are defined in `outdo.algorithms.objectives.target.rules`.
+over the contexts c of a batch, each counted once; S, τ and the rest are defined in
+`outdo.algorithms.objectives.target.rules`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.target.rules import (
@@ -25,9 +27,9 @@ from outdo.types import Batch, Terms, TokenScores
 from outdo.utils.errors import did_you_mean
 
 CAP = 3.0
-"""The farthest a target of `squared` and `hinge` may be (nats), whose pull would otherwise grow with the distance."""
+"""The largest distance of a target of `squared` and `hinge`, in nats. Their gradient grows with the distance."""
 
-Loss = Callable[[Tensor, Aim], Tensor]
+Loss = Callable[[Float[Tensor, "N"], Aim], Float[Tensor, ""]]
 """`(log πθ [N], aim) -> []` of the N trained tokens; minimised."""
 
 
@@ -43,30 +45,30 @@ def target(
     keep: float = 0.5,
     hold: bool = False,
 ) -> "TargetObjective":
-    """Target probabilities, as an essay on GRPO proposes them: only *how much* a token shall change is decided.
+    """Set target probabilities, as an essay on GRPO proposes: the objective only decides *how much* a token changes.
 
     `rule` sets the target of a token with probability p and advantage s (an advantage beyond ±1 counts as ±1):
 
-        "power"   p^(power^-s)      good tokens get √p, bad ones p², neutral and evenly disputed ones keep p
+        "power"   p^(power^-s)      good tokens get √p, bad ones p², neutral and evenly disputed tokens keep p
         "tilt"    p e^(eta s)
         "clip"    p (1 + clip_high s), p (1 + clip_low s) where s < 0: the bounds at which GRPO would stop
 
-    and where the good tokens of a context would take more than `1 - keep` of the rest, they get less, so that targets
-    are probabilities (see `target_logprobs`). With power 2 and keep 0.5 a token alone in its context always gets
+    Where the good tokens of a context would take more than `1 - keep` of the rest, they get less, so that targets are
+    probabilities (see `target_logprobs`). With power 2 and keep 0.5 a token alone in its context always gets
     its root: √p ≤ (1 + p) / 2.
 
     `loss` is "cross_entropy" to {sampled tokens, rest}, whose gradient by the logits of S is πθ - τ: a step from π_old
     pushes log πθ of a token alone by (τ - p) / (1 - p), never more than 1/2 upwards and p downwards. "squared" is
-    (log πθ - log τ)² / 2, "hinge" |log πθ - log τ| until the target is reached and 0 beyond it; neither sees the
-    rest, and neither reaches farther than `CAP` nats. `merge` "tree" shares contexts on the group's prefix tree, with
-    "none" every token of every answer has its own.
+    (log πθ - log τ)² / 2, "hinge" |log πθ - log τ| until the target is reached and 0 beyond it; neither uses
+    the rest, and neither has a target farther than `CAP` nats. `merge` "tree" shares contexts on the prefix tree of the
+    group; with "none" every token of every answer has its own context.
 
-    A context where no token is good or bad is not trained on; with `hold` its tokens are kept where they were, which in
-    later passes pulls back what others have moved along with them.
+    A context where no token is good or bad is not trained on; with `hold` its tokens keep their probability, which in
+    later passes pulls back tokens that other updates have moved.
 
     What differs from the essay: `keep`, and the tree, are how its "scale back down the probabilities so that they do
-    not sum to more than one" is made exact. As the essay asks there is no 1/G, no 1/|o| and no KL: the loss is a sum
-    over contexts, and grows with the batch. Use it with the advantage `sign` and several updates per batch.
+    not sum to more than one" is made exact. As in the essay there is no 1/G, no 1/|o| and no KL: the loss is a sum
+    over contexts, and grows with the batch. Use it with the advantage `sign` and several passes per batch.
 
     Raises `ValueError` for an unknown rule, loss or merge, or a number out of its range.
     """
@@ -95,7 +97,7 @@ def target(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetObjective:
-    """A rule that sets targets, and a loss that is least where they are reached."""
+    """A rule that sets targets, and a loss with its minimum at the targets."""
 
     rule: Rule
     loss: Loss
@@ -105,26 +107,26 @@ class TargetObjective:
 
     @property
     def requires(self) -> Requires:
-        """π_old always; whole groups where the loss adds up over the rows of one."""
+        """Return π_old, and whole groups where the loss is a sum over the rows of a group."""
         return Requires(old_logprobs=True, whole_groups=self.merge and self.loss is cross_entropy)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Set the targets, from `old_logprobs` and `advantages`."""
+        """Compute the targets from `old_logprobs` and `advantages`."""
         return with_targets(batch, rule=self.rule, keep=self.keep, merge=self.merge, hold=self.hold)
 
     def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
-        """The loss of a micro-batch; there is no divergence and no entropy in it."""
+        """Compute the loss of a micro-batch. Divergence and entropy are 0."""
         loss = self.loss(scores.logprobs[batch.loss_mask], Aim.of(batch))
-        nothing = loss.detach() * 0
-        return Terms(policy=-loss, divergence=nothing, entropy=nothing, loss=loss)
+        zero = loss.detach() * 0
+        return Terms(policy=-loss, divergence=zero, entropy=zero, loss=loss)
 
 
-def cross_entropy(logprobs: Tensor, aim: Aim) -> Tensor:
+def cross_entropy(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
     """-Σ_c [ Σ_S τ log πθ + τ_R log(1 - Σ_S πθ) ].
 
-    Rows that took the same token agree on its probability; each has an equal share in it. The rest is followed from
-    where it was: what the sampled tokens gain it loses. Below `FULL`, where the difference of two float32 numbers
-    near 1 is noise, its logarithm stops to fall, but not to push back.
+    Rows that sampled the same token have the same probability; each has an equal share of it. The rest is computed from
+    its old value: it loses what the sampled tokens gain. Below `FULL`, where the difference of two float32 numbers near
+    1 is noise, its logarithm no longer decreases, but keeps its gradient.
     """
     ids, context = aim.context.unique(return_inverse=True)
     gain = aim.share * (logprobs.exp() - aim.old.exp())
@@ -135,13 +137,13 @@ def cross_entropy(logprobs: Tensor, aim: Aim) -> Tensor:
     return -sampled.sum() - (nothing.scatter(0, context, aim.rest) * now.log()).sum()
 
 
-def squared(logprobs: Tensor, aim: Aim) -> Tensor:
+def squared(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
     """Σ_c Σ_S (log πθ - log τ)² / 2."""
     return (aim.share * (logprobs - aim.target).square()).sum() / 2
 
 
-def hinge(logprobs: Tensor, aim: Aim) -> Tensor:
-    """Σ_c Σ_S of the nats still missing to the target: 0, without a pull back, for a token that went farther."""
+def hinge(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
+    """Σ_c Σ_S of the nats that are missing to the target; 0, without a gradient, for a token beyond its target."""
     return (aim.share * ((aim.target - logprobs) * (aim.target - aim.old).sign()).relu()).sum()
 
 

@@ -1,45 +1,50 @@
-"""Target probabilities: how likely each sampled token shall become, fixed before the first pass over a batch.
+"""Target probabilities of the sampled tokens, fixed before the first pass over a batch.
 
-A **context** c is an exact token prefix. S(c) are the distinct tokens that the answers of a group took after it, p_v
-the probability that π_old gave to token v, and s_v in [-1, 1] how good v was: the mean, over the answers that went
-through it, of their advantage cut to [-1, 1]. A rule makes of p_v and s_v the target τ_v; what is left of the
-probability, 1 - Σ_S τ, belongs to all the tokens that nobody sampled: the **rest**.
+A **context** c is an exact token prefix. S(c) are the distinct tokens that the answers of a group sampled after it. p_v
+is the probability of token v under π_old. s_v in [-1, 1] is the mean advantage, clamped to [-1, 1], of the answers that
+contain v there. A rule computes the target τ_v from p_v and s_v. The remaining probability, 1 - Σ_S τ, is that of all
+tokens that no answer sampled: the **rest**.
 
-Everything is computed in float64 and given in the precision of `old_logprobs`.
+Everything is computed in float64 and returned in the precision of `old_logprobs`.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
 from outdo.types import Batch
 
-Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`(log p, s, strength) -> log τ`, each [N]. With strength 0 the target is p itself, with 1 the rule in full."""
+Rule = Callable[[Float[Tensor, "N"], Float[Tensor, "N"], Float[Tensor, "N"]], Float[Tensor, "N"]]
+"""`(log p, s, strength) -> log τ`, each [N]. With strength 0 the target is p itself, with 1 the complete rule."""
 
 NOISE = 1e-5
-"""Log-probabilities this near to each other (nats) are equal: float32 logits say no more."""
+"""Log-probabilities that differ by less than this (nats) are equal: float32 logits are not more precise."""
 FULL = 1e-6
-"""A token that leaves less than this to all others has nowhere to go, and is left alone."""
+"""A token that leaves less probability than this to all others cannot grow, and is not trained."""
 HALVINGS = 50
 
 
 def power_rule(power: float = 2.0) -> Rule:
-    """τ = p^(κ^-s), κ = 1 + strength (power - 1): of a good token the root, of a bad one the power."""
+    """τ = p^(κ^-s), κ = 1 + strength (power - 1): the root for a good token, the power for a bad one."""
 
-    def rule(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def rule(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return logprobs * (1 + strength * (power - 1)) ** -sign
 
     return rule
 
 
 def tilt_rule(eta: float = 1.0) -> Rule:
-    """τ = p e^(strength η s): the tilt of TPO and DRO, for which the rest makes room, not a normaliser."""
+    """τ = p e^(strength η s): the tilt of TPO and DRO, with the rest in place of a normaliser."""
 
-    def rule(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def rule(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return logprobs + strength * eta * sign
 
     return rule
@@ -48,7 +53,9 @@ def tilt_rule(eta: float = 1.0) -> Rule:
 def clip_rule(clip_low: float = 0.2, clip_high: float = 0.2) -> Rule:
     """τ = p (1 + strength clip_high s) if s > 0, p (1 + clip_low s) if s < 0: where PPO's clip would stop."""
 
-    def rule(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def rule(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         change = clip_high * sign.clamp(min=0) + clip_low * sign.clamp(max=0)
         return logprobs + (strength * change).log1p()
 
@@ -56,29 +63,33 @@ def clip_rule(clip_low: float = 0.2, clip_high: float = 0.2) -> Rule:
 
 
 def capped(rule: Rule, cap: float) -> Rule:
-    """The same rule, but |log τ - log p| is at most `cap`."""
+    """Return the same rule with |log τ - log p| at most `cap`."""
 
-    def within(logprobs: Tensor, sign: Tensor, strength: Tensor) -> Tensor:
+    def within(
+        logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
         return logprobs + (rule(logprobs, sign, strength) - logprobs).clamp(-cap, cap)
 
     return within
 
 
-def target_logprobs(logprobs: Tensor, sign: Tensor, context: Tensor, *, rule: Rule, keep: float) -> Tensor:
-    """log τ [N] of N distinct tokens, of which those with an equal number in `context` [N] (0 .. C-1) are rivals.
+def target_logprobs(
+    logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], context: Int[Tensor, "N"], *, rule: Rule, keep: float
+) -> Float[Tensor, "N"]:
+    """Compute log τ [N] of N distinct tokens. Those with an equal number in `context` [N] (0 .. C-1) share a context.
 
-    Bad tokens (s < 0) and neutral ones get what the rule says. Good ones may not take all that they would: the rest
-    keeps at least the share `keep` of its probability,
+    Bad tokens (s < 0) and neutral ones get the target of the rule. Good ones may get less: the rest keeps at least the
+    share `keep` of its probability,
 
         Σ_S τ ≤ 1 - keep (1 - Σ_S p).
 
-    Where the rule in full breaks this, the strength of the context's good tokens is halved into [0, 1] until it
-    holds. Strength 0 always does, so that no token ever moves against its sign, as it can where all targets of a
-    context are scaled by one factor.
+    Where the complete rule violates this, bisection in [0, 1] finds a strength for the context's good tokens with which
+    it holds. It always holds with strength 0, so no token ever moves against its sign, which would be possible if all
+    targets of a context were scaled by one factor.
     """
     room = 1 - keep * rest(logprobs, context)  # [C]
 
-    def targets(strength: Tensor) -> Tensor:
+    def targets(strength: Float[Tensor, "C"]) -> Float[Tensor, "N"]:
         return rule(logprobs, sign, strength[context].where(sign > 0, 1.0))
 
     low, high = torch.zeros_like(room), torch.ones_like(room)
@@ -86,27 +97,27 @@ def target_logprobs(logprobs: Tensor, sign: Tensor, context: Tensor, *, rule: Ru
     for _ in range(HALVINGS):
         fits = _sum(targets(strength).exp(), context, len(room)) <= room
         low, high = strength.where(fits, low), high.where(fits, strength)
-        if torch.equal(low, high):  # every context has room for the rule in full
+        if torch.equal(low, high):  # every context has room for the complete rule
             break
         strength = (low + high) / 2
     return targets(low)
 
 
-def rest(logprobs: Tensor, context: Tensor) -> Tensor:
-    """1 - Σ_S e^logprobs, what each context leaves to the tokens that nobody sampled: [N] -> [C]."""
+def rest(logprobs: Float[Tensor, "N"], context: Int[Tensor, "N"]) -> Float[Tensor, "C"]:
+    """Compute 1 - Σ_S e^logprobs, the probability of the tokens that no answer sampled: [N] -> [C]."""
     contexts = int(context.max()) + 1 if len(context) else 0
     return (1 - _sum(logprobs.exp(), context, contexts)).clamp(min=0)
 
 
-def prefix_tree(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The contexts that tokens were taken in, and the tokens taken there, as numbers: two [B, T] int64.
+def prefix_tree(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Return numbers of the context of each token, and of the token in its context: two [B, T] int64.
 
-    Two tokens have equal contexts where their rows are of one group and alike in every token before them, trained or
-    not, and are equal themselves where they are alike in this token too. Prompts are not compared: a group has one.
+    Two tokens have equal contexts where their rows are of one group and all tokens before them are equal, trained or
+    not. They are equal themselves where this token is equal too. Prompts are not compared: a group has one.
     """
     rows, width = batch.token_ids.shape
     start = int(batch.prompt_lengths.min()) if rows else 0
-    read = batch.group.unique(return_inverse=True)[1]  # [B] below B: equal numbers have read the same so far
+    read = batch.group.unique(return_inverse=True)[1]  # [B] below B: rows with equal numbers are equal so far
     columns = [read] * (start + 1)
     vocabulary = int(batch.token_ids.max()) + 1 if rows else 1
     for token in batch.token_ids.T[start:]:
@@ -117,17 +128,17 @@ def prefix_tree(batch: Batch) -> tuple[Tensor, Tensor]:
     return numbers[:, :-1] + column, numbers[:, 1:] + column
 
 
-def own_contexts(batch: Batch) -> tuple[Tensor, Tensor]:
-    """As if no two answers had anything in common: every token has a context to itself. Two [B, T] int64."""
+def own_contexts(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Return a context of its own for every token, as if no two answers had a common prefix. Two [B, T] int64."""
     each = torch.arange(batch.token_ids.numel(), device=batch.token_ids.device).view_as(batch.token_ids)
     return each, each
 
 
 def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bool = False) -> Batch:
-    """The batch with `targets`, log τ [B, T], and with what `Aim` holds in `prepared`; 0 where nothing is trained.
+    """Return the batch with `targets`, log τ [B, T], and with the values of `Aim` in `prepared`; 0 where not trained.
 
-    `merge` shares contexts on the group's prefix tree. A context in which no token is good or bad is left alone, unless
-    `hold` asks that its tokens be kept where they are.
+    `merge` shares contexts on the prefix tree of the group. A context in which no token is good or bad is not trained,
+    unless `hold` is set: then its tokens keep their probability.
     """
     mask = batch.loss_mask
     old, advantages = known_logprobs(batch), given(batch.advantages, "advantages")
@@ -139,12 +150,12 @@ def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bo
     sign = _sum(advantages[mask].double().clamp(-1, 1), token, len(rows)) / rows
     targets = target_logprobs(logprobs, sign, context, rule=rule, keep=keep)
     in_full = rule(logprobs, sign, torch.ones_like(sign))
-    judged = _sum((sign != 0).double(), context, len(rows)) > 0  # by context; of [N] as there are no more
-    trained = (-logprobs.expm1() > FULL) & (judged[context] | hold)
+    has_sign = _sum((sign != 0).double(), context, len(rows)) > 0  # by context; of [N] as there are no more
+    trained = (-logprobs.expm1() > FULL) & (has_sign[context] | hold)
     held = (sign > 0) & (in_full - logprobs > NOISE) & (targets - logprobs <= NOISE)
 
-    def spread(values: Tensor) -> Tensor:
-        """[N] -> [B, T]: what is said of a token, at every place that took it."""
+    def spread(values: Shaped[Tensor, "N"]) -> Shaped[Tensor, "B T"]:
+        """Put the value of a token at every place that sampled it: [N] -> [B, T]."""
         dtype = old.dtype if values.is_floating_point() else values.dtype
         return torch.zeros_like(old, dtype=dtype).masked_scatter(mask, values[token].to(dtype))
 
@@ -158,26 +169,28 @@ def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bo
     return batch.with_(old_logprobs=old, targets=spread(targets), prepared={**batch.prepared, **aim})
 
 
-def known_logprobs(batch: Batch) -> Tensor:
-    """`old_logprobs` [B, T]; zeros where there is nothing to train on, and so nobody measured them."""
+def known_logprobs(batch: Batch) -> Float[Tensor, "B T"]:
+    """Return `old_logprobs` [B, T]; zeros for a batch without a trained token, where they are not measured."""
     if batch.old_logprobs is None and not batch.loss_mask.any():
         return torch.zeros_like(batch.rollout_logprobs)
     return given(batch.old_logprobs, "old_logprobs")
 
 
 class Aim(NamedTuple):
-    """What was prepared, of the N trained tokens of a batch alone: each [N]."""
+    """The prepared values of the N trained tokens of a batch."""
 
-    context: Tensor  # int64; equal where tokens are rivals
-    share: Tensor  # 1 / (rows that took this token in this context), so that it counts once; 0: left alone
-    target: Tensor  # log τ
-    rest: Tensor  # 1 - Σ_S τ of the context
-    old: Tensor  # log p
-    old_rest: Tensor  # 1 - Σ_S p of the context
+    context: Int[Tensor, "N"]  # equal where tokens share a context
+    share: Float[
+        Tensor, "N"
+    ]  # 1 / (rows that sampled this token in this context), so that it counts once; 0: not trained
+    target: Float[Tensor, "N"]  # log τ
+    rest: Float[Tensor, "N"]  # 1 - Σ_S τ of the context
+    old: Float[Tensor, "N"]  # log p
+    old_rest: Float[Tensor, "N"]  # 1 - Σ_S p of the context
 
     @classmethod
     def of(cls, batch: Batch) -> "Aim":
-        """Read from a batch that went through `with_targets`."""
+        """Read the values from a batch that `with_targets` returned."""
         if batch.targets is None or batch.old_logprobs is None:
             raise ValueError("the objective needs `targets` and `old_logprobs`: call its `prepare` on the whole batch")
         mask = batch.loss_mask
@@ -191,6 +204,6 @@ class Aim(NamedTuple):
         )
 
 
-def _sum(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """[N] values added up by their index: [size]."""
+def _sum(values: Float[Tensor, "M"], index: Int[Tensor, "M"], size: int) -> Float[Tensor, "S"]:
+    """Add up values by their index: [M] -> [size]."""
     return values.new_zeros(size).index_add(0, index, values)

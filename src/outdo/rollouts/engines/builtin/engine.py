@@ -19,6 +19,7 @@ from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kv_cache import KVCache, Layer, Prefill
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
+from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.rng import stream_key
@@ -30,7 +31,7 @@ CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512  # tokens of a block: the cache grows by 
 class BuiltinEngine:
     """Samples up to `rows` sequences at a time. `seed` is the seed of the run."""
 
-    def __init__(self, policy: PolicyView | None = None, *, seed: int = 0, rows: int = 256) -> None:
+    def __init__(self, policy: PolicyView | None = None, *, seed: int = 0, rows: int = SEQUENCES_AT_A_TIME) -> None:
         self.policy = policy
         self.seed = seed
         self.rows = rows

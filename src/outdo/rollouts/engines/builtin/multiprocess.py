@@ -13,6 +13,7 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 
@@ -20,7 +21,7 @@ from outdo.types import Completion, Request
 class MultiprocessEngine:
     """Samples up to `rows` sequences at a time in each process. `seed` is the seed of the run."""
 
-    def __init__(self, policy: PolicyView, pool: WorkerPool, *, seed: int = 0, rows: int = 256) -> None:
+    def __init__(self, policy: PolicyView, pool: WorkerPool, *, seed: int = 0, rows: int = SEQUENCES_AT_A_TIME) -> None:
         self.pool = pool
         self.seed = seed
         self.rows = rows

@@ -1,4 +1,4 @@
-"""outdo's side: a training step, put together as `outdo train` does it."""
+"""outdo in the benchmark: a training step, built as `outdo train` builds it."""
 
 import dataclasses
 import itertools
@@ -34,16 +34,16 @@ LR = 1e-6
 
 
 class EndlessPolicy(Policy):
-    """Answers end where they are cut off: lengths are the case's, not the model's."""
+    """A policy without end tokens: the case decides the length of each answer, not the model."""
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """None."""
+        """No token."""
         return frozenset()
 
 
 class TimedEngine:
-    """An engine that cuts each answer of a group off at its own length; `sampling` is what it took, in seconds."""
+    """An engine that gives each answer of a group its own length; `sampling` is the last call's time in seconds."""
 
     def __init__(self, engine: Engine, lengths: Sequence[int]) -> None:
         self.engine = engine
@@ -60,31 +60,31 @@ class TimedEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """One completion per request, in their order."""
-        asked = [dataclasses.replace(each, max_tokens=self.lengths[each.stream.sample]) for each in requests]
+        cut = [dataclasses.replace(each, max_tokens=self.lengths[each.stream.sample]) for each in requests]
         began = time.perf_counter()
-        completions = self.engine.generate(asked, sampling)
+        completions = self.engine.generate(cut, sampling)
         self.sampling = time.perf_counter() - began
         return completions
 
 
 class EveryOther:
-    """Rewards by the place in the group: what is right does not matter, that answers differ does."""
+    """A reward by the place in the group, so that the rewards of a group differ."""
 
     name = "every_other"
 
-    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
-        """Return one output for each."""
+    def __call__(self, answered: Sequence[RewardInput]) -> list[RewardOutput]:
+        """Score every other answer with 1."""
         return [
             RewardOutput(value=reward_of(index), status=Status.ok, parts={self.name: reward_of(index)})
             for index in range(len(inputs))
         ]
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Nothing to close."""
 
 
 class Steps:
-    """The training loop of a case; `next` makes a step."""
+    """The training loop of a case; `next(steps.steps)` makes a step."""
 
     def __init__(self, setting: Setting) -> None:
         case = setting.case
@@ -110,14 +110,14 @@ class Steps:
 
 
 def step(setting: Setting, turns: Turns) -> None:
-    """Sample, score, update; with the option `record`, write down what was trained as well.
+    """Sample, score and update; with the option `record`, also record what was trained.
 
-    In as many processes as there are threads, as `outdo train` does with models of these sizes; with the option
-    `threads` in one.
+    This runs in one process per thread, as `outdo train` does with models of these sizes; with the option `threads`,
+    in one process.
     """
     steps = Steps(setting)
     recorder = Recorder(steps.policy, steps.objective)
-    with TemporaryDirectory() as place, BackgroundWriter() as behind:
+    with TemporaryDirectory() as place, BackgroundWriter() as writer:
         folder = Path(place)
         make_room(folder)
 
@@ -127,9 +127,9 @@ def step(setting: Setting, turns: Turns) -> None:
             synchronise(setting.device)
             stepped = time.perf_counter()
             if setting.options.get("record"):  # as `outdo train` does: written while the next step is made
-                assert behind.wait() is None
+                assert writer.wait() is None
                 _, write = recorder.taken(made, folder)
-                behind.begin(write)
+                writer.begin(write)
             ended = time.perf_counter()
             return Turn(
                 seconds=ended - began,
@@ -143,6 +143,6 @@ def step(setting: Setting, turns: Turns) -> None:
 
 
 def _newest(folder: Path) -> int:
-    """Bytes of the last file that is complete; 0 if there is none yet."""
+    """Return the size in bytes of the newest record; 0 if there is none yet."""
     files = sorted(path for path in folder.rglob("*.parquet"))
     return files[-1].stat().st_size if files else 0

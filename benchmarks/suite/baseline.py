@@ -1,4 +1,4 @@
-"""What was accepted once, and what has become worse since: ratios with a wide margin, counts exactly."""
+"""A baseline of accepted figures, and what is worse than it: ratios with a wide margin, counts exactly."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from benchmarks.suite.report import CaseReport
 from outdo.utils.errors import UserError
 
 MARGIN = 0.6
-"""A ratio may fall to this part of the accepted one: two machines differ by that much, a lost trick by more."""
+"""A ratio may fall to this part of the accepted one: machines differ by less, and a lost optimisation costs more."""
 
-Accepted = Mapping[str, Any]  # "ratios": case -> contender -> what -> ratio; "counts": name -> number; "versions"
+Accepted = Mapping[str, Any]  # "ratios": case -> implementation -> what -> ratio; "counts": name -> number; "versions"
 
 
 def figures(reports: Sequence[CaseReport]) -> dict[str, Any]:
-    """What is compared with what was accepted."""
+    """Return the figures that are compared with a baseline."""
     ratios: dict[str, dict[str, dict[str, float]]] = {}
     counts: dict[str, float] = {}
     for report in reports:
@@ -35,29 +35,29 @@ def figures(reports: Sequence[CaseReport]) -> dict[str, Any]:
 
 
 def worse(accepted: Accepted, found: Accepted) -> list[str]:
-    """One sentence for each ratio that fell below the margin, and for each count that grew."""
-    said: list[str] = []
-    for case, contenders in found.get("ratios", {}).items():
-        for name, numbers in contenders.items():
+    """Return a sentence for each ratio that fell below the margin, and for each count that grew."""
+    messages: list[str] = []
+    for case, implementations in found.get("ratios", {}).items():
+        for name, numbers in implementations.items():
             before = accepted.get("ratios", {}).get(case, {}).get(name, {})
-            said += [
-                f"{case}: {what}: outdo was {before[what]:g} x ahead of {name}, and is {ratio:g} x"
+            messages += [
+                f"{case}: {what}: the time of {name} was {before[what]:g} x that of outdo, and is {ratio:g} x"
                 for what, ratio in numbers.items()
                 if what in before and ratio < MARGIN * before[what]
             ]
     known = accepted.get("counts", {})
-    said += [
+    messages += [
         f"counts: {name} grew from {known[name]:,.0f} to {number:,.0f}"
         for name, number in found.get("counts", {}).items()
         if name in known and number > known[name]
     ]
-    if said and accepted.get("versions") != found.get("versions"):
-        said.append(f"accepted with {accepted.get('versions')}, measured with {found.get('versions')}")
-    return said
+    if messages and accepted.get("versions") != found.get("versions"):
+        messages.append(f"accepted with {accepted.get('versions')}, measured with {found.get('versions')}")
+    return messages
 
 
 def accept(path: Path, found: Accepted) -> None:
-    """Write what was found, beside what stands there of other cases."""
+    """Write figures to a baseline, and keep its figures of other cases."""
     before = read(path) if path.exists() else {}
     ratios = {**before.get("ratios", {}), **found["ratios"]}
     counts = found["counts"] or before.get("counts", {})
@@ -66,8 +66,8 @@ def accept(path: Path, found: Accepted) -> None:
 
 
 def read(path: Path) -> Accepted:
-    """What was accepted. Raises `UserError` where nothing can be read."""
+    """Read a baseline. Raises `UserError` if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError([f"{path}: expected what `make bench ARGS=--accept` wrote ({error})"]) from None
+        raise UserError([f"{path}: expected a file that `make bench ARGS='--accept FILE'` wrote ({error})"]) from None

@@ -1,0 +1,27 @@
+"""Print text on a console without rich's markup, and read the metrics that several commands print."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from outdo.observability.doctor import from_the_start
+from outdo.observability.page import read
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line of text as it is: no markup, no highlighting, no line breaks."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_text(console: Console, text: Text) -> None:
+    """Print styled text, wrapped between words on a terminal, and as whole lines elsewhere."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def metrics_of(run: Path, report: Callable[[str], None]) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the metrics of a run, with the evaluation before its first step, and the number of its steps."""
+    lines = read.metrics(run, report)
+    return from_the_start(lines, read.table(run, "summary.json", report)), len(lines)

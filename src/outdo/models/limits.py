@@ -1,0 +1,12 @@
+"""Memory limits of the model code, in a module that needs no torch, so that costs can be estimated from them."""
+
+LOGIT_BYTES = {"cpu": 8 * 2**20, "mps": 256 * 2**20, "cuda": 256 * 2**20}
+"""Bytes of logits that exist at a time, by the type of the device. A processor is fastest while they stay in its
+cache, an accelerator at large products."""
+
+LOGIT_COLUMNS = 256
+"""The smallest number of columns of the vocabulary whose logits are computed at a time, whatever their bytes."""
+
+PACKED_BYTES = 2**30
+"""Bytes of linear layers up to which a processor samples from a copy in the order in which oneDNN reads them. Larger
+models are not copied, not even for a while."""

@@ -1,0 +1,32 @@
+"""Write matplotlib figures so that the same figure is the same file, byte for byte."""
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GENERATED_ID = re.compile(r'(?<=["#])([a-z])[0-9a-f]{10}(?=[")])')
+"""The name of a clip path, a marker or a hatch in an SVG of matplotlib: a letter and a hash."""
+
+
+def save_picture(figure: "Figure", path: str | Path) -> None:
+    """Write a figure to an .svg or .png file.
+
+    matplotlib names the parts of an SVG by hashes of their positions, all digits of them. The last digits change from
+    drawing to drawing, because the solver of the constrained layout orders its terms by memory address. So the parts
+    are numbered instead, in the order in which they appear; positions themselves are written with six decimals.
+    """
+    path = Path(path)
+    if path.suffix != ".svg":
+        figure.savefig(path, dpi=160)
+        return
+    text = io.StringIO()
+    figure.savefig(text, format="svg", dpi=160, metadata={"Date": None, "Creator": None})
+    names: dict[str, str] = {}
+    numbered = GENERATED_ID.sub(
+        lambda found: names.setdefault(found[0], f"{found[1]}{len(names) + 1}"), text.getvalue()
+    )
+    path.write_text(numbered, encoding="utf-8")
