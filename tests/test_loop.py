@@ -13,8 +13,9 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
 from outdo.models.reference import frozen
+from outdo.models.scorer import BatchSizes
 from outdo.observability.metrics import step_metrics
 from outdo.observability.notebook import show
 from outdo.rewards import load_reward

@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from outdo.models.optimiser import adafactor as adafactor
     from outdo.models.optimiser import adamw as adamw
     from outdo.models.optimiser import adamw8bit as adamw8bit
-    from outdo.models.policy import BatchSizes as BatchSizes
     from outdo.models.policy import Policy as Policy
     from outdo.models.reference import load_reference as load_reference
+    from outdo.models.scorer import BatchSizes as BatchSizes
     from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.observability.notebook import show as show
     from outdo.observability.record.external import TokenValues as TokenValues
@@ -118,7 +118,7 @@ HOME = {  # public name: the room it lives in
     "AdaptiveBonus": "outdo.algorithms.adaptive",
     "AdaptiveCoefficient": "outdo.algorithms.adaptive",
     "Batch": "outdo.types",
-    "BatchSizes": "outdo.models.policy",
+    "BatchSizes": "outdo.models.scorer",
     "BuiltinEngine": "outdo.rollouts.engines.builtin.engine",
     "Completion": "outdo.types",
     "ComposedObjective": "outdo.algorithms.objectives.base",

@@ -279,14 +279,21 @@ class Batch:
         return self.with_(totals=_count(self.loss_mask, self.group))
 
     def microbatches(self, budget: int, *, whole_groups: bool = True) -> Iterator["Batch"]:
-        """Split so that each part holds at most `budget` tokens, padding included. All keep the `totals` of the whole.
+        """Split into micro-batches of at most `budget` tokens: see `micro_batch_rows`. All keep the `totals`."""
+        for rows in self.micro_batch_rows(budget, whole_groups=whole_groups):
+            yield self.rows(torch.tensor(rows, device=self.group.device))
+
+    def micro_batch_rows(
+        self, budget: int, rows: Sequence[int] | None = None, *, whole_groups: bool
+    ) -> list[list[int]]:
+        """Split row numbers, all by default, so that each part holds at most `budget` tokens, padding included.
 
         Whole groups stay together, so that a prompt is computed once. A group that exceeds the budget by itself is
         split, unless `whole_groups` is set (for an objective that compares the rows of a group). A row is never split.
         """
         lengths, groups = self.attention_mask.sum(1).tolist(), self.group.tolist()
-        for part in pack_by_tokens(lengths, groups, budget, whole_groups=whole_groups):
-            yield self.rows(torch.tensor(part, device=self.group.device))
+        rows = range(len(self)) if rows is None else rows
+        return pack_by_tokens(rows, lengths, groups, budget, whole_groups=whole_groups)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the same batch with every tensor changed."""

@@ -13,7 +13,8 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -36,7 +37,7 @@ def together(policy: Policy, pool: WorkerPool) -> Policy:
     )
 
 
-def test_a_team_samples_what_one_process_does(pool):
+def test_a_pool_samples_the_same_as_one_process(pool):
     policy = fresh()
     alone = BuiltinEngine(policy, seed=3).generate(requests(), SamplingParams())
     engine = MultiprocessEngine(policy, pool, seed=3)
@@ -45,7 +46,7 @@ def test_a_team_samples_what_one_process_does(pool):
     assert engine.generate([], SamplingParams()) == []
 
 
-def test_a_team_samples_from_the_weights_as_they_are_now(pool):
+def test_a_pool_samples_from_the_current_weights(pool):
     policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2)), pool)
     engine = MultiprocessEngine(policy, pool)
     before = engine.generate(requests(), SamplingParams())
@@ -56,7 +57,7 @@ def test_a_team_samples_from_the_weights_as_they_are_now(pool):
     assert {completion.policy_version for completion in after} == {1}
 
 
-def test_a_team_is_sent_a_policy_once(pool, monkeypatch):
+def test_a_policy_is_sent_to_the_pool_once(pool, monkeypatch):
     policy, other = fresh(), fresh("gpt_neox")
     place, placed = WorkerPool.place, []
     monkeypatch.setattr(WorkerPool, "place", lambda self, parts: placed.append(parts) or place(self, parts))
@@ -70,7 +71,7 @@ def test_a_team_is_sent_a_policy_once(pool, monkeypatch):
 
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
 @pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
-def test_a_team_finds_the_gradient_of_one_process(pool, budget, wide):
+def test_a_pool_computes_the_gradient_of_one_process(pool, budget, wide):
     work = BatchSizes(micro_batch_tokens=budget)
     make = (lambda: double(fresh("gpt_neox", batch_sizes=work))) if wide else (lambda: fresh(batch_sizes=work))
     alone, shared = make(), together(make(), pool)
@@ -84,7 +85,7 @@ def test_a_team_finds_the_gradient_of_one_process(pool, budget, wide):
         torch.testing.assert_close(found.tokens[name], values, rtol=tolerance, atol=tolerance)
 
 
-def test_a_team_measures_policy_and_reference_as_one_process_does(pool):
+def test_a_pool_measures_policy_and_reference_as_one_process_does(pool):
     policy = together(fresh(), pool)
     models = Models.of(policy, grpo(beta=0.1))
     expected = fresh().logprobs(ragged())
@@ -92,7 +93,7 @@ def test_a_team_measures_policy_and_reference_as_one_process_does(pool):
     torch.testing.assert_close(models.reference.logprobs(ragged()), expected, rtol=0, atol=1e-5)
 
 
-def test_a_team_does_the_same_again_to_the_bit(pool):
+def test_a_pool_repeats_the_same_bits(pool):
     def trained() -> torch.Tensor:
         policy = together(
             fresh(optimiser=OptimiserSettings(lr=1e-2), batch_sizes=BatchSizes(micro_batch_tokens=40)), pool
@@ -104,7 +105,7 @@ def test_a_team_does_the_same_again_to_the_bit(pool):
     assert torch.equal(trained(), trained())
 
 
-def test_one_row_keeps_a_team_from_nothing(pool):
+def test_a_pool_may_have_more_processes_than_rows(pool):
     """Fewer rows than processes: some have nothing to do."""
     group = ragged_groups()[3]
     batch = ADVANTAGE(Batch.from_groups([group]))
@@ -113,7 +114,7 @@ def test_one_row_keeps_a_team_from_nothing(pool):
     assert policy.version == 1
 
 
-def test_a_mistake_in_another_process_is_raised_in_this_one(pool):
+def test_an_error_in_another_process_is_raised_in_this_one(pool):
     policy = together(fresh(), pool)
     batch = ragged()
     broken = batch.with_(token_ids=batch.token_ids.where(batch.group[:, None] < 3, 10**6))  # the last process's rows
@@ -123,7 +124,7 @@ def test_a_mistake_in_another_process_is_raised_in_this_one(pool):
     torch.testing.assert_close(policy.logprobs(batch), fresh().logprobs(batch), rtol=0, atol=1e-5)  # it goes on
 
 
-def test_a_model_that_cannot_be_sent_is_refused_with_the_way_out(pool):
+def test_a_model_that_cannot_be_sent_is_refused_with_a_way_out(pool):
     policy = fresh()
     policy.model.local = lambda: None
     with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*`workers = 1` has none"):
@@ -131,7 +132,7 @@ def test_a_model_that_cannot_be_sent_is_refused_with_the_way_out(pool):
     together(fresh(), pool).logprobs(ragged())  # the pool goes on
 
 
-def test_a_process_that_is_gone_is_said_and_not_waited_for():
+def test_a_killed_process_is_an_error_and_does_not_hang():
     pool = WorkerPool(1)
     policy = together(fresh(), pool)
     policy.logprobs(ragged())
@@ -142,17 +143,17 @@ def test_a_process_that_is_gone_is_said_and_not_waited_for():
     pool.close()
 
 
-def test_a_process_does_not_take_signals_that_are_meant_for_the_run(pool):
+def test_processes_ignore_signals_for_the_run(pool):
     for other in pool.others:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(other._process.pid, number)
-    test_a_team_samples_what_one_process_does(pool)
+    test_a_pool_samples_the_same_as_one_process(pool)
 
 
 # ------------------------------------------------------------------------------------------------------ what is spared
 
 
-def test_a_group_that_pushes_nothing_costs_no_backward_pass(monkeypatch):
+def test_a_group_without_a_push_needs_no_backward_pass(monkeypatch):
     """And the gradient is that of the group that does."""
     policy, batch = fresh(), ADVANTAGE(ragged())
     idle = batch.group != 0
@@ -194,7 +195,7 @@ def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> list[i
     return tried
 
 
-def test_where_memory_does_not_suffice_micro_batches_are_halved_until_it_does(monkeypatch):
+def test_micro_batches_are_halved_until_they_fit_into_memory(monkeypatch):
     policy, batch = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400)), prepared()
     tried = scarce(policy, 60, monkeypatch)
     found, gradient = updated(policy, batch, ALL_TERMS)
@@ -208,7 +209,7 @@ def test_where_memory_does_not_suffice_micro_batches_are_halved_until_it_does(mo
     assert found.metrics["updates/refused"] == 0
 
 
-def test_the_split_that_memory_forced_is_saved_with_the_run(monkeypatch):
+def test_the_halved_micro_batch_size_is_saved_with_the_run(monkeypatch):
     policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400))
     scarce(policy, 60, monkeypatch)
     policy.logprobs(ragged())

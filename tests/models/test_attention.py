@@ -23,14 +23,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.attention.packed import pack
-from outdo.models.policy import BatchSizes, Scorer
+from outdo.models.scorer import BatchSizes, Scorer
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError
 
 
 @pytest.fixture
-def float64_means_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models compute norms and softmaxes in float32 whatever their weights are; here in what they were given."""
     to, softmax = Tensor.to, torch.nn.functional.softmax
 
@@ -47,7 +47,7 @@ PRECISIONS = pytest.mark.parametrize(
 )
 
 
-def by_the_model_itself(model: PreTrainedModel, batch: Batch) -> Tensor:
+def logprobs_of_the_model_alone(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Each row alone, without padding, through nothing of outdo's. [B, T]"""
     found = torch.zeros(batch.token_ids.shape, dtype=model.dtype)
     for row, length in enumerate(batch.attention_mask.sum(1).tolist()):
@@ -79,9 +79,9 @@ def other_model(arch: str, **changes: object) -> PreTrainedModel:
 
 @PRECISIONS
 @pytest.mark.parametrize("arch", SHARED)
-def test_the_shared_way_equals_the_padded_in_log_probabilities_and_gradients(arch, dtype, tolerance, request):
+def test_shared_and_padded_give_equal_log_probabilities_and_gradients(arch, dtype, tolerance, request):
     if dtype == torch.float64:
-        request.getfixturevalue("float64_means_it")
+        request.getfixturevalue("keep_float64")
     policy, batch = shared(arch, dtype=dtype), ragged()
     weights = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     found = {}
@@ -95,21 +95,21 @@ def test_the_shared_way_equals_the_padded_in_log_probabilities_and_gradients(arc
 
 
 @pytest.mark.parametrize("arch", SHARED)
-def test_both_ways_equal_the_model_run_on_each_sequence_alone(arch):
+def test_shared_and_padded_equal_the_model_on_each_sequence_alone(arch):
     policy, batch = shared(arch), ragged()
-    expected = by_the_model_itself(policy.model, batch)
+    expected = logprobs_of_the_model_alone(policy.model, batch)
     for way in ("shared", "padded"):
         torch.testing.assert_close(scorer(policy, way).logprobs(batch), expected, rtol=0, atol=2e-5)
 
 
-def test_a_sliding_window_shorter_than_the_sequences_is_felt():
+def test_a_sliding_window_shorter_than_the_sequences_makes_a_difference():
     """Or the tests above would prove nothing about windows."""
     batch, slides = ragged(), shared("mistral")
     config = copy.deepcopy(slides.model.config)
     config.sliding_window = None
     sees_all = AutoModelForCausalLM.from_config(config).eval()
     sees_all.load_state_dict(slides.model.state_dict())
-    assert (slides.logprobs(batch) - by_the_model_itself(sees_all, batch)).abs().max() > 0.1
+    assert (slides.logprobs(batch) - logprobs_of_the_model_alone(sees_all, batch)).abs().max() > 0.1
 
 
 def test_a_prompt_is_computed_once_for_its_group():
@@ -129,7 +129,7 @@ def test_rows_cut_out_of_their_group_keep_their_log_probabilities(arch):
         torch.testing.assert_close(policy.logprobs(part), expected, rtol=0, atol=1e-5)
 
 
-def test_a_group_without_any_answer_is_scored_with_zeros():
+def test_a_group_of_empty_answers_has_scores_of_zero():
     batch = ragged()
     empty = batch.rows(torch.tensor([2]))
     unscored = batch.with_(loss_mask=torch.zeros_like(batch.loss_mask))
@@ -140,7 +140,7 @@ def test_a_group_without_any_answer_is_scored_with_zeros():
         assert not gradient(shared("qwen3")).any()
 
 
-def test_what_is_not_trained_is_zero_and_what_is_trained_is_not():
+def test_scores_are_zero_exactly_where_a_token_is_not_trained():
     batch = ragged()
     found = shared("qwen3").logprobs(batch)
     assert not found[~batch.loss_mask].any()
@@ -150,12 +150,14 @@ def test_what_is_not_trained_is_zero_and_what_is_trained_is_not():
 # ---------------------------------------------------------------------------------------------------- what is found out
 
 
-def test_a_model_without_attention_goes_the_padded_way_and_says_why():
+def test_a_model_without_attention_runs_padded_and_has_the_reason():
     policy = shared("mamba")
     assert policy.forward.way == "padded"
-    assert "log-probabilities differ" in policy.forward.why
+    assert "log-probabilities differ" in policy.forward.reason
     batch = ragged()
-    torch.testing.assert_close(policy.logprobs(batch), by_the_model_itself(policy.model, batch), rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        policy.logprobs(batch), logprobs_of_the_model_alone(policy.model, batch), rtol=0, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,21 +167,21 @@ def test_a_model_without_attention_goes_the_padded_way_and_says_why():
 def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
     """Which tokens meet at an expert changes the last bits of its products, and nothing else."""
     model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
-    forward = Forward.probe(model)
-    assert (forward.way, forward.why) == ("shared", "")
+    forward = Forward.choose(model)
+    assert (forward.way, forward.reason) == ("shared", "")
     found = Scorer(forward, BatchSizes()).logprobs(batch)
-    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
 
-def test_asking_for_the_shared_way_where_it_cannot_be_had_is_an_error():
+def test_shared_attention_is_an_error_if_the_model_does_not_allow_it():
     model, _ = tiny_model(arch="mamba")
     with pytest.raises(ModelError, match='attention = "shared": the attention of MambaForCausalLM cannot be replaced'):
-        Forward.probe(model, "shared")
+        Forward.choose(model, "shared")
 
 
-def test_asking_for_the_padded_way_gives_it():
+def test_padded_attention_can_be_requested():
     policy = fresh("qwen3", attention="padded")
-    assert (policy.forward.way, policy.forward.why) == ("padded", "as the recipe asks")
+    assert (policy.forward.way, policy.forward.reason) == ("padded", "as requested")
 
 
 @pytest.mark.parametrize(
@@ -191,13 +193,13 @@ def test_asking_for_the_padded_way_gives_it():
         ("lfm2", {"layer_types": ["conv", "full_attention"], "initializer_range": 0.015}),  # as yet, hardly
     ],
 )
-def test_a_model_whose_attention_is_more_than_ours_is_found_out(arch, changes):
+def test_a_model_with_unsupported_attention_runs_padded(arch, changes):
     model, batch = other_model(arch, **changes), ragged()
-    forward = Forward.probe(model)
+    forward = Forward.choose(model)
     assert forward.way == "padded"
-    assert forward.why
+    assert forward.reason
     found = Scorer(forward, BatchSizes()).logprobs(batch)
-    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
 
 EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
@@ -210,12 +212,12 @@ EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
         ("phimoe", {"sliding_window": 64, **EXPERTS}),
     ],
 )
-def test_a_model_that_limits_its_sight_by_a_mask_alone_is_found_out(arch, changes):
+def test_a_model_that_limits_attention_by_a_mask_alone_runs_padded(arch, changes):
     """The replaced attention sees no mask, and a probe of some 20 tokens would not notice a window of 64."""
     model, group = other_model(arch, **changes), ragged_groups()[3]
     long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
-    found = Scorer(Forward.probe(model), BatchSizes()).logprobs(long)
-    torch.testing.assert_close(found, by_the_model_itself(model, long), rtol=0, atol=2e-5)
+    found = Scorer(Forward.choose(model), BatchSizes()).logprobs(long)
+    torch.testing.assert_close(found, logprobs_of_the_model_alone(model, long), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -226,27 +228,27 @@ def test_a_model_that_limits_its_sight_by_a_mask_alone_is_found_out(arch, change
         ("gemma2", {"final_logit_softcapping": 2.0, "sliding_window": 8, "head_dim": 8}),
     ],
 )
-def test_logits_that_are_more_than_the_output_embedding_are_the_models_own(arch, changes):
+def test_logits_that_are_more_than_the_output_embedding_are_computed_by_the_model(arch, changes):
     model, batch = other_model(arch, **changes), ragged()
-    forward = Forward.probe(model)
+    forward = Forward.choose(model)
     assert (forward.way, forward.plain_head) == ("shared", False)
     found = Scorer(forward, BatchSizes()).logprobs(batch)
-    torch.testing.assert_close(found, by_the_model_itself(model, batch), rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
 
-def test_a_soft_cap_too_wide_for_the_probe_to_see_is_respected():
+def test_a_soft_cap_too_wide_to_show_in_a_few_tokens_is_respected():
     """With logits of some hundredths, a cap of 30 changes nothing that can be measured; after training it does."""
     model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
-    forward = Forward.probe(model)
+    forward = Forward.choose(model)
     model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding
     found = Scorer(forward, BatchSizes()).logprobs(batch)
-    expected = by_the_model_itself(model, batch)
+    expected = logprobs_of_the_model_alone(model, batch)
     assert expected.min() < -30
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("arch", SHARED)
-def test_the_model_stays_usable_by_everybody_else(arch):
+def test_the_model_is_unchanged_for_other_users(arch):
     """The replaced attention is there for the length of a call, also of one that fails."""
     policy = shared(arch)
     before = policy.model.config._attn_implementation
@@ -268,21 +270,21 @@ def answers(*lengths: int) -> Batch:
     return Batch.from_groups([Group(prompt=Prompt(id="0", text="", token_ids=tokens(9, 4)), rollouts=rollouts)])
 
 
-def test_one_long_answer_does_not_pad_its_short_fellows():
+def test_one_long_answer_does_not_pad_the_short_ones():
     packed = pack(answers(3, 90, *[5] * 14))
     assert [part.shape for part in packed.completions] == [(1, 90), (15, 5)]
 
 
-def test_where_all_are_equally_long_nothing_is_padded():
+def test_nothing_is_padded_if_all_answers_are_equally_long():
     packed = pack(answers(7, 7, 7))
     assert [part.places for part in (packed.prompts, *packed.completions)] == [None, None]
 
 
 @PRECISIONS
 @pytest.mark.parametrize("lengths", [(7, 7, 7), (40, 3, 41, 4, 1)])
-def test_however_it_is_laid_the_shared_way_equals_the_padded(lengths, dtype, tolerance, request):
+def test_shared_equals_padded_for_any_lengths(lengths, dtype, tolerance, request):
     if dtype == torch.float64:
-        request.getfixturevalue("float64_means_it")
+        request.getfixturevalue("keep_float64")
     policy, batch = shared("mistral", dtype=dtype), answers(*lengths)  # mistral: with a window
     found = []
     for way in ("padded", "shared"):
@@ -313,9 +315,9 @@ def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
 
 @pytest.mark.parametrize("way", ["shared", "padded"])
 @pytest.mark.parametrize("arch", SHARED)
-def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
+def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(arch, way):
     model = shared(arch).model
-    plain, again = (Forward.probe(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
+    plain, again = (Forward.choose(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
     batch = ragged()
     most, logprobs, slope = kept_bytes(plain, batch)
     least, found, found_slope = kept_bytes(again, batch)
@@ -325,16 +327,16 @@ def test_layers_computed_again_give_the_same_bits_and_keep_less(arch, way):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_model_that_marks_no_layers_cannot_compute_them_again(monkeypatch):
+def test_gradient_checkpointing_needs_marked_layers(monkeypatch):
     model = shared().model
     monkeypatch.setattr("outdo.models.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
     with pytest.raises(ModelError, match="gradient_checkpointing = true: Qwen3ForCausalLM does not mark"):
-        Forward.probe(model, gradient_checkpointing=True)
+        Forward.choose(model, gradient_checkpointing=True)
 
 
-def test_bfloat16_narrows_the_products_and_leaves_weights_and_log_probabilities_float32():
+def test_bfloat16_applies_to_products_and_leaves_weights_and_log_probabilities_float32():
     model, batch = shared().model, ragged()
-    wide, narrow = (Forward.probe(model, precision=precision) for precision in ("float32", "bfloat16"))
+    wide, narrow = (Forward.choose(model, precision=precision) for precision in ("float32", "bfloat16"))
     expected, slope = kept_bytes(wide, batch)[1:]
     found, found_slope = kept_bytes(narrow, batch)[1:]
     assert found.dtype == found_slope.dtype == model.dtype == torch.float32
@@ -342,14 +344,14 @@ def test_bfloat16_narrows_the_products_and_leaves_weights_and_log_probabilities_
     assert 0 < apart(found_slope, slope) < 0.05
 
 
-def test_a_processor_computes_in_float32_unless_asked():
-    assert not Forward.probe(shared().model).autocast
+def test_a_cpu_computes_in_float32_by_default():
+    assert not Forward.choose(shared().model).autocast
 
 
 def test_another_model_is_run_in_the_same_way():
     policy = shared()
-    first = Forward.probe(policy.model, precision="bfloat16", gradient_checkpointing=True)
-    second = first.on(copy.deepcopy(policy.model))
+    first = Forward.choose(policy.model, precision="bfloat16", gradient_checkpointing=True)
+    second = first.with_model(copy.deepcopy(policy.model))
     assert second.model is not first.model
     assert (second.way, second.autocast, second.gradient_checkpointing) == (first.way, True, True)
 
@@ -357,9 +359,11 @@ def test_another_model_is_run_in_the_same_way():
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_compiled_layers_give_the_same_numbers():
     model, batch = shared().model, ragged()
-    expected, slope = kept_bytes(Forward.probe(model), batch)[1:]
+    expected, slope = kept_bytes(Forward.choose(model), batch)[1:]
     for recompute in (False, True):
-        found, found_slope = kept_bytes(Forward.probe(model, compile=True, gradient_checkpointing=recompute), batch)[1:]
+        found, found_slope = kept_bytes(Forward.choose(model, compile=True, gradient_checkpointing=recompute), batch)[
+            1:
+        ]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         assert apart(found_slope, slope) < 1e-5
 
@@ -368,4 +372,4 @@ def test_compiling_without_a_compiler_is_refused_at_once(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ModelError, match=r"compile = true: needs a C\+\+ compiler, and there is neither g\+\+ nor"):
-        Forward.probe(shared().model, compile=True)
+        Forward.choose(shared().model, compile=True)

@@ -16,8 +16,9 @@ from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
 from outdo.models.reference import frozen
+from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt, Rollout
@@ -62,7 +63,7 @@ def noise(batch: Batch, seed: int = 0) -> Tensor:
 
 @BOTH
 @ARCHITECTURES
-def test_a_value_sees_the_tokens_before_its_own_and_no_other(make: Callable[..., Critic], arch: str) -> None:
+def test_a_value_depends_on_the_tokens_before_its_own_alone(make: Callable[..., Critic], arch: str) -> None:
     critic = shaken(make(fresh(arch)))
     prompt, answer = Prompt(id="0", text="", token_ids=tokens(5, 0)), tokens(6, 1)
     other = (*answer[:3], answer[3] + 1, *answer[4:])
@@ -86,7 +87,7 @@ def test_values_are_0_outside_of_the_trained_tokens_and_everywhere_at_first(make
 
 
 @BOTH
-def test_neither_values_nor_updates_depend_on_how_the_work_is_cut_up(make: Callable[..., Critic]) -> None:
+def test_values_and_updates_do_not_depend_on_micro_batches(make: Callable[..., Critic]) -> None:
     batch = ragged()
     found = []
     for budget in (1, 40, 10_000):
@@ -121,7 +122,7 @@ def test_the_loss_by_hand(clip: float | None, loss: float, clipped: float) -> No
     assert metrics["value/grad_norm"] > 0
 
 
-def test_where_the_clip_binds_nothing_pulls() -> None:
+def test_a_clipped_value_has_no_gradient() -> None:
     batch = taught(ragged(), 0.0, 2.0)
     critic = saying(1.0, own_model(fresh(), clip=0.2))  # beyond .2 already, and on its way to 2
     before = weights(critic.trained)
@@ -140,7 +141,7 @@ def test_it_learns_a_constant(make: Callable[..., Critic], lr: float) -> None:
 
 
 @BOTH
-def test_the_policy_is_left_as_it_is_to_the_bit(make: Callable[..., Critic]) -> None:
+def test_the_policy_does_not_change_by_a_bit(make: Callable[..., Critic]) -> None:
     policy = fresh()
     critic, before, version = shaken(make(policy, lr=0.1)), weights(policy.model), policy.version
     for _ in range(2):
@@ -150,7 +151,7 @@ def test_the_policy_is_left_as_it_is_to_the_bit(make: Callable[..., Critic]) -> 
     assert all(weight.grad is None for weight in policy.model.parameters())
 
 
-def test_a_model_of_its_own_is_trained_down_to_its_embedding() -> None:
+def test_own_model_is_trained_including_its_embedding() -> None:
     critic = own_model(fresh())
     before = {name: weight.detach().clone() for name, weight in critic.trained.named_parameters()}
     for _ in range(2):  # the head starts at 0, and lets nothing through in the first step
@@ -164,7 +165,7 @@ def test_one_optimiser_step_is_taken_per_minibatch() -> None:
     assert critic.optimiser.steps == 3
 
 
-def test_it_says_what_it_lacks() -> None:
+def test_missing_values_or_returns_are_named() -> None:
     with pytest.raises(ValueError, match="the critic needs `values`"):
         own_head(shared()).update(ragged())
     with pytest.raises(ValueError, match="the critic needs `returns`"):
@@ -173,7 +174,7 @@ def test_it_says_what_it_lacks() -> None:
         own_head(shared(), clip=0.0)
 
 
-def test_a_critic_of_another_size_but_not_of_another_vocabulary(tmp_path: Path) -> None:
+def test_a_critic_may_have_another_size_but_no_other_vocabulary(tmp_path: Path) -> None:
     tiny_model(tmp_path / "small", hidden=16, layers=1)
     critic, batch = shaken(own_model(fresh(), path=str(tmp_path / "small"))), ragged()
     assert critic.values(batch).ne(0).equal(batch.loss_mask)
@@ -219,7 +220,7 @@ def test_ppo_trains_policy_and_critic_and_reports_both(make: Callable[..., Criti
     assert {name: step.updates[0].metrics[name] for name in names} == {name: expected[name] for name in names}
 
 
-def test_while_the_critic_warms_up_the_policy_stays() -> None:
+def test_the_policy_does_not_change_during_the_critics_warmup() -> None:
     policy = quick()
     models = Models.of(policy, PPO, advantage=gae, critic=own_head(policy, warmup=2))
     before = weights(policy.model)
@@ -253,7 +254,7 @@ def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., 
         assert ending(run(resumed, killed + 1, 4)).equal(whole)
 
 
-def test_models_hold_what_is_needed_and_refuse_what_is_not() -> None:
+def test_models_are_made_as_required_and_others_refused() -> None:
     policy = fresh()
     relative = per_token(group_standardised)
     assert Models.of(policy, PPO, advantage=relative).critic is None

@@ -81,7 +81,7 @@ def test_shards_are_added_up(sound, sharded):
     assert inspect_folder(sharded).parameters == inspect_folder(sound).parameters
 
 
-def test_looking_needs_neither_torch_nor_transformers(sound):
+def test_inspection_needs_neither_torch_nor_transformers(sound):
     look = "import sys; from outdo.models.inspect_folder import inspect_folder; inspect_folder(sys.argv[1])"
     code = f"{look}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code, sound], capture_output=True, text=True, check=True)
@@ -99,11 +99,11 @@ def test_an_owner_and_a_name_mean_the_hub_unless_the_owner_is_a_folder_here(tmp_
     assert inspect_folder("runs/first").folder is None
     (tmp_path / "runs/first_try").mkdir(parents=True)
     assert is_local("runs/first")
-    assert "the nearest name there is first_try" in refusal("runs/first")
+    assert "did you mean first_try?" in refusal("runs/first")
 
 
-def test_a_missing_folder_is_said_at_once_with_the_nearest_name(sound):
-    assert "the nearest name there is sound" in refusal(sound.parent / "sonud")
+def test_a_missing_folder_is_reported_with_the_nearest_name(sound):
+    assert "did you mean sound?" in refusal(sound.parent / "sonud")
 
 
 def test_the_first_folder_that_is_missing_is_named(sound):
@@ -154,12 +154,12 @@ def test_a_config_that_is_no_json_object_is_refused(folder, content, said):
         ({"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "mine.Model"}}, "outdo never runs"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_the_reason(folder, changes, said):
+def test_models_that_cannot_be_trained_are_refused_with_the_reason(folder, changes, said):
     edit_config(folder, **changes)
     assert said in refusal(folder)
 
 
-def test_code_beside_a_model_that_transformers_knows_is_simply_not_used(folder):
+def test_code_in_the_folder_of_a_model_that_transformers_has_is_not_used(folder):
     edit_config(folder, auto_map={"AutoModelForCausalLM": "mine.Model"})
     assert inspect_folder(folder).model_type == "qwen3"
 

@@ -101,7 +101,7 @@ def test_the_context_is_what_the_model_has_positions_for():
     assert max_context(tiny_model(arch="mamba")[0]) is None
 
 
-def test_a_device_is_chosen_with_a_reason_or_taken_at_its_word():
+def test_a_device_is_chosen_with_a_reason_or_used_as_given():
     device, why = choose_device("auto")
     assert device.type in {"cpu", "cuda", "mps"}
     assert "found" in why
@@ -113,20 +113,20 @@ def test_a_device_is_chosen_with_a_reason_or_taken_at_its_word():
 # ------------------------------------------------------------------------------------------------------- the tokenizer
 
 
-def test_without_an_end_token_answers_would_not_end(folder):
+def test_a_tokenizer_without_end_token_is_refused(folder):
     without_tokens(folder, "eos_token")
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         load_tokenizer(folder)
     assert load_tokenizer(folder, stop_token_ids=[7]).eos_token_id is None
 
 
-def test_without_a_padding_token_the_end_token_stands_in(folder):
+def test_the_end_token_replaces_a_missing_padding_token(folder):
     without_tokens(folder, "pad_token")
     tokenizer = load_tokenizer(folder)
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 0
 
 
-def test_without_either_a_stop_token_stands_in(folder):
+def test_a_stop_token_replaces_missing_end_and_padding_tokens(folder):
     without_tokens(folder, "pad_token", "eos_token")
     assert load_tokenizer(folder, stop_token_ids=[7]).pad_token_id == 7
 
@@ -135,7 +135,7 @@ def test_tokens_beyond_the_embedding_are_refused(folder):
     tokenizer = load_tokenizer(folder)
     tokenizer.add_tokens(["<new 1>", "<new 2>", "<new 3>", "<new 4>"])  # 261 + 4 tokens, 264 rows
     tokenizer.save_pretrained(folder)
-    with pytest.raises(ModelError, match=r"1 token\(s\).*'<new 4>' is number 264"):
+    with pytest.raises(ModelError, match=r"1 token\(s\).*'<new 4>' has the id 264"):
         load_tokenizer(folder)
 
 
@@ -148,7 +148,7 @@ def test_a_broken_tokenizer_is_refused(folder):
 # --------------------------------------------------------------------------------------------------------- the prompts
 
 
-def test_a_plain_prompt_stands_as_it_is():
+def test_a_plain_prompt_is_not_changed():
     tokenizer = byte_bpe_tokenizer([])
     assert tokenizer.decode(encode_prompt(tokenizer, "1+1=")) == "1+1="
 
@@ -164,7 +164,7 @@ def test_the_chat_template_is_applied_once_and_opens_the_answer():
     assert ids == wanted
 
 
-def test_a_system_message_comes_first_unless_the_prompt_brings_its_own():
+def test_a_system_message_comes_first_unless_the_prompt_has_one():
     tokenizer = byte_bpe_tokenizer([], chat=True)
     text = tokenizer.decode(encode_prompt(tokenizer, "Hi", system="Be kind."))
     assert text.startswith("<|system|>Be kind.<|end|><|user|>Hi")
@@ -178,7 +178,7 @@ def test_a_prompt_template_replaces_the_chat_template_and_reads_braces_as_text()
     assert tokenizer.decode(ids) == "S|Q: {system} {x}\nA:"
 
 
-def test_a_bos_is_never_there_twice():
+def test_a_bos_is_never_added_twice():
     plain = with_bos(byte_bpe_tokenizer([]))
     assert encode_prompt(plain, "Hi").count(plain.bos_token_id) == 1
     chat = with_bos(byte_bpe_tokenizer([], chat=True))
@@ -186,7 +186,7 @@ def test_a_bos_is_never_there_twice():
     assert encode_prompt(chat, "Hi").count(chat.bos_token_id) == 1
 
 
-def test_an_end_that_the_tokenizer_adds_is_taken_off():
+def test_an_eos_that_the_tokenizer_adds_is_removed():
     tokenizer = byte_bpe_tokenizer([])
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="$A <|end|>", pair="$A $B <|end|>", special_tokens=[("<|end|>", tokenizer.eos_token_id)]
@@ -216,7 +216,7 @@ def test_messages_need_a_chat_template():
         ([{"role": "user", "content": "Hi"}], None, "Q: {prompt}", "a list of messages"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(prompt, system, template, said):
+def test_arguments_without_effect_are_refused(prompt, system, template, said):
     with pytest.raises(UserError, match=said):
         encode_prompt(byte_bpe_tokenizer([]), prompt, system=system, template=template)
 

@@ -60,7 +60,7 @@ def test_index_0_is_0_even_where_the_model_forbids_its_token() -> None:
     assert gradient.isfinite().all()
 
 
-def test_a_forbidden_token_has_probability_0_and_disturbs_nobody() -> None:
+def test_a_forbidden_token_has_probability_0_and_changes_no_other() -> None:
     logits = noise(4, VOCABULARY)
     logits[:, 3] = -math.inf
     kept = torch.cat([logits[:, :3], logits[:, 4:]], 1)
@@ -107,7 +107,7 @@ def test_chunks_change_neither_value_nor_gradient(chunk: int, entropy: Entropy) 
     assert_close(scored(chunk, entropy), scored(10**6, entropy))
 
 
-def test_chunked_scores_are_those_of_the_logits_in_one_piece() -> None:
+def test_chunked_scores_equal_those_of_all_logits_at_once() -> None:
     logprobs, entropies, _ = scored(4, "value")
     logits = noise(TOKENS, HIDDEN, seed=2) @ noise(HIDDEN, VOCABULARY, seed=3)
     temperature = torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_no_more_than_a_chunk_of_logits_exists_at_a_time() -> None:
     assert len(seen) == 8  # the backward pass made each chunk's logits again, and kept none
 
 
-def test_an_entropy_carries_a_gradient_only_when_asked_to() -> None:
+def test_an_entropy_has_a_gradient_only_if_requested() -> None:
     hidden = noise(TOKENS, VOCABULARY).requires_grad_()
     rows = (lambda rows: rows, hidden, ids(TOKENS), torch.ones(TOKENS))
     assert not chunked_scores(*rows, entropy="value")[1].requires_grad
@@ -137,7 +137,7 @@ def test_an_entropy_carries_a_gradient_only_when_asked_to() -> None:
     assert chunked_scores(*rows, entropy="none")[1].eq(0).all()
 
 
-def test_scores_of_no_tokens_are_empty_and_still_belong_to_the_graph() -> None:
+def test_scores_of_no_tokens_are_empty_and_still_differentiable() -> None:
     hidden = noise(0, VOCABULARY).requires_grad_()
     logprobs, entropies = chunked_scores(lambda rows: rows, hidden, ids(0), torch.ones(0), entropy="value")
     assert logprobs.shape == entropies.shape == (0,)
@@ -182,7 +182,7 @@ def by_head(
     bias=st.booleans(),
     coldest=st.floats(0.05, 2),
 )
-def test_a_linear_head_in_parts_is_the_plain_way(
+def test_a_linear_head_in_parts_equals_the_head_as_a_whole(
     dtype: torch.dtype, tolerance: float, tokens: int, chunk: int | None, entropy: Entropy, bias: bool, coldest: float
 ) -> None:
     head = linear(dtype, bias=bias)
@@ -219,7 +219,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_a_linear_head_never_makes_more_logits_than_those_of_a_chunk() -> None:
+def test_a_linear_head_computes_at_most_the_logits_of_a_chunk_at_a_time() -> None:
     tokens, chunk = 400, 150
     head, hidden = linear(torch.float32), noise(tokens, HIDDEN).float().requires_grad_()
     with Largest() as largest:
@@ -236,7 +236,7 @@ def test_a_frozen_head_gets_no_gradient_and_passes_it_on() -> None:
     assert_close(found[2], expected)
 
 
-def test_what_is_asked_besides_does_not_change_a_bit_of_the_log_probabilities() -> None:
+def test_entropies_do_not_change_a_bit_of_the_log_probabilities() -> None:
     """Those measured beforehand are those of the update."""
     head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
     rows = (head, hidden, token_ids, torch.ones(TOKENS))
@@ -246,7 +246,7 @@ def test_what_is_asked_besides_does_not_change_a_bit_of_the_log_probabilities() 
         assert chunked_scores(*rows, entropy=entropy)[0].equal(expected)
 
 
-def test_autocast_narrows_the_products_and_nothing_else() -> None:
+def test_autocast_applies_to_products_alone() -> None:
     head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
     with torch.autocast("cpu", torch.bfloat16):
         logprobs, entropies = chunked_scores(head, hidden, token_ids, torch.ones(TOKENS), entropy="value")

@@ -27,7 +27,7 @@ def asked(monkeypatch):
 
 @settings(max_examples=60, deadline=None)
 @given(m=st.integers(0, 40), k=SIDES, n=SIDES, turned=st.booleans())
-def test_a_product_is_torchs(m, k, n, turned):
+def test_a_product_equals_torchs(m, k, n, turned):
     torch.manual_seed(m + k * n)
     left = torch.randn(k, m).T if turned else torch.randn(m, k)
     right = torch.randn(n, k).T if turned else torch.randn(k, n)
@@ -42,7 +42,7 @@ def test_a_product_is_torchs(m, k, n, turned):
     bias=st.booleans(),
     x_asks=st.booleans(),
 )
-def test_a_linear_map_and_its_gradients_are_torchs(shape, k, n, bias, x_asks):
+def test_a_linear_map_and_its_gradients_equal_torchs(shape, k, n, bias, x_asks):
     torch.manual_seed(len(shape) + k * n)
     x = torch.randn(*shape, k, requires_grad=x_asks)
     inputs = [x, torch.randn(n, k, requires_grad=True), torch.randn(n, requires_grad=True) if bias else None]
@@ -56,7 +56,7 @@ def test_a_linear_map_and_its_gradients_are_torchs(shape, k, n, bias, x_asks):
 
 @onednn
 @pytest.mark.parametrize(("k", "n"), [(64, 64), (128, 18), (128, 384), (130, 66), (512, 1024), (1024, 513)])
-def test_a_row_has_the_same_bits_in_any_company_packed_or_not(k, n):
+def test_a_rows_bits_do_not_depend_on_other_rows_or_packing(k, n):
     layer, rows = nn.Linear(k, n, bias=False), torch.randn(300, k)
     with torch.no_grad():
         alone = linear(rows, layer.weight)
@@ -68,7 +68,7 @@ def test_a_row_has_the_same_bits_in_any_company_packed_or_not(k, n):
 
 
 @onednn
-def test_it_is_asked_for_float32_on_a_processor_and_nothing_else(asked, monkeypatch):
+def test_onednn_is_used_for_float32_on_a_cpu_alone(asked, monkeypatch):
     single, double = torch.randn(4, 8), torch.randn(4, 8, dtype=torch.float64)
     linear(single, torch.randn(3, 8))
     product(single, torch.randn(8, 3))
@@ -83,7 +83,7 @@ def test_it_is_asked_for_float32_on_a_processor_and_nothing_else(asked, monkeypa
 
 
 @onednn
-def test_a_models_linear_layers_ask_it_in_the_block_and_not_outside(asked):
+def test_a_models_linear_layers_use_onednn_only_in_the_block(asked):
     class Other(nn.Linear):
         """Not what it seems."""
 
@@ -107,7 +107,7 @@ def test_a_models_linear_layers_ask_it_in_the_block_and_not_outside(asked):
 
 
 @onednn
-def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
+def test_weights_are_packed_once_per_block(monkeypatch):
     layer, x = nn.Linear(8, 4), torch.randn(3, 8)
     with torch.no_grad():
         before = layer(x)
@@ -131,7 +131,7 @@ def test_weights_are_packed_once_and_seen_anew_in_the_next_block(monkeypatch):
 
 
 @given(rows=st.integers(1, 100_000))
-def test_few_numbers_of_rows_come_again_and_again(rows):
+def test_numbers_of_rows_are_rounded_up_to_few_sizes(rows):
     filled = products.pad_to_bucket(rows)
     assert rows <= filled < rows + max(32, rows / 16 + 1)
     assert products.pad_to_bucket(filled) == filled

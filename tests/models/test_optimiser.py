@@ -15,7 +15,8 @@ from toys import assert_close, batch_of, rollout
 from outdo.algorithms.advantages import group_centred, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.models.optimiser import Algorithm, Optimiser, OptimiserSettings, adafactor, adamw, adamw8bit, learning_rate
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Rollout
@@ -86,7 +87,7 @@ def trained(request: pytest.FixtureRequest) -> tuple[nn.Module, Optimiser]:
     return model, optimiser
 
 
-def test_a_step_is_that_of_adamw() -> None:
+def test_a_step_equals_that_of_adamw() -> None:
     model, peer = module(), module()
     optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=partial(adamw, weight_decay=0.1), clip_norm=0.5))
     adam = torch.optim.AdamW(
@@ -136,7 +137,7 @@ BAD = [math.nan, math.inf, -math.inf]
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("place", ["loss", "gradient"])
-def test_what_is_not_finite_leaves_weights_and_moments_as_they_are(
+def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments(
     trained: tuple[nn.Module, Optimiser], place: str, bad: float
 ) -> None:
     model, optimiser = trained
@@ -177,7 +178,7 @@ def test_the_run_stops_after_so_many_refusals_in_a_row(trained: tuple[nn.Module,
     assert_same_bits(everything(model, optimiser), before)
 
 
-def test_a_saved_optimiser_goes_on_to_the_bit(trained: tuple[nn.Module, Optimiser]) -> None:
+def test_a_saved_optimiser_continues_with_the_same_bits(trained: tuple[nn.Module, Optimiser]) -> None:
     model, optimiser = trained
     fill(model)
     optimiser.step(math.nan)
@@ -275,7 +276,7 @@ def test_only_matrices_decay(algorithm: Algorithm) -> None:
     assert {name for name in plain if not plain[name].equal(decayed[name])} == {"0.weight", "2.weight"}
 
 
-def test_adamw_in_8_bits_goes_nearly_the_way_of_adamw() -> None:
+def test_adamw_in_8_bits_is_close_to_adamw() -> None:
     ways: list[Tensor] = []
     for algorithm in (adamw, adamw8bit):
         model = module()
@@ -296,7 +297,7 @@ def test_betas_are_two_numbers_below_1(algorithm: Callable[..., Any], betas: tup
         algorithm(list(module().parameters()), betas=betas)
 
 
-def test_without_bitsandbytes_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bitsandbytes_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(UserError, match=r'pip install "outdo\[8bit\]"'):
         adamw8bit(list(module().parameters()))
@@ -356,7 +357,7 @@ def test_a_policy_whose_updates_are_never_finite_stops_the_run(policy: Policy) -
     assert_same_bits(everything(policy.model, policy.optimiser), before)
 
 
-def test_after_a_refused_update_the_next_one_is_as_if_it_had_not_been(policy: Policy) -> None:
+def test_a_refused_update_does_not_change_the_next_one(policy: Policy) -> None:
     model, tokenizer = tiny_model(hidden=16, layers=1)
     undisturbed = Policy(
         model, tokenizer, optimiser=OptimiserSettings(lr=1e-3), batch_sizes=BatchSizes(micro_batch_tokens=12)
@@ -379,7 +380,7 @@ NOTHING_TO_LEARN: dict[str, list[list[Rollout]]] = {
 
 @pytest.mark.parametrize("advantage", [group_standardised, group_centred])
 @pytest.mark.parametrize("groups", NOTHING_TO_LEARN.values(), ids=NOTHING_TO_LEARN)
-def test_where_there_is_nothing_to_learn_nothing_moves(
+def test_no_weight_changes_if_there_is_nothing_to_learn(
     policy: Policy, groups: list[list[Rollout]], advantage: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     before = everything(policy.model, policy.optimiser)

@@ -16,7 +16,8 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import sequence_mean, token_mean
 from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Group, TokenScores, Update
@@ -65,7 +66,7 @@ def test_loss_and_gradient_do_not_depend_on_the_order_of_sequences(double_precis
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma2", "mamba"])  # the last is padded
 @pytest.mark.parametrize("recompute", [False, True])
-def test_whose_products_they_are_changes_no_more_than_the_last_digits(arch, recompute, monkeypatch):
+def test_onednn_changes_only_the_last_digits(arch, recompute, monkeypatch):
     ask, asked = onednn._by_onednn, []
     monkeypatch.setattr(onednn, "_by_onednn", lambda *how, **more: asked.append(1) or ask(*how, **more))
 
@@ -88,10 +89,10 @@ def test_whose_products_they_are_changes_no_more_than_the_last_digits(arch, reco
 
 
 @pytest.mark.parametrize("filling", [0, 1, 200])
-def test_what_fills_a_row_up_changes_nothing(filling, monkeypatch):
+def test_padding_of_the_flat_row_changes_nothing(filling, monkeypatch):
     batch = prepared()
     whole, expected = updated(fresh(), batch, ALL_TERMS)
-    monkeypatch.setattr(onednn, "recurring", lambda rows: rows + filling)
+    monkeypatch.setattr(onednn, "pad_to_bucket", lambda rows: rows + filling)
     update, found = updated(fresh(), batch, ALL_TERMS)
     assert apart(found, expected) < 1e-5
     for name in ("logprobs", "entropy", "push"):
@@ -119,7 +120,7 @@ def test_minibatches_are_optimiser_steps_of_their_own():
 
 
 @pytest.mark.parametrize("failed", [0, 3], ids=["first", "last"])
-def test_a_minibatch_with_nothing_to_train_on_is_passed_over_and_its_rows_stay_where_they_were(failed):
+def test_a_minibatch_with_nothing_to_train_on_is_skipped_and_rows_keep_their_order(failed):
     groups = ragged_groups()
     for number in {failed, failed ^ 1}:  # a whole half of the four groups
         lost = [rollout(each.token_ids, status="failed") for each in groups[number].rollouts]
@@ -149,7 +150,7 @@ def test_a_microbatch_with_nothing_to_train_on_adds_nothing():
 # ---------------------------------------------------------------------------------------------------- the account of it
 
 
-def test_push_is_minus_the_derivative_of_the_loss_by_the_log_probability():
+def test_push_is_minus_the_derivative_of_the_loss():
     batch = prepared()
     update, _ = updated(fresh(batch_sizes=BatchSizes(micro_batch_tokens=40)), batch)
     logprobs = update.tokens["logprobs"].clone().requires_grad_()
@@ -193,7 +194,7 @@ def test_in_a_second_pass_the_ratio_has_moved():
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_a_single_pass_needs_no_forward_of_its_own_for_the_past(arch, budget):
+def test_a_single_pass_needs_no_forward_pass_for_the_old_policy(arch, budget):
     """Without `old_logprobs` the update is the same, to the bit, as with those computed beforehand.
 
     Where no group is idle, that is: idle ones are computed apart, and with other neighbours last bits may change.
@@ -213,7 +214,7 @@ def test_a_single_pass_needs_no_forward_of_its_own_for_the_past(arch, budget):
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_what_was_better_than_its_fellows_becomes_likelier(arch):
+def test_answers_better_than_their_group_become_likelier(arch):
     policy = fresh(arch, optimiser=OptimiserSettings(lr=1e-3))
     good, bad = (rollout(tokens(9, seed), reward=float(seed == 0)) for seed in (0, 1))
     batch = ADVANTAGE(Batch.from_groups([Group(prompt=ragged_groups()[3].prompt, rollouts=(good, bad))]))

@@ -166,7 +166,7 @@ def test_loading_does_not_change_the_global_random_state(policy):
 
 @pytest.mark.parametrize("make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(path=str(path))])
 def test_the_error_for_a_missing_folder_offers_the_nearest_name(make, saved):
-    with pytest.raises(ModelError, match=r"no folder 'rewrad'.*nearest name there is reward"):
+    with pytest.raises(ModelError, match=r"no folder 'rewrad'.*did you mean reward"):
         make(saved.parent / "rewrad")
 
 

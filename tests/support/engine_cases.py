@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from outdo.models.attention.forward import Forward, Way
-from outdo.models.policy import BatchSizes, Policy, Scorer
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes, Scorer
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream

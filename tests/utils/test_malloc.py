@@ -28,5 +28,5 @@ def pages(how: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator alone gives memory back in this way")
-def test_what_a_round_frees_the_next_one_uses():
+def test_freed_memory_is_used_again():
     assert pages("kept") < 2 / 3 * pages("given back")

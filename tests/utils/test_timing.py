@@ -35,7 +35,7 @@ def test_the_time_of_an_inner_span_is_not_counted_in_the_outer_one(tick):
     assert clock.seconds == {"idle": 17, "sample": 10, "reward": 4}
 
 
-def test_a_lap_ends_what_is_open_and_the_next_begins_with_it(tick):
+def test_an_open_span_continues_in_the_next_lap(tick):
     with Clock() as clock, span("sample"):
         tick(1)
         assert clock.lap() == {"idle": 0, "sample": 1}
@@ -51,7 +51,7 @@ def test_an_error_closes_its_span(tick):
     assert clock.seconds == {"idle": 2, "reward": 0}
 
 
-def test_a_clock_within_takes_the_spans_and_the_one_without_goes_on(tick):
+def test_an_inner_clock_counts_the_spans_inside_it(tick):
     with Clock() as clock:
         with span("evaluate"), Clock() as inner, span("sample"):
             tick(1)

@@ -19,9 +19,11 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from outdo.models.inspect_folder import is_local
 from outdo.utils.errors import UserError, did_you_mean
 
-HUB_DATA_SET = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<split>[\w.\[\]:%+-]+))?")
+HUB_SPLIT = re.compile(r"[\w.\[\]:%+-]+")
+"""The split of a data set of the Hub, such as `train` or `train[:10%]`."""
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
 """A name with one of these endings is a file on this machine, never a data set of the Hub."""
 
@@ -73,9 +75,8 @@ def read_rows(path: str, *, limit: int | None = None) -> Rows:
     The Hub is contacted only if `path` cannot be a file on this machine. Raises `UserError` if there is no such file,
     if it is empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
-    hub = HUB_DATA_SET.fullmatch(path)
-    if hub and not _looks_local(path):
-        records = _hub_records(path, hub["name"], hub["split"] or "train")
+    if hub := _hub_name(path):
+        records = _hub_records(path, *hub)
         parsed: list[Parsed] = [_check_row(number, row) for number, row in enumerate(islice(records, limit), 1)]
         fingerprint = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
@@ -102,9 +103,17 @@ def fingerprint(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _looks_local(path: str) -> bool:
-    """Return whether `path` is a local path: a typing error in one must never become a request to the Hub."""
-    return Path(path).exists() or path.endswith(LOCAL_SUFFIXES) or Path(path.partition("/")[0]).is_dir()
+def _hub_name(path: str) -> tuple[str, str] | None:
+    """Split `owner/name:split` into name and split; None if `path` means a file on this machine.
+
+    A typing error in a local path must never become a request to the Hub.
+    """
+    name, colon, split = path.partition(":")
+    if path.endswith(LOCAL_SUFFIXES) or Path(path).exists() or is_local(name):
+        return None
+    if colon and not HUB_SPLIT.fullmatch(split):
+        return None
+    return name, split or "train"
 
 
 def _reader_of(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:

@@ -1,1 +1,1 @@
-"""More than one process."""
+"""Several processes that share the weights of a model: none of it runs with `workers = 1`."""

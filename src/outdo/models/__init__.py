@@ -1,1 +1,1 @@
-"""Everything with weights: policy, critic, reference, optimiser, and how their log-probabilities are computed."""
+"""Models and their training: policy, critic, reference, optimiser, log-probabilities, attention, loading."""

@@ -1,7 +1,7 @@
-"""Values and their updates: what the rest of an answer is expected to earn.
+"""The critic: it predicts the value of each prefix, the reward that the rest of an answer is expected to bring.
 
 A critic reads hidden states: those of a model of its own (`own_model`), which it trains, or the policy's (`own_head`),
-which it only looks at. V of a token is read where the token is predicted, before it is seen.
+which it does not train. V of a token is computed from the hidden state that predicts it, before the token is read.
 """
 
 import copy
@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.nn.utils import skip_init
 from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes, stack
 from outdo.types import Batch
+from outdo.utils.batching import accumulate
 from outdo.utils.errors import ModelError
 
 
@@ -28,7 +29,7 @@ class Critic:
     """V of the prefix before each token, learned by regression on the returns.
 
     In the first `warmup` training steps only the critic learns (see `Models.update`). `clip` keeps a value within that
-    distance of the one it had before the step, as PPO's clip keeps a ratio; None lets it go.
+    distance of its value before the step, as PPO's clip keeps a ratio; None does not.
     """
 
     def __init__(
@@ -57,18 +58,18 @@ class Critic:
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        """V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
+        """Compute V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
         width = batch.token_ids.shape[1]
         micros = batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
-        parts = [self._values(micro.to(self.forward.device)) for micro in micros]
-        return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()
+        return stack([self._values(micro.to(self.forward.device)) for micro in micros], width)
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """One pass over the batch: regression of the values on `returns`, one optimiser step a minibatch; its metrics.
+        """Make one pass over the batch, one optimiser step per minibatch; return its metrics.
 
-        The loss is 1/2 · mean over the trained tokens of max((V - R)², (clip(V, V_old - c, V_old + c) - R)²), V_old
-        being `batch.values` (verl, OpenRLHF; AReaL has a Huber loss too). `value/explained_variance`, 1 - var(R - V) /
-        var(R) as the pass went along, is left out where all returns are equal.
+        The loss is 1/2 · mean over the trained tokens of max((V - R)², (clip(V, V_old - c, V_old + c) - R)²), where R
+        is `batch.returns` and V_old is `batch.values` (verl, OpenRLHF; AReaL has a Huber loss too).
+        `value/explained_variance` is 1 - var(R - V) / var(R), with each V as it was before its optimiser step; it is
+        left out if all returns are equal.
 
         Raises ValueError if the batch has no `values` or `returns`.
         """
@@ -80,21 +81,22 @@ class Critic:
         steps: list[dict[str, float]] = []
         measured: list[Tensor] = []  # each [2, n]: values and returns
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
+            micros = minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
             sums = torch.zeros(2, dtype=torch.float64)  # squares, clipped tokens
-            for micro in minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False):
-                part, seen = self._backward(micro.to(self.forward.device))
+            for part, values_and_returns in accumulate(micros, self._loss, Tensor.backward):
                 sums += part
-                measured.append(seen)
+                measured.append(values_and_returns)
             tokens = max(1, minibatch.totals.tokens)
             loss = float(sums[0]) / 2 / tokens
-            taken = self.optimiser.step(loss)
-            named = {f"value/{name.removeprefix('updates/')}": value for name, value in taken.items()}
-            steps.append({"value/loss": loss, "value/clipped": float(sums[1]) / tokens} | named)
+            step = self.optimiser.step(loss)
+            of_step = {f"value/{name.removeprefix('updates/')}": value for name, value in step.items()}
+            steps.append({"value/loss": loss, "value/clipped": float(sums[1]) / tokens} | of_step)
         means = {name: math.fsum(step[name] for step in steps) / len(steps) for name in steps[0]}
-        return means | _explained(torch.cat(measured, dim=1))
+        return means | _explained_variance(torch.cat(measured, dim=1))
 
-    def _backward(self, micro: Batch) -> tuple[Tensor, Tensor]:
-        """Add a micro-batch's gradient; its squared errors and clipped tokens, summed [2], its values and returns."""
+    def _loss(self, micro: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Compute a micro-batch's loss; its squared errors and clipped tokens, summed [2], its values and returns."""
+        micro = micro.to(self.forward.device)
         mask = micro.loss_mask
         assert micro.values is not None
         assert micro.returns is not None
@@ -103,12 +105,12 @@ class Critic:
         if self.clip is not None:
             near = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
             error, clipped = torch.maximum(error, near), near > error
-        (error.sum() / 2 / max(1, micro.totals.tokens)).backward()
+        loss = error.sum() / 2 / max(1, micro.totals.tokens)
         sums = torch.stack([error.detach().double().sum(), clipped.double().sum()])
-        return sums.cpu(), torch.stack([values.detach(), returns]).cpu()
+        return loss, (sums.cpu(), torch.stack([values.detach(), returns]).cpu())
 
     def _values(self, batch: Batch) -> Tensor:
-        """[B, T]; differentiable by what the critic trains."""
+        """Compute V [B, T]; differentiable with respect to the weights that the critic trains."""
         with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
             hidden, source = self.forward.hidden(batch)
         rows, columns = batch.loss_mask.nonzero(as_tuple=True)
@@ -117,11 +119,11 @@ class Critic:
         return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)
 
     def state(self) -> dict[str, Any]:
-        """All of it: weights and optimiser."""
+        """Return weights and optimiser state."""
         return {"weights": dict(self.trained.state_dict()), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Continue from a saved state."""
         self.trained.load_state_dict(state["weights"])
         self.optimiser.load_state(state["optimiser"])
 
@@ -129,19 +131,20 @@ class Critic:
 def own_model(
     policy: Policy, *, lr: float = 1e-5, clip: float | None = 0.2, warmup: int = 0, path: str | None = None
 ) -> Critic:
-    """A critic with a model of its own: a copy of the policy's, or that of the folder `path`, all of it trained.
+    """Make a critic with a model of its own: a copy of the policy's, or that of the folder `path`, all of it trained.
 
     Its head is one linear map that starts at 0, so every first value is 0. A model from a folder may be of any size and
     must have the policy's vocabulary; otherwise `ModelError`.
     """
-    found = policy.forward
+    like_policy = policy.forward
     if path is None:
         model = _backbone(copy.deepcopy(policy.model.base_model))
     else:
         _check_vocabulary(path, policy)
         loaded = load_model(path, policy.device, policy.model.dtype)
-        found, model = Forward.probe(loaded, precision=found.width), _backbone(loaded.base_model)
-    forward = found.on(model, plain_head=True)
+        like_policy = Forward.choose(loaded, precision=like_policy.precision_name)
+        model = _backbone(loaded.base_model)
+    forward = like_policy.with_model(model, plain_head=True)
     head = _linear(_width(forward), 1, like=policy)
     nn.init.zeros_(head.weight)
     settings = OptimiserSettings(lr=lr)
@@ -153,13 +156,12 @@ def own_model(
 def own_head(
     policy: Policy, *, lr: float = 1e-3, clip: float | None = 0.2, warmup: int = 0, hidden: int = 256, seed: int = 0
 ) -> Critic:
-    """A critic that reads the policy's hidden states and trains a small network on them: H → `hidden` → 1.
+    """Make a critic that reads the policy's hidden states and trains a small network on them: H → `hidden` → 1.
 
-    It costs next to no memory, and its gradient never reaches the policy. The network starts from `seed` with a last
+    It needs almost no memory, and its gradient never reaches the policy. The network starts from `seed` with a last
     layer of 0, so every first value is 0.
     """
-    found = policy.forward
-    forward = found.on(policy.model, plain_head=True)
+    forward = policy.forward.with_model(policy.model, plain_head=True)
     first, last = _linear(_width(forward), hidden, like=policy), _linear(hidden, 1, like=policy)
     start = torch.empty(first.weight.shape).normal_(generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
@@ -173,7 +175,7 @@ def own_head(
 
 
 def _linear(inputs: int, outputs: int, *, like: Policy) -> nn.Linear:
-    """A linear map with a bias of 0, on the policy's device and in its precision, that takes no random number."""
+    """Make a linear map with a bias of 0 on the policy's device and in its precision; it draws no random number."""
     linear = skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.model.dtype)
     assert isinstance(linear, nn.Linear)
     nn.init.zeros_(linear.bias)
@@ -181,27 +183,29 @@ def _linear(inputs: int, outputs: int, *, like: Policy) -> nn.Linear:
 
 
 def _backbone(model: nn.Module) -> PreTrainedModel:
-    """`transformers` says only that it is some module."""
+    # The annotation of `base_model` is only nn.Module.
     assert isinstance(model, PreTrainedModel)
     return model
 
 
 def _width(forward: Forward) -> int:
-    """H of the hidden states."""
+    """Return H, the size of the hidden states."""
     width: int = forward.model.config.get_text_config().hidden_size
     return width
 
 
 def _check_vocabulary(path: str | Path, policy: Policy) -> None:
-    own = load_tokenizer(path, stop_token_ids=(0,))  # it will end no answer
+    own = load_tokenizer(path, stop_token_ids=(0,))  # any: it will end no answer
     if own.get_vocab() != policy.tokenizer.get_vocab():
-        raise ModelError(f"the critic {path} has another vocabulary than the policy, and would read other words")
+        raise ModelError(
+            f"the critic {path} has another vocabulary than the policy: the same token ids are other words to it"
+        )
 
 
-def _explained(measured: Tensor) -> dict[str, float]:
-    """1 - var(R - V) / var(R) of values and returns [2, N], in float64."""
+def _explained_variance(measured: Tensor) -> dict[str, float]:
+    """Compute 1 - var(R - V) / var(R) of values and returns [2, N], in float64."""
     values, returns = measured.double()
-    spread = float(returns.var(correction=0)) if len(returns) else 0.0
-    if spread == 0:
+    variance = float(returns.var(correction=0)) if len(returns) else 0.0
+    if variance == 0:
         return {}
-    return {"value/explained_variance": 1 - float((returns - values).var(correction=0)) / spread}
+    return {"value/explained_variance": 1 - float((returns - values).var(correction=0)) / variance}

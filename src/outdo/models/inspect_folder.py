@@ -1,7 +1,7 @@
-"""What can be known about a model before anything of it is loaded: where it lies, whether it is sound, how large it is.
+"""Inspect a model before it is loaded: where it is, whether its files are sound, how large it is.
 
-Only JSON and the headers of safetensors files are read. No pickle is opened and no code of the folder is run; this
-module needs neither torch nor transformers, and answers in a fraction of a second.
+Only JSON and the headers of safetensors files are read. No pickle is opened and no code of the folder is run. This
+module needs neither torch nor transformers, and takes a fraction of a second.
 """
 
 import json
@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
-from outdo.utils.errors import ModelError
+from outdo.utils.errors import ModelError, did_you_mean
+from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
-PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SIZES = {  # fact: the names it has in the config.json of various architectures
@@ -38,11 +37,11 @@ SIZES = {  # fact: the names it has in the config.json of various architectures
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a folder has to hold to be of use."""
+    """A kind of model, as a requirement on a folder."""
 
-    what: str  # as a message calls it
-    endings: tuple[str, ...]  # how transformers ends the names of such architectures
-    expected: str  # what a message says of them
+    name: str  # in messages
+    endings: tuple[str, ...]  # of the names of such architectures in transformers
+    expected: str  # in messages: which architectures are accepted
 
 
 LANGUAGE_MODEL = Kind(
@@ -60,14 +59,14 @@ EITHER = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What `config.json` and the headers of the weights say. `None`: not said, or not on this machine yet."""
+    """What is in `config.json` and in the headers of the weights. `None`: not there, or not on this machine yet."""
 
     name: str  # as given
-    folder: Path | None  # where it lies; None for a hub model that still has to be downloaded
+    folder: Path | None  # None for a hub model that is not downloaded yet
     architecture: str | None  # for example Qwen3ForCausalLM
     model_type: str | None  # for example qwen3
     parameters: int | None  # numbers stored in the weight files; tied weights are stored, and counted, once
-    dtype: str | None  # of most of them, in torch's words: float32, bfloat16, ...
+    dtype: str | None  # of most of them, as torch calls it: float32, bfloat16, ...
     hidden_size: int | None
     layers: int | None
     heads: int | None  # attention heads of the queries
@@ -78,12 +77,11 @@ class ModelFacts:
 
 
 def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
-    """Look a model over without loading it: a folder, or a hub name `owner/name` (read if it was downloaded before).
+    """Inspect a model without loading it: a folder, or a hub name `owner/name` (read if it was downloaded before).
 
-    Raises `ModelError` with every problem found, one a line: a folder that does not exist (with the nearest name that
-    does), a missing or broken `config.json`, an architecture that is not of the `kind` asked for, weights that are
-    damaged, incomplete, quantised or stored as pickle, an index that leads out of the folder, a model that brings code
-    of its own and needs it.
+    Raises `ModelError` with all problems, one per line: a folder that does not exist (with the nearest name that does),
+    a missing or broken `config.json`, an architecture that is not of this `kind`, weights that are damaged, incomplete,
+    quantised or stored as pickle, an index that names a file outside of the folder, a model that needs code of its own.
     """
     name = str(name)
     if not name.strip():
@@ -103,16 +101,16 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
 
 
 def is_local(name: str) -> bool:
-    """Whether `name` means a folder on this machine; otherwise it is a hub name, which is written `owner/name`.
+    """Return whether `name` means a folder on this machine; otherwise it is a hub name, which is written `owner/name`.
 
-    `runs/first` means a folder wherever a folder `runs` exists, so that a slip of the pen never goes to the hub.
+    `runs/first` means a folder if a folder `runs` exists, so that a typing error never becomes a request to the hub.
     """
     folder = os.path.expanduser(name)
     return os.path.exists(folder) or HUB_NAME.fullmatch(name) is None or os.path.isdir(name.partition("/")[0])
 
 
 def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
-    """A hub model: its config is judged if it is on this machine. Weights may be half downloaded: the loader judges."""
+    """Inspect a hub model's config if it is on this machine. Weights may be half downloaded: the loader checks them."""
     cached = try_to_load_from_cache(name, "config.json")
     if not isinstance(cached, str):
         return _facts(name, None, {}, {}, [])
@@ -134,8 +132,7 @@ def _why_not_a_folder(path: Path) -> str:
         return "the name contains a NUL character"
     while not os.path.isdir(path.parent):
         path = path.parent
-    near = get_close_matches(path.name, _subfolders(path.parent), n=1, cutoff=0.5)
-    hint = f"; the nearest name there is {near[0]}" if near else ""
+    hint = did_you_mean(path.name, _subfolders(path.parent))
     return f"no folder {path.name!r} in {path.parent.absolute()}{hint} (a hub model is written owner/name)"
 
 
@@ -145,7 +142,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The JSON object in `path`; an empty one, and a problem noted, if it is not one."""
+    """Read the JSON object in `path`; add to `problems` and return an empty one if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -165,12 +162,12 @@ def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any
         return {}
     config = _read_object(folder / "config.json", problems)
     if config:
-        problems.extend(_what_forbids_training(config, kind))
+        problems.extend(_unsupported(config, kind))
     return config
 
 
-def _what_forbids_training(config: dict[str, Any], kind: Kind) -> Iterator[str]:
-    named = _architectures(config)
+def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
+    architectures = _architectures(config)
     if not isinstance(config.get("model_type"), str):
         yield "config.json: model_type is missing, so the architecture is unknown"
     elif "auto_map" in config and not _transformers_has(config["model_type"]):
@@ -178,36 +175,37 @@ def _what_forbids_training(config: dict[str, Any], kind: Kind) -> Iterator[str]:
             f"model type {config['model_type']!r} needs Python code that comes with the model (its auto_map) "
             "and that outdo never runs; use a model that transformers itself supports"
         )
-    if config.get("architectures") and not named:
+    if config.get("architectures") and not architectures:
         yield "config.json: architectures should be a list of names"
-    if config.get("is_encoder_decoder") is True or (named and not any(each.endswith(kind.endings) for each in named)):
-        what = ", ".join(named) or config.get("model_type")
-        yield f"{what} is no {kind.what}; {kind.expected}"
+    accepted = not architectures or any(each.endswith(kind.endings) for each in architectures)
+    if config.get("is_encoder_decoder") is True or not accepted:
+        what = ", ".join(architectures) or config.get("model_type")
+        yield f"{what} is no {kind.name}; {kind.expected}"
     if config.get("quantization_config"):
         yield "the weights are quantised, and such weights cannot be trained; use the original ones"
 
 
 def _architectures(config: dict[str, Any]) -> list[str]:
-    named = config.get("architectures")
-    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+    names = config.get("architectures")
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
 
 
 def _transformers_has(model_type: str) -> bool:
-    """Whether the installed transformers brings this architecture along, found without importing it."""
-    found = find_spec("transformers")
-    places = (found.submodule_search_locations or []) if found else []
+    """Return whether the installed transformers has this architecture, without importing it."""
+    spec = find_spec("transformers")
+    places = (spec.submodule_search_locations or []) if spec else []
     module = model_type.removesuffix("_text").replace("-", "_")
     return module.isidentifier() and any((Path(place) / "models" / module).is_dir() for place in places)
 
 
 def _read_weights(folder: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
-    """Every stored tensor by name, as its dtype and number of elements, from the headers alone."""
+    """Return dtype and number of elements of every stored tensor by its name, read from the headers alone."""
     if (folder / SINGLE_FILE).is_file():
         return _read_header(folder / SINGLE_FILE, problems)
     if (folder / INDEX).is_file():
         return _read_shards(folder, problems)
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
-    pickles = [name for name in files if Path(name).suffix in PICKLES]
+    pickles = [name for name in files if Path(name).suffix in PICKLE_SUFFIXES]
     if "adapter_model.safetensors" in files:
         problems.append("this folder holds an adapter, not a whole model; merge it into its base model first")
     elif pickles:
@@ -228,18 +226,18 @@ def _read_shards(folder: Path, problems: list[str]) -> dict[str, tuple[str, int]
     tensors: dict[str, tuple[str, int]] = {}
     known = len(problems)
     for shard in sorted(set(weight_map.values())):
-        if reason := _why_not_to_open(folder, shard):
+        if reason := _why_unsafe(folder, shard):
             problems.append(f"{INDEX} names {shard!r}, which {reason}")
         else:
             tensors |= _read_header(folder / shard, problems)
-    lost = sorted(name for name in weight_map if name not in tensors)
-    if lost and len(problems) == known:
-        problems.append(f"{INDEX} names {lost[0]} and {len(lost) - 1} more tensors that no file holds")
+    missing = sorted(name for name in weight_map if name not in tensors)
+    if missing and len(problems) == known:
+        problems.append(f"{INDEX} names {missing[0]} and {len(missing) - 1} more tensors that no file holds")
     return tensors
 
 
-def _why_not_to_open(folder: Path, shard: str) -> str | None:
-    if shard in ("", ".", "..") or any(mark in shard for mark in "/\\\0"):
+def _why_unsafe(folder: Path, shard: str) -> str | None:
+    if shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
         return "leads out of the folder; it was not opened"
     if Path(shard).suffix != ".safetensors":
         return "is no safetensors file; it was not opened"
@@ -249,8 +247,7 @@ def _why_not_to_open(folder: Path, shard: str) -> str | None:
 
 
 def _read_header(path: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
-    """The library checks lengths, offsets, shapes and JSON against the size of the file before anything is believed."""
-    try:
+    try:  # safetensors checks lengths, offsets, shapes and JSON against the size of the file
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return {name: (part.get_dtype(), prod(part.get_shape())) for name, part in slices.items()}

@@ -1,7 +1,7 @@
-"""From a name to something that can be trained: tokenizer, model, device, and prompts as token ids.
+"""Load tokenizers and models from a folder or the hub, ready to be trained.
 
-Everything is inspected before it is loaded, comes from safetensors, and runs no code but that of transformers. Models
-are read into float32 with dropout off, ready for gradients.
+Everything is inspected before it is loaded. Weights come from safetensors, and no code is run but that of transformers.
+Models are loaded in float32 with dropout off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +24,11 @@ from transformers import (
 from transformers.utils import logging
 
 from outdo.models.device import _first_line
-from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, Kind, ModelFacts, inspect_folder, is_local
+from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-
-
-# ---------------------------------------------------------------------------------------------------------- the device
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizer
@@ -56,7 +52,7 @@ def load_tokenizer(
     name, folder = facts.name, _on_this_machine(facts, TOKENIZER_FILES)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # its readers raise bare Exception, OSError, KeyError, ... according to the broken file
+    except Exception as error:  # a broken file may raise a bare Exception, OSError, KeyError, ...
         raise ModelError(f"the tokenizer of {name} cannot be read: {_first_line(error)}") from error
     if tokenizer.eos_token_id is None and not stop_token_ids:
         raise ModelError(
@@ -77,7 +73,7 @@ def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str)
     if beyond:
         index, token = beyond[0]
         raise ModelError(
-            f"the tokenizer of {name} has {len(beyond)} token(s) that its model does not know: {token!r} is number "
+            f"the tokenizer of {name} has {len(beyond)} token(s) that its model does not have: {token!r} has the id "
             f"{index}, and the embedding has {rows} rows; resize the embedding, or use the model's own tokenizer"
         )
 
@@ -105,23 +101,23 @@ def load_model(
 def load_classifier(
     name: str | Path, device: torch.device | str = "cpu", *, head_seed: int | None = None
 ) -> PreTrainedModel:
-    """A model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
+    """Load a model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
 
-    With `head_seed`, `name` is a language model: its body is taken, and a head `score` [1, H] is put on it, of normal
-    random numbers with the deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
+    With `head_seed`, `name` is a language model: its body gets a new head `score` [1, H] of normal random numbers with
+    the standard deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
     kind = REWARD_MODEL if head_seed is None else LANGUAGE_MODEL
     folder = _with_weights(inspect_folder(name, kind), kind)
     config = _config(folder, str(name))
-    config.use_cache = False  # nothing is generated
+    config.use_cache = False  # the model generates nothing
     if head_seed is not None:
         config.num_labels = 1
     if config.num_labels != 1:
         raise ModelError(f"model {name} gives a text {config.num_labels} scores (num_labels), and a reward is one")
     head = () if head_seed is None else ("score.",)
-    with torch.random.fork_rng(devices=[]), _without_report():  # transformers fills a new head by numbers of its own
+    with torch.random.fork_rng(devices=[]), _without_report():  # transformers fills a new head with random numbers
         model = _load(AutoModelForSequenceClassification, folder, config, str(name), torch.float32, new=head)
     if head_seed is not None:
         weight = model.get_parameter("score.weight")
@@ -143,8 +139,8 @@ def _with_weights(facts: ModelFacts, kind: Kind) -> Path:
 
 
 def _config(folder: Path, name: str) -> PretrainedConfig:
-    """With every dropout at 0."""
-    with _told_as_model_error(name):
+    """Read a config, with every dropout at 0."""
+    with _as_model_error(name):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     switch_dropout_off(config)
     return config
@@ -153,8 +149,8 @@ def _config(folder: Path, name: str) -> PretrainedConfig:
 def _load(
     auto: Any, folder: Path, config: PretrainedConfig, name: str, dtype: torch.dtype, *, new: tuple[str, ...] = ()
 ) -> Any:
-    """A model with exactly the weights that its config asks for, but for those whose names begin as in `new`."""
-    with _told_as_model_error(name), without_bars():
+    """Load a model with exactly the weights that its config requires, except those whose names begin as in `new`."""
+    with _as_model_error(name), without_bars():
         model, report = auto.from_pretrained(
             folder,
             config=config,
@@ -169,8 +165,8 @@ def _load(
 
 
 @contextmanager
-def _told_as_model_error(name: str) -> Iterator[None]:
-    """The readers of transformers raise many things, according to what is broken."""
+def _as_model_error(name: str) -> Iterator[None]:
+    """Raise what transformers raises for a broken file, which may be many things, as a `ModelError`."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
@@ -179,7 +175,7 @@ def _told_as_model_error(name: str) -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No progress bars of transformers for what is read or written in a moment; downloads keep theirs."""
+    """Show no progress bars of transformers for quick reads and writes; downloads keep theirs."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -191,7 +187,7 @@ def without_bars() -> Iterator[None]:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """No report of transformers on a head that was left out or put on: that is as asked."""
+    """Show no report of transformers about a head that was left out or added on purpose."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -201,32 +197,34 @@ def _without_report() -> Iterator[None]:
 
 
 def switch_dropout_off(config: PretrainedConfig) -> None:
-    """Set every dropout probability of a config to 0, whatever the architecture calls it (`attn_pdrop`, ...)."""
+    """Set every dropout probability of a config to 0, whatever its name in the architecture (`attn_pdrop`, ...)."""
     for key, value in vars(config).items():
         if ("dropout" in key or "pdrop" in key or "layerdrop" in key) and isinstance(value, float):
             setattr(config, key, 0.0)
 
 
 def max_context(model: PreTrainedModel) -> int | None:
-    """The longest sequence, prompt and answer together, that the model has positions for; `None`: no limit. [tokens]"""
+    """Return the longest sequence, prompt and answer together, in tokens, that the model allows; `None`: no limit."""
     config = model.config.get_text_config()
-    return next((value for name in POSITIONS if (value := getattr(config, name, None))), None)
+    return next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
 
 
 def _check_complete(report: Mapping[str, Any], name: str, new: tuple[str, ...]) -> None:
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(new))
     if missing:
-        raise ModelError(f"model {name} lacks {len(missing)} of the weights its config asks for, as {missing[0]}")
-    if report["mismatched_keys"]:
-        key, found, wanted = sorted(report["mismatched_keys"])[0]
         raise ModelError(
-            f"model {name}: {key} has shape {tuple(found)}, and config.json asks for {tuple(wanted)}"
+            f"model {name} lacks {len(missing)} of the weights that its config requires, such as {missing[0]}"
+        )
+    if report["mismatched_keys"]:
+        key, actual, expected = sorted(report["mismatched_keys"])[0]
+        raise ModelError(
+            f"model {name}: {key} has shape {tuple(actual)}, and config.json requires {tuple(expected)}"
             f" ({len(report['mismatched_keys'])} such weights)"
         )
 
 
 def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:
-    """The folder of a local model; of a hub model, the one it is downloaded to, unless it is there already."""
+    """Return the folder of a local model; download a hub model, unless it is there already."""
     if is_local(facts.name):
         assert facts.folder is not None
         return facts.folder
@@ -234,8 +232,5 @@ def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(facts.name, allow_patterns=list(patterns), etag_timeout=10))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"{facts.name} is no folder here and cannot be had from the hub: {_first_line(error)}"
+            f"{facts.name} is no folder on this machine and cannot be downloaded from the hub: {_first_line(error)}"
         ) from error
-
-
-# --------------------------------------------------------------------------------------------------------- the prompts

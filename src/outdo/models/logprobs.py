@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of chosen tokens, computed in parts so that [B, T, V] never exists.
 
-Here is the only place where logits meet the tokens they predict: `predecessors` says which position predicts which
-token, and everything else in outdo speaks of tokens, not of positions.
+Only this module shifts logits against the tokens that they predict: `predecessors` returns which position predicts
+which token. Everywhere else in outdo, an index is that of a token.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
 
 
 def predecessors(length: int, device: torch.device | None = None) -> Tensor:
-    """The one shift: the logits at position t - 1 predict token t. [T] int64.
+    """Return the position whose logits predict token t, which is t - 1. [T] int64.
 
     Index 0 has no predecessor; it points at itself and must be masked.
     """
@@ -28,7 +28,7 @@ def predecessors(length: int, device: torch.device | None = None) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) at the chosen tokens: logits [..., V], token_ids [...] -> [...] float32.
+    """Compute log softmax(logits / temperature) at chosen tokens: logits [..., V], token_ids [...] -> [...] float32.
 
     `logits[i]` must already be those that predict `token_ids[i]`. `temperature` broadcasts against `token_ids`.
     Float64 logits stay float64.
@@ -38,15 +38,15 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | floa
 
 
 def token_entropy(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """H = -Σ_v p_v log p_v of softmax(logits / temperature), in nats: [..., V] -> [...]."""
+    """Compute H = -Σ_v p_v log p_v of softmax(logits / temperature), in nats: [..., V] -> [...]."""
     logprobs = _scaled(logits, temperature).log_softmax(-1)
     return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
 
 
 def sequence_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """For somebody else's loop: a causal model's logits [B, T, V] and its input [B, T] -> log-probabilities [B, T].
+    """Compute the log-probabilities [B, T] of a causal model's input [B, T] from its logits [B, T, V].
 
-    Index t is about token t; index 0, which nothing predicts, is 0.
+    It is meant for training loops other than outdo's. Index t is about token t; index 0, which nothing predicts, is 0.
     """
     source = predecessors(token_ids.shape[1], token_ids.device)
     logprobs = token_logprobs(logits[:, source], token_ids, temperature)  # [B, T]
@@ -62,14 +62,14 @@ def chunked_scores(
     entropy: Entropy = "none",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [N] and entropies [N] of tokens whose predicting hidden states are `hidden` [N, H].
+    """Compute log-probabilities [N] and entropies [N] of tokens that the hidden states `hidden` [N, H] predict.
 
-    `entropy` "none" leaves the entropies 0, "value" computes them without and "gradient" with a gradient. No more
-    logits exist at a time than `chunk` tokens have; unset, as many as are quickest. The backward pass computes them
-    again, which costs one more product with the head and spares N × V floats for as long as the graph lives.
+    `entropy` "none" leaves the entropies 0, "value" computes them without and "gradient" with a gradient. The logits of
+    at most `chunk` tokens exist at a time; unset, as many as are fastest. The backward pass computes them again, which
+    costs one more product with the head and saves N × V floats for the lifetime of the graph.
 
     A head that is a `torch.nn.Linear` is cut along the vocabulary, into no less than `LOGIT_COLUMNS` columns; any other
-    along the tokens. Autocast narrows the products; what is summed over the vocabulary stays float32.
+    along the tokens. With autocast the products have its precision; sums over the vocabulary stay float32.
     """
     if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward:  # no adapter
         return _linear_scores(head, hidden, token_ids, temperature, entropy, chunk)
@@ -94,88 +94,88 @@ def _linear_scores(
     head: nn.Linear, hidden: Tensor, token_ids: Tensor, temperature: Tensor, entropy: Entropy, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
     kind, weight = hidden.device.type, head.weight
-    width = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     with torch.autocast(kind, enabled=False):
         hidden = hidden.to(torch.promote_types(weight.dtype, torch.float32))
-        if head.bias is not None:  # as one more column: below there are only products
+        if head.bias is not None:  # as one more column, so that only products are left
             hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)  # [N, H + 1]
             weight = torch.cat([weight, head.bias[:, None]], 1)  # [V, H + 1]
-        hidden = hidden / temperature.to(hidden.dtype)[:, None]  # a temperature of logits is one of hidden states
+        hidden = hidden / temperature.to(hidden.dtype)[:, None]  # the same as logits / temperature
         bytes_at_once = LOGIT_BYTES.get(kind, LOGIT_BYTES["cuda"])
         logits = chunk * len(weight) if chunk else bytes_at_once // hidden.element_size()
         columns = min(len(weight), max(LOGIT_COLUMNS, logits // max(1, len(hidden))))
-        logprobs, entropies = _LinearScores.apply(hidden, weight, token_ids, columns, width, entropy != "none")
+        logprobs, entropies = _LinearScores.apply(hidden, weight, token_ids, columns, dtype, entropy != "none")
     return logprobs, entropies if entropy == "gradient" else entropies.detach()
 
 
 class _LinearScores(torch.autograd.Function):
-    """log softmax(h Wᵀ) at the chosen tokens, and its entropy H, some columns of the vocabulary at a time.
+    """Compute log softmax(h Wᵀ) at the chosen tokens, and its entropy H, some columns of the vocabulary at a time.
 
-    Forward, with m the greatest logit so far, two sums run along the vocabulary: Z = Σ_v exp(z_v - m) and
-    S = Σ_v exp(z_v - m) (z_v - m); at the end H = log Z - S / Z, and log Z + m is all that is kept of N × V logits
-    (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867). Backward the logits are
-    made again: ∂ log p_i / ∂z_v = [v = i] - p_v and ∂H / ∂z_v = -p_v (log p_v + H).
+    The forward pass accumulates two sums along the vocabulary, with m the greatest logit so far: Z = Σ_v exp(z_v - m)
+    and S = Σ_v exp(z_v - m) (z_v - m). At the end H = log Z - S / Z, and of N × V logits only log Z + m is kept
+    (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867). The backward pass computes
+    the logits again: ∂ log p_i / ∂z_v = [v = i] - p_v and ∂H / ∂z_v = -p_v (log p_v + H).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, columns: int, width: torch.dtype, entropy: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, columns: int, dtype: torch.dtype, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         chosen, z, s = (hidden.new_zeros(len(hidden)) for _ in range(3))
         peak = torch.full_like(z, torch.finfo(z.dtype).min)
-        narrow, room = hidden.to(width), _room(hidden, columns if entropy else 0)
+        low_precision, buffer = hidden.to(dtype), _buffer(hidden, columns if entropy else 0)
         for start in range(0, len(weight), columns):
-            part = weight[start : start + columns].to(width)
-            logits = product(narrow, part.T).to(hidden.dtype)  # [N, columns]
-            inside, at = _within(token_ids, start, len(part))
+            part = weight[start : start + columns].to(dtype)
+            logits = product(low_precision, part.T).to(hidden.dtype)  # [N, columns]
+            inside, at = _columns_in_part(token_ids, start, len(part))
             chosen = torch.where(inside, logits.gather(1, at)[:, 0], chosen)
             higher = torch.maximum(peak, logits.amax(1))
             shift, peak = peak - higher, higher
             logits.sub_(peak[:, None])
-            weights = torch.exp(logits, out=room[: logits.numel()].view_as(logits) if entropy else logits)
+            weights = torch.exp(logits, out=buffer[: logits.numel()].view_as(logits) if entropy else logits)
             shrink = shift.exp()
             if entropy:
                 s = (s + shift * z) * shrink + logits.mul_(weights).sum(1)
             z = z * shrink + weights.sum(1)
         entropies = z.log() - s / z if entropy else s
         ctx.save_for_backward(hidden, weight, token_ids, peak + z.log(), entropies)
-        ctx.columns, ctx.width = columns, width
+        ctx.columns, ctx.dtype = columns, dtype
         ctx.set_materialize_grads(False)
         return chosen - peak - z.log(), entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, token_ids, log_total, entropies = ctx.saved_tensors
-        of_logprobs = torch.zeros_like(log_total) if of_logprobs is None else of_logprobs
-        narrow, to_hidden = hidden.to(ctx.width), torch.zeros_like(hidden)
-        to_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        room = _room(hidden, 0 if of_entropies is None else ctx.columns)
+        grad_logprobs = torch.zeros_like(log_total) if grad_logprobs is None else grad_logprobs
+        low_precision, grad_hidden = hidden.to(ctx.dtype), torch.zeros_like(hidden)
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        buffer = _buffer(hidden, 0 if grad_entropies is None else ctx.columns)
         for start in range(0, len(weight), ctx.columns):
-            part = weight[start : start + ctx.columns].to(ctx.width)
-            logprobs = product(narrow, part.T).to(hidden.dtype).sub_(log_total[:, None])  # [N, columns]
-            if of_entropies is None:
-                slope = logprobs.exp_().mul_(-of_logprobs[:, None])
+            part = weight[start : start + ctx.columns].to(ctx.dtype)
+            logprobs = product(low_precision, part.T).to(hidden.dtype).sub_(log_total[:, None])  # [N, columns]
+            if grad_entropies is None:
+                grad_logits = logprobs.exp_().mul_(-grad_logprobs[:, None])
             else:
-                slope = torch.add(logprobs, entropies[:, None], out=room[: logprobs.numel()].view_as(logprobs))
-                slope.mul_(of_entropies[:, None])
-                slope.add_(of_logprobs[:, None]).mul_(logprobs.exp_()).neg_()
-            inside, at = _within(token_ids, start, len(part))
-            slope.scatter_add_(1, at, (of_logprobs * inside)[:, None])
-            slope = slope.to(ctx.width)
-            to_hidden += product(slope, part)
-            if to_weight is not None:
-                to_weight[start : start + ctx.columns] = product(slope.T, narrow)
-        return to_hidden, to_weight, None, None, None, None
+                grad_logits = torch.add(logprobs, entropies[:, None], out=buffer[: logprobs.numel()].view_as(logprobs))
+                grad_logits.mul_(grad_entropies[:, None])
+                grad_logits.add_(grad_logprobs[:, None]).mul_(logprobs.exp_()).neg_()
+            inside, at = _columns_in_part(token_ids, start, len(part))
+            grad_logits.scatter_add_(1, at, (grad_logprobs * inside)[:, None])
+            grad_logits = grad_logits.to(ctx.dtype)
+            grad_hidden += product(grad_logits, part)
+            if grad_weight is not None:
+                grad_weight[start : start + ctx.columns] = product(grad_logits.T, low_precision)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
-def _room(hidden: Tensor, columns: int) -> Tensor:
-    """Taken once: memory of this size is given back to the system when it is freed, and costly to ask for again."""
+def _buffer(hidden: Tensor, columns: int) -> Tensor:
+    """Allocate a buffer once: memory of this size goes back to the system when it is freed, and is slow to allocate."""
     return hidden.new_empty(len(hidden) * columns)
 
 
-def _within(token_ids: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Which tokens lie in a part of the vocabulary [N], and in which column; some column if they do not, [N, 1]."""
+def _columns_in_part(token_ids: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return which tokens are in a part of the vocabulary [N], and their column; any column if they are not [N, 1]."""
     at = token_ids - start
     return (at >= 0) & (at < width), at.clamp(0, width - 1)[:, None]
 

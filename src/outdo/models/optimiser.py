@@ -1,7 +1,7 @@
-"""One optimiser step: gradient clipped, learning rate from a schedule, and nothing let through that is not finite.
+"""One optimiser step: clip the gradient, set the learning rate by a schedule, and refuse what is not finite.
 
 An algorithm is a function from the trained weights to a `torch.optim.Optimizer`: `adamw`, `adafactor`, `adamw8bit`, or
-one of your own. Its options are keyword-only. `Optimiser` sets the learning rate, and keeps its promises for each.
+one of your own. Its options are keyword-only. `Optimiser` does the same with each of them.
 """
 
 import math
@@ -27,8 +27,8 @@ def adamw(
 ) -> torch.optim.Optimizer:
     """AdamW (arXiv 1711.05101): two moments, 8 bytes a weight.
 
-    `betas` decay the means of gradients and of squared gradients, `eps` is added to the root of the latter. Decoupled
-    `weight_decay`, as in the other algorithms, is of matrices only.
+    `betas` decay the means of gradients and of squared gradients; `eps` is added to the root of the latter. As in the
+    other algorithms, `weight_decay` is decoupled and applies to matrices only.
     """
     fused = weights[0].device.type in ("cpu", "cuda")
     return torch.optim.AdamW(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps, fused=fused)
@@ -37,10 +37,10 @@ def adamw(
 def adafactor(
     weights: Sequence[nn.Parameter], *, beta2_decay: float = -0.8, d: float = 1.0, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """Adafactor (arXiv 1804.04235): of a matrix's squared gradients one mean for each row and each column, no momentum.
+    """Adafactor (arXiv 1804.04235): one mean of squared gradients for each row and column of a matrix, no momentum.
 
-    The learning rate is relative: a step is `lr` times the root mean square of the weights it changes. `d` bounds the
-    update's own root mean square, `beta2_decay` is the power of the step by which old squared gradients count less.
+    The learning rate is relative: a step is `lr` times the root mean square of the weights that it changes. `d` bounds
+    the root mean square of the update; old squared gradients decay with the step to the power of `beta2_decay`.
     """
     return torch.optim.Adafactor(_decayed(weights, weight_decay), beta2_decay=beta2_decay, d=d)
 
@@ -52,9 +52,9 @@ def adamw8bit(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """AdamW with both moments in 8 bits (arXiv 2110.02861): 2 bytes a weight; in float32 where they are under 4,096.
+    """AdamW with both moments in 8 bits (arXiv 2110.02861): 2 bytes a weight; in float32 for tensors under 4,096.
 
-    Raises `UserError` where bitsandbytes is not installed.
+    Raises `UserError` if bitsandbytes is not installed.
     """
     try:
         from bitsandbytes.optim import AdamW8bit
@@ -64,7 +64,7 @@ def adamw8bit(
 
 
 def _decayed(weights: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups of weights: matrices, which decay, and norms and biases, which are left alone."""
+    """Split weights into matrices, which decay, and norms and biases, which do not."""
     matrices = [weight for weight in weights if weight.dim() > 1]
     others = [weight for weight in weights if weight.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -79,15 +79,15 @@ def _pair(betas: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserSettings:
-    """What decides a step. `warmup` and `total` count optimiser steps, not training steps."""
+    """The settings of a step. `warmup` and `total` count optimiser steps, not training steps."""
 
     lr: float = 1e-6
-    warmup: int = 0  # the learning rate rises linearly over so many steps
-    schedule: Schedule = "constant"  # after that: stays, or falls to 0 at step `total`
-    total: int | None = None  # needed by a schedule that falls
+    warmup: int = 0  # steps over which the learning rate rises linearly
+    schedule: Schedule = "constant"  # after the warmup: stays, or falls to 0 at step `total`
+    total: int | None = None  # required by a schedule that falls
     algorithm: Algorithm = adamw  # with other options: functools.partial(adamw, weight_decay=0.1)
     clip_norm: float = 1.0  # of the gradient of all weights together
-    patience: int = 3  # steps in a row that may be refused before the run stops
+    patience: int = 3  # refused steps in a row after which the run stops
 
     def __post_init__(self) -> None:
         if self.schedule != "constant" and self.total is None:
@@ -95,7 +95,7 @@ class OptimiserSettings:
 
 
 def learning_rate(settings: OptimiserSettings, step: int) -> float:
-    """The learning rate of optimiser step `step` = 0, 1, 2, ..."""
+    """Return the learning rate of optimiser step `step` = 0, 1, 2, ..."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     if settings.total is None or settings.schedule == "constant":
@@ -105,7 +105,7 @@ def learning_rate(settings: OptimiserSettings, step: int) -> float:
 
 
 class Optimiser:
-    """An algorithm on a model's trainable weights. `steps` counts those taken; refused ones are counted apart."""
+    """An algorithm on a model's trainable weights. `steps` counts the steps taken, without those refused."""
 
     def __init__(self, model: nn.Module, settings: OptimiserSettings) -> None:
         self.settings = settings
@@ -115,11 +115,11 @@ class Optimiser:
         self.refused_in_a_row = 0
 
     def step(self, loss: float) -> dict[str, float]:
-        """Take the step that the gradients ask for, and clear them.
+        """Take a step along the gradients, and clear them.
 
-        If the loss or the gradient is not finite, the weights and moments stay as they are, to the bit; after
-        `patience` such steps in a row, `NonFiniteError`. A gradient of exactly zero moves nothing either: momentum
-        alone has no say.
+        If the loss or the gradient is not finite, the step is refused: weights and moments stay as they are, to the
+        bit. `patience` such steps in a row raise `NonFiniteError`. A gradient of exactly zero moves nothing either:
+        momentum alone moves no weight.
         """
         norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm))
         finite = math.isfinite(loss) and math.isfinite(norm)
@@ -145,19 +145,19 @@ class Optimiser:
         }
 
     def state(self) -> dict[str, Any]:
-        """Counters and, by weight name, whatever the algorithm keeps: its moments."""
+        """Return the counters and, by weight name, what the algorithm keeps: its moments."""
         moments = {name: dict(self.inner.state[weight]) for name, weight in self.weights.items()}
         return {"steps": self.steps, "refused_in_a_row": self.refused_in_a_row, "moments": moments}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state` was written."""
+        """Continue from a saved state."""
         if set(state["moments"]) != set(self.weights):
-            raise ValueError("the optimiser's state is that of another model")
+            raise ValueError("the optimiser's state belongs to another model")
         self.steps, self.refused_in_a_row = state["steps"], state["refused_in_a_row"]
         for name, weight in self.weights.items():
-            kept: Mapping[str, Any] = state["moments"][name]
-            self.inner.state[weight] = {key: _its_own(value, weight.device) for key, value in kept.items()}
+            moments: Mapping[str, Any] = state["moments"][name]
+            self.inner.state[weight] = {key: _copy(value, weight.device) for key, value in moments.items()}
 
 
-def _its_own(value: Any, device: torch.device) -> Any:
+def _copy(value: Any, device: torch.device) -> Any:
     return value.to(device).clone() if isinstance(value, Tensor) else value

@@ -1,75 +1,238 @@
-"""What one process does for a model: it scores its share of a batch, and adds its share of the gradient.
+"""Score the tokens of a batch with a model, and add up the gradient of a loss of these scores, in micro-batches.
 
-The objective is not here. It is asked in one place, of the scores of all; what comes back to a hand is the derivative
-of the loss by each of its own.
+The loss itself is not computed here: it sees detached log-probabilities and entropies, and returns its derivatives with
+respect to them. `LocalScoring` computes in this process; `outdo.distributed.WorkerPool` brings a `Scoring` that shares
+the rows among several.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.types import Batch, TokenScores
+from outdo.utils.batching import accumulate
+from outdo.utils.errors import OutdoError
+from outdo.utils.timing import span
+
+Result = TypeVar("Result")
+ByRows = list[tuple[list[int], Result]]  # for each micro-batch: the numbers of its rows, and what was computed of them
 
 
-class ScoringWorker:
-    """A model in one process. In another one than the trainer's it adds its gradient to `gradients`, shared memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """How an update is split. Only `minibatches` changes what is computed."""
 
-    def __init__(self, forward: Forward, gradients: Sequence[Tensor] = ()) -> None:
-        self.forward = forward
-        self.gradients = gradients
-        self._scored: TokenScores | None = None
+    minibatches: int = 1  # optimiser steps within one pass over a batch
+    micro_batch_tokens: int = 16384  # tokens computed at once, padding included
+    chunk: int | None = None  # tokens whose logits exist at once; unset: as many as some megabytes hold
 
-    def scores(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
-        """log πθ of the batch's trained tokens, 0 elsewhere, [B, T]; differentiable. See `Scorer.scores`."""
-        batch = batch.to(self.forward.device)
-        hidden, source = self.forward.hidden(batch)
-        rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-        chosen, temperature = batch.token_ids[rows, columns], batch.temperature[rows]
-        logprobs, entropies = self.forward.scores(
-            hidden[source[rows, columns]], chosen, temperature, entropy=entropy, chunk=chunk
-        )
 
-        def place(values: Tensor) -> Tensor:
-            return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]
+@dataclass(frozen=True, slots=True)
+class LossAndGrads:
+    """The loss of one micro-batch [b, t], what it is made of, and its derivatives."""
 
-        return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
+    terms: dict[str, float]  # the loss and its parts; those of all micro-batches add up
+    tokens: dict[str, Tensor]  # each [b, t]
+    grads: tuple[
+        Tensor, Tensor | None
+    ]  # the loss's derivatives with respect to log-probabilities and entropies, [b, t]
 
-    @torch.no_grad()
-    def measure(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
-        """The scores without gradients, on the CPU."""
-        found = self.scores(batch, entropy, chunk)
-        return TokenScores(
-            logprobs=found.logprobs.cpu(), entropy=None if found.entropy is None else found.entropy.cpu()
-        )
 
-    def forward_(self, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
-        """The scores, detached; their graph is kept for `pull`."""
-        self._scored = self.scores(batch, entropy, chunk)
-        found = self._scored
-        return TokenScores(
-            logprobs=found.logprobs.detach(), entropy=None if found.entropy is None else found.entropy.detach()
-        )
+Loss = Callable[[TokenScores, Batch], LossAndGrads]
 
-    def backward(self, logprobs: Tensor, entropy: Tensor | None) -> None:
-        """Add the gradient, given the loss's derivatives by what `score` gave last. Where all are 0, it is known."""
-        scored, self._scored = self._scored, None
-        assert scored is not None
-        both = [(scored.logprobs, logprobs), (scored.entropy, entropy)]
-        asked = [(value, by) for value, by in both if value is not None and by is not None and by.any()]
-        if asked:
-            torch.autograd.backward([value for value, _ in asked], [by for _, by in asked])
+
+class Scoring(Protocol):
+    """Compute scores, and the gradient of a loss of them, in micro-batches."""
+
+    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+        """Compute the scores of all rows without gradients, on the CPU."""
+        ...
+
+    def accumulate(
+        self,
+        batch: Batch,
+        parts: Sequence[list[int]],
+        loss: Loss,
+        sizes: BatchSizes,
+        *,
+        entropy: Entropy,
+        whole_groups: bool,
+    ) -> ByRows[LossAndGrads]:
+        """Add the gradient of `loss` to the `grad` of the weights. No micro-batch mixes rows of two `parts`."""
+        ...
 
     def clear(self) -> None:
-        """Forget a graph that nobody is going to ask for."""
-        self._scored = None
+        """Drop what was accumulated."""
+        ...
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In another process: gradients go where its parent finds them."""
-        self.__dict__.update(state)
-        weights = [weight for weight in self.forward.model.parameters() if weight.requires_grad]
-        for weight, gradient in zip(weights, self.gradients, strict=True):
-            weight.grad = gradient
+
+class ScoringPool(Protocol):
+    """Several processes that share a model's weights: an `outdo.distributed.WorkerPool`."""
+
+    def __len__(self) -> int: ...
+
+    def scoring(self, model_forward: Forward) -> Scoring:
+        """Make a `Scoring` that shares rows among the processes."""
+        ...
+
+    def close(self) -> None:
+        """End the other processes."""
+        ...
+
+
+class LocalScoring:
+    """Compute in this process, one micro-batch after the other."""
+
+    def __init__(self, model_forward: Forward) -> None:
+        self.model_forward = model_forward
+
+    @torch.no_grad()
+    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+        """See `Scoring.measure`."""
+        micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, whole_groups=False)
+        results: ByRows[TokenScores] = []
+        for rows in micro_batches:
+            scores = token_scores(self.model_forward, batch.rows(torch.tensor(rows)), entropy, sizes.chunk)
+            results.append((rows, map_scores(scores, Tensor.cpu)))
+        return results
+
+    def accumulate(
+        self,
+        batch: Batch,
+        parts: Sequence[list[int]],
+        loss: Loss,
+        sizes: BatchSizes,
+        *,
+        entropy: Entropy,
+        whole_groups: bool,
+    ) -> ByRows[LossAndGrads]:
+        """See `Scoring.accumulate`."""
+
+        def forward(rows: list[int]) -> tuple[tuple[TokenScores, LossAndGrads], tuple[list[int], LossAndGrads]]:
+            micro = batch.rows(torch.tensor(rows)).to(self.model_forward.device)
+            with span("forward"):
+                scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
+            result = loss(map_scores(scores, Tensor.detach), micro)
+            return (scores, result), (rows, result)
+
+        def backward(graph: tuple[TokenScores, LossAndGrads]) -> None:
+            with span("backward"):
+                scores, result = graph
+                backward_scores(scores, *result.grads)
+
+        budget = sizes.micro_batch_tokens
+        micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in parts]
+        return accumulate([rows for part in micro_batches for rows in part], forward, backward)
+
+    def clear(self) -> None:
+        """See `Scoring.clear`."""
+        self.model_forward.model.zero_grad()
+
+
+class Scorer:
+    """A model that computes log-probabilities: the reference, or the half of a policy that is not about training.
+
+    With a `pool` of several processes, each of them computes a share of every batch.
+    """
+
+    def __init__(self, forward: Forward, batch_sizes: BatchSizes, pool: ScoringPool | None = None) -> None:
+        self.forward = forward
+        self.batch_sizes = batch_sizes
+        self.pool = pool
+        self.requested_micro_batch_tokens: int | None = None  # set when memory did not suffice for it
+        self.scoring: Scoring = LocalScoring(forward) if pool is None or len(pool) == 1 else pool.scoring(forward)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.forward.device
+
+    def set_micro_batch_tokens(self, tokens: int) -> None:
+        """Compute at most `tokens` tokens at once, padding included."""
+        self.batch_sizes = replace(self.batch_sizes, micro_batch_tokens=tokens)
+
+    def scores(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
+        """Return log πθ of the batch's trained tokens, at the temperature they were sampled at; 0 elsewhere. [B, T]
+
+        Differentiable; the entropies are if `entropy` is "gradient".
+        """
+        return token_scores(self.forward, batch, entropy, self.batch_sizes.chunk)
+
+    def measure(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
+        """Return the scores [B, T] without gradients, on the CPU, computed in micro-batches."""
+        parts = self._halving_on_oom(lambda: self.scoring.measure(batch, self.batch_sizes, entropy=entropy))
+        width = batch.token_ids.shape[1]
+        entropies = [(rows, part.entropy) for rows, part in parts if part.entropy is not None]
+        return TokenScores(
+            logprobs=stack_rows([(rows, part.logprobs) for rows, part in parts], width),
+            entropy=stack_rows(entropies, width) if entropies else None,
+        )
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Return log πθ [B, T] without gradients, on the CPU."""
+        return self.measure(batch).logprobs
+
+    def _halving_on_oom(self, compute: Callable[[], Result]) -> Result:
+        """Compute; if memory does not suffice, try again with half as many tokens at once, down to a row at a time."""
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                self.scoring.clear()
+                if self.batch_sizes.micro_batch_tokens <= 1:
+                    raise OutdoError(
+                        "not even one row fits into memory: shorter answers (`sampling.max_tokens`) or "
+                        f"`train.gradient_checkpointing = true` need less ({error})"
+                    ) from error
+            self.requested_micro_batch_tokens = self.requested_micro_batch_tokens or self.batch_sizes.micro_batch_tokens
+            self.set_micro_batch_tokens(self.batch_sizes.micro_batch_tokens // 2)
+
+
+def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
+    """Compute log π of the batch's trained tokens, 0 elsewhere, [B, T]; differentiable. See `Scorer.scores`."""
+    batch = batch.to(model_forward.device)
+    hidden, source = model_forward.hidden(batch)
+    rows, columns = batch.loss_mask.nonzero(as_tuple=True)
+    chosen, temperature = batch.token_ids[rows, columns], batch.temperature[rows]
+    logprobs, entropies = model_forward.scores(
+        hidden[source[rows, columns]], chosen, temperature, entropy=entropy, chunk=chunk
+    )
+
+    def place(values: Tensor) -> Tensor:
+        return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]
+
+    return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
+
+
+def map_scores(scores: TokenScores, change: Callable[[Tensor], Tensor]) -> TokenScores:
+    """Apply `change` to log-probabilities and entropies."""
+    entropy = None if scores.entropy is None else change(scores.entropy)
+    return TokenScores(logprobs=change(scores.logprobs), entropy=entropy)
+
+
+def backward_scores(scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
+    """Add a loss's gradient to the weights, given its derivatives with respect to `scores`.
+
+    Derivatives that are all 0 add nothing: their backward pass is left out.
+    """
+    pairs = [(scores.logprobs, by_logprobs), (scores.entropy, by_entropy)]
+    used = [(value, by) for value, by in pairs if value is not None and by is not None and by.any()]
+    if used:
+        torch.autograd.backward([value for value, _ in used], [by for _, by in used])
+
+
+def stack_rows(parts: Sequence[tuple[list[int], Tensor]], width: int) -> Tensor:
+    """Stack rows [b_i, t_i] with their row numbers to [B, width] in the order of these numbers, on the CPU."""
+    order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
+    return stack([values for _, values in parts], width)[order]
+
+
+def stack(parts: Sequence[Tensor], width: int) -> Tensor:
+    """Pad tensors [b_i, t_i] with 0 to [b_i, width] and stack them, on the CPU."""
+    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()

@@ -3,10 +3,11 @@
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
+
+from outdo.utils import errors
 
 Topic = Literal["outcome", "data", "tokens", "policy", "engine", "cost"]
 
@@ -54,5 +55,5 @@ def nearest(metric: str, names: Sequence[str] | None = None) -> str | None:
     """Return the name in `names` (or of all entries) that is most similar to `metric`; None if none is similar."""
     names = [each.name for each in known()] if names is None else names
     ends = {name.rpartition("/")[2]: name for name in names}  # so that `greedy` finds `eval/greedy`
-    found = get_close_matches(metric, [*names, *ends], n=1)
-    return next((name if name in names else ends[name] for name in found), None)
+    similar = errors.nearest(metric, [*names, *ends])
+    return similar if similar is None or similar in names else ends[similar]

@@ -6,14 +6,13 @@ Text of a model reaches the terminal only as marks and letters: no control chara
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from outdo.observability.page.encode import Table
-from outdo.utils.errors import UserError
+from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import mark_invisible
 
 Row = Mapping[str, Any]
@@ -120,8 +119,7 @@ def _rows(step: Sequence[Row], group: int) -> list[Row]:
 def _check(by: str, rows: Sequence[Row], group: int, table: Table) -> None:
     mistakes: list[str] = []
     if by not in QUANTITIES:
-        near = get_close_matches(by, QUANTITIES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(by, list(QUANTITIES))
         mistakes.append(f"--by {by}: expected one of {', '.join(QUANTITIES)}{hint}")
     if not rows:
         groups = table["group"].to_pylist()

@@ -4,6 +4,7 @@ It is trained on comparisons: several answers to one prompt, each with a value.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from outdo.models.loading import load_classifier, load_tokenizer, max_context, w
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
+from outdo.utils.batching import accumulate, pack_by_tokens
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms
 
@@ -189,10 +191,10 @@ class RewardModel:
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute the scores [n] of rows of token ids, on the CPU; rows of similar length are computed together."""
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        lengths = [len(row) for row in rows]
+        order = sorted(range(len(rows)), key=lambda index: lengths[index])
         scores = torch.zeros(len(rows))
-        for part in _micro_batches([[rows[index]] for index in order], self.micro_batch_tokens):
-            indices = [order[position] for position in part]
+        for indices in pack_by_tokens(order, lengths, range(len(rows)), self.micro_batch_tokens, whole_groups=False):
             scores[indices] = self.forward([rows[index] for index in indices]).cpu()
         return scores
 
@@ -208,18 +210,24 @@ class RewardModel:
 
         Returns their ranking before the step, and the step's metrics.
         """
-        rows = [self._rows(each) for each in comparisons]
-        total, ranking = 0.0, Ranking()
-        for part in _micro_batches(rows, self.micro_batch_tokens):
-            scores = self.forward([row for index in part for row in rows[index]])
-            losses = []
-            for index, own in zip(part, scores.split([len(rows[index]) for index in part]), strict=True):
+        rows = [(index, row) for index, each in enumerate(comparisons) for row in self._rows(each)]
+        comparison_of, lengths = [index for index, _ in rows], [len(row) for _, row in rows]
+
+        def forward(micro_batch: list[int]) -> tuple[Tensor, tuple[float, Ranking]]:
+            scores = self.forward([rows[row][1] for row in micro_batch])
+            counts = Counter(comparison_of[row] for row in micro_batch)  # rows of each comparison, all of them
+            losses, ranking = [], Ranking()
+            for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
                 losses.append(comparison_loss(own, comparisons[index].values, loss))
                 ranking += ranking_of(own.tolist(), comparisons[index].values)
-            summed = torch.stack(losses).sum() / len(comparisons)
-            summed.backward()
-            total += float(summed.detach())
-        return ranking, {"loss": total} | self.optimiser.step(total)
+            mean = torch.stack(losses).sum() / len(comparisons)
+            return mean, (float(mean.detach()), ranking)
+
+        budget = self.micro_batch_tokens
+        micro_batches = pack_by_tokens(range(len(rows)), lengths, comparison_of, budget, whole_groups=True)
+        results = accumulate(micro_batches, forward, Tensor.backward)
+        total = sum((value for value, _ in results), 0.0)
+        return sum((ranking for _, ranking in results), Ranking()), {"loss": total} | self.optimiser.step(total)
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute the scores [n] of rows of token ids in one forward pass; differentiable."""
@@ -272,23 +280,6 @@ def _set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         config.pad_token_id = next((each for each in special if each != end), end)
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id)
     return config.pad_token_id
-
-
-def _micro_batches(units: Sequence[Sequence[Sequence[int]]], budget: int) -> Iterator[list[int]]:
-    """Split units of rows into runs of at most `budget` tokens, including padding; a single unit may have more.
-
-    Yields the indices of each run.
-    """
-    part: list[int] = []
-    rows = longest = 0
-    for index, unit in enumerate(units):
-        rows, longest = rows + len(unit), max(longest, *map(len, unit))
-        if part and rows * longest > budget:
-            yield part
-            part, rows, longest = [], len(unit), max(map(len, unit))
-        part.append(index)
-    if part:
-        yield part
 
 
 # ------------------------------------------------------------------------------------------------------------ training

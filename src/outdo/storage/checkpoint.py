@@ -30,6 +30,7 @@ from torch import Tensor
 from outdo.storage import atomic
 from outdo.storage.state_file import pack, unpack
 from outdo.utils.errors import CheckpointError, DiskFullError
+from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 FORMAT = 1
 """Version of the manifest and of `state/`."""
@@ -37,8 +38,6 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state/state.json"
 TENSORS = "state/tensors.safetensors"
-PICKLES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"})
-"""Endings of pickle files, which can run code. outdo writes none and refuses a checkpoint that has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +248,7 @@ def _inventory(path: Path) -> tuple[list[str], list[str]]:
             continue
         if not stat.S_ISREG(mode):
             faults.append(f"{inside}: neither a file nor a folder; links and devices are not followed")
-        elif inside.suffix.lower() in PICKLES:
+        elif inside.suffix.lower() in PICKLE_SUFFIXES:
             faults.append(f"{inside}: a pickle file can run code; it was not opened")
         elif name != MANIFEST:
             names.append(name)

@@ -1,7 +1,7 @@
 """Build a run from a recipe: the place where the names in a recipe become objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
+from outdo.models.scorer import BatchSizes
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
@@ -75,7 +77,8 @@ class Run:
     def close(self) -> None:
         """Stop the processes that the run has started."""
         self.reward.close()
-        self.models.policy.pool.close()
+        if self.models.policy.pool is not None:
+            self.models.policy.pool.close()
 
 
 def build_run(
@@ -134,14 +137,16 @@ def build_run(
 
 
 def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = None) -> Engine:
-    """Return the engine that samples from `policy`, in every process of its pool.
+    """Return the engine that samples from `policy`: in this process, or in every process of its pool.
 
     This is the only place of the command line where an engine is chosen. Without a recipe it has default settings;
     `seed` replaces the recipe's.
     """
     if seed is None:
         seed = 0 if recipe is None else recipe.seed
-    return MultiprocessEngine(policy, policy.pool, seed=seed)
+    if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
+        return MultiprocessEngine(policy, policy.pool, seed=seed)
+    return BuiltinEngine(policy, seed=seed)
 
 
 def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
@@ -157,7 +162,8 @@ def held_out_questions(recipe: Recipe) -> Sequence[Row]:
 
 
 def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> Policy:
-    pool = WorkerPool(recipe.workers - 1 if recipe.workers else 0, threads=torch.get_num_threads())
+    workers = recipe.workers or 1
+    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
     return Policy.load(
         facts,
         device=recipe.device,
@@ -174,7 +180,7 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
 
 def _attention_note(policy: Policy) -> str:
     forward = policy.forward
-    return f"attention: {forward.way} ({forward.why})" if forward.why else f"attention: {forward.way}"
+    return f"attention: {forward.way} ({forward.reason})" if forward.reason else f"attention: {forward.way}"
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:
@@ -209,7 +215,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
             workers=cost.workers(recipe),
         )
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
-    policy.batch_sizes = replace(policy.batch_sizes, micro_batch_tokens=tokens)
+    policy.set_micro_batch_tokens(tokens)
     train = recipe.train.model_copy(update={"micro_batch_tokens": tokens})
     return recipe.model_copy(update={"train": train}), notes
 

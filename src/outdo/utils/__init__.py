@@ -1,1 +1,1 @@
-"""Small helpers that know nothing about training."""
+"""Small helpers that have nothing to do with training."""

@@ -16,7 +16,7 @@ class OutdoError(Exception):
 class UserError(OutdoError, ValueError):
     """The user's input is wrong. All mistakes are reported at once, before any model is loaded.
 
-    `mistakes` has one sentence for each, which names the file, the row or the key, and what was expected.
+    `problems` has one sentence for each, which names the file, the row or the key, and what was expected.
     """
 
     exit_status = 2

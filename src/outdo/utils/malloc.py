@@ -1,19 +1,19 @@
-"""Memory that a step has freed stays with the process, for the next step asks for as much again."""
+"""Keep the memory that a step has freed in the process, because the next step needs as much again."""
 
 import contextlib
 import ctypes
 import sys
 
-# Of glibc's `mallopt`. Set alone, either would switch off what glibc does for large tensors by itself.
+# Options of glibc's `mallopt`. Either of them alone would switch off how glibc treats large tensors by default.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 NEVER, LARGEST = 2**31 - 1, 32 * 2**20
 
 
 def disable_trim() -> None:
-    """From now on, in this process, only tensors above 32 MiB go back to the system when they are freed.
+    """Return only tensors above 32 MiB to the system when they are freed, in this process, from now on.
 
-    Otherwise glibc gives back what is free at the end of its heap, and every step begins by taking thousands of pages
-    anew. Where there is another C library, nothing happens.
+    By default glibc returns the free memory at the end of its heap, and every step begins by allocating thousands of
+    pages again. With another C library this function does nothing.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):

@@ -1,4 +1,4 @@
-"""Random numbers that are named, not drawn in turn: every number follows from a seed, a stream and a position."""
+"""Random numbers without a state: every number is a function of a seed, a stream and a position."""
 
 import hashlib
 from typing import NamedTuple
@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 
 
 class Stream(NamedTuple):
-    """Names one stream of random numbers. Equal streams give equal numbers, on any machine, in any batch."""
+    """The name of a stream of random numbers. Equal streams give equal numbers, on any machine, in any batch."""
 
-    purpose: str  # "train", "eval", "chat" ...: evaluation never repeats the numbers of training
+    purpose: str  # "train", "eval", "chat" ...: evaluation never uses the numbers of training
     step: int  # training step the sampling belongs to
     prompt_id: str
     sample: int  # index within the group, 0 .. G-1
 
 
 def stream_key(seed: int, stream: Stream) -> int:
-    """64 bits that name a stream of random numbers."""
+    """Compute the key of a stream, 64 bits."""
     text = repr((seed, stream.purpose, stream.step, stream.prompt_id, stream.sample)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def uniforms(keys: NDArray[numpy.uint64], positions: NDArray[numpy.uint64]) -> NDArray[numpy.float64]:
-    """The number at each position of each stream, in [0, 1): SplitMix64 (Steele et al. 2014) as a function, no state.
+    """Compute the number at each position of each stream, in [0, 1): SplitMix64 (Steele et al. 2014) without a state.
 
-    What was drawn before, and for whom, does not matter: so nothing random needs saving.
+    It does not depend on the numbers drawn before, so a checkpoint saves no state of a generator.
     """
     x = keys + (positions + numpy.uint64(1)) * numpy.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go: named spans, each without the spans inside it."""
+"""Measure where the seconds of a step go: named spans, each without the spans inside it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,17 +10,17 @@ import torch
 from torch.profiler import record_function
 
 SPANS = ("sample", "reward", "old", "reference", "values", "forward", "backward", "optimiser", "record")
-"""The spans of a training step, in the order in which they first come; what is in none of them is `idle`."""
+"""The spans of a training step, in the order in which they first occur; time outside of them is `idle`."""
 BETWEEN = ("evaluate", "save")
-"""The spans between two steps, which no step counts as its own."""
+"""The spans between two steps, which belong to no step."""
 
 
 class Clock:
-    """Wall-clock seconds by the name of the span they were spent in: `with Clock() as clock: ... clock.seconds`.
+    """Count wall-clock seconds by the name of the span: `with Clock() as clock: ... clock.seconds`.
 
-    Every moment belongs to exactly one name, the innermost open span's or `idle`, so the seconds add up to the time
-    since the clock was started. Work that is queued on an accelerator is counted where it is waited for. A clock sees
-    the spans of the thread that started it.
+    Every moment belongs to exactly one name, that of the innermost open span or `idle`, so the seconds add up to the
+    time since the start of the clock. Work that is queued on an accelerator is counted where the program waits for it.
+    A clock counts the spans of the thread that started it.
     """
 
     def __init__(self) -> None:
@@ -40,18 +40,18 @@ class Clock:
             _running.reset(self._token)
 
     def lap(self) -> dict[str, float]:
-        """The seconds since the start or the last lap; those that follow are counted anew."""
+        """Return the seconds since the start or the last lap, and start from 0 again."""
         self._count()
         seconds, self.seconds = self.seconds, {}
         return seconds
 
     def enter(self, name: str) -> None:
-        """What follows belongs to `name`; `leave` gives it back to what it belonged to before."""
+        """Count what follows as `name`, until `leave`."""
         self._count()
         self._open.append(name)
 
     def leave(self) -> None:
-        """The end of what `enter` began."""
+        """Count what follows as it was before the last `enter`."""
         self._count()
         self._open.pop()
 

@@ -210,7 +210,7 @@ def test_what_a_crash_left_half_written_breaks_no_reader(tmp_path: Path) -> None
 def test_a_step_without_record_and_a_column_that_is_not_there_are_named(run: Path) -> None:
     with pytest.raises(RunFolderError, match=r"step_000009\.parquet: step 9 has no record; recorded steps: 1, 2, 3"):
         parquet.read(run, 9)
-    with pytest.raises(RunFolderError, match=r"has no column 'rewards'; did you mean 'reward'\?"):
+    with pytest.raises(RunFolderError, match=r"has no column 'rewards'; did you mean reward\?"):
         parquet.read(run, 1, ["step", "rewards"])
 
 

@@ -16,7 +16,8 @@ from outdo.algorithms.objectives.corrections import mask
 from outdo.algorithms.objectives.presets import dro, gspo, kl_cov, ppo
 from outdo.algorithms.objectives.target.objective import target
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.policy import BatchSizes, Policy
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
 from outdo.observability.record.bounds import policy_push
 from outdo.observability.record.tokens import CLIP, TokenRecord, net, token_record
 from outdo.testing import tiny_model

@@ -14,7 +14,6 @@ A correction multiplies only S, never D or H, and denominators stay the same: a 
 TRL's four modes are `truncate` and `mask` at the levels "token" and "sequence", with low = 0 and high = 3.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Literal, TypeVar
@@ -27,6 +26,7 @@ from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, old_logpr
 from outdo.algorithms.requirements import requirements_of, requires
 from outdo.algorithms.shapes import Factor
 from outdo.types import Batch
+from outdo.utils.errors import did_you_mean
 
 Correction = Callable[[Float[Tensor, "B T"], Batch], Factor]
 At = Literal["token", "sequence", "geometric"]
@@ -160,7 +160,6 @@ def _weight(level: str) -> Callable[[Float[Tensor, "B T"], Batch], Float[Tensor,
 
 def _choice(option: str, name: str, known: Mapping[str, Choice]) -> Choice:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, list(known))
         raise ValueError(f'{option} must be one of {", ".join(known)}, not "{name}"{hint}')
     return known[name]

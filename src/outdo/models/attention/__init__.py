@@ -1,1 +1,1 @@
-"""One model, two ways to run it: the group's prompt shared and nothing padded, or padded as the model's authors did."""
+"""The forward pass of a model in one of two ways: each group's prompt shared and nothing padded, or all rows padded."""

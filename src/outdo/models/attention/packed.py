@@ -1,51 +1,86 @@
-"""A batch computed without padding, every group's prompt once.
+"""Compute a batch without padding, and every group's prompt once.
 
-All tokens stand in one flat row: first each distinct prompt, then each completion, the longest first. Everything in a
-transformer but attention looks at single tokens and does not notice; attention is done here, on padded views of the
-flat row, each completion reading its own prompt and itself. What comes out equals the padded forward.
+All tokens are in one flat row: first each distinct prompt, then each completion, the longest first. Every part of a
+transformer except attention computes each token alone, so this makes no difference to it. Attention is computed here,
+on padded views of the flat row: each completion reads its own prompt and itself. The result equals the padded forward.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from outdo.models.attention.kernel import Rule, attention, within
 from outdo.models.logprobs import predecessors
 from outdo.types import Batch
 
 
+class Rule(NamedTuple):
+    """The options of attention in a layer of a model; in all of them no token reads later ones."""
+
+    scaling: float  # scores are scaling · Q Kᵀ
+    window: int | None = None  # how many tokens, itself included, a token may read (Mistral, Gemma)
+    softcap: float | None = None  # scores become softcap · tanh(score / softcap) (Gemma 2)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, rule: Rule) -> Tensor:
+    """Compute softmax(scaling QKᵀ) V: query [R, heads, Lq, d], key and value [R, kv_heads, Lk, d] -> [R, heads, Lq, d].
+
+    `allowed` [R, 1, Lq, Lk] is True where a query may read a key (see `within`); None means causal, Lq = Lk.
+    """
+    repeats = query.shape[1] // key.shape[1]
+    # With a mask and grouped heads, CUDA has only the slow kernel that writes all scores to memory.
+    if repeats > 1 and (rule.softcap is not None or (query.is_cuda and allowed is not None)):
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    if rule.softcap is None:
+        causal, grouped = allowed is None, query.shape[1] != key.shape[1]
+        return scaled_dot_product_attention(
+            query, key, value, allowed, is_causal=causal, scale=rule.scaling, enable_gqa=grouped
+        )
+    if allowed is None:
+        allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    scores = rule.softcap * torch.tanh(query @ key.transpose(-1, -2) * rule.scaling / rule.softcap)
+    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).to(value.dtype) @ value
+
+
+def within(query_at: Tensor, key_at: Tensor, real: Tensor, window: int | None) -> Tensor:
+    """Return which keys a query may read: real, not later, in the window: [R, Lq], [R, Lk] -> [R, 1, Lq, Lk]."""
+    distance = query_at[:, None, :, None] - key_at[:, None, None, :]
+    allowed = (distance >= 0) & real[:, None, None, :]
+    return allowed if window is None else allowed & (distance < window)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Neighbours in the flat row, n tokens, that attention sees as R sequences of length L."""
+    """n neighbouring tokens of the flat row, which attention reads as R sequences of length L."""
 
     shape: tuple[int, int]  # R, L
-    places: Tensor | None  # [n] where in R x L each token stands; None where nothing is padded
+    places: Tensor | None  # [n] the index of each token in R x L; None if nothing is padded
     at: Tensor  # [R, L] position within the sequence; 0 on padding
     real: Tensor  # [R, L] False on padding
-    prompt_of: Tensor  # [R] which prompt a row goes on from
+    prompt_of: Tensor  # [R] the prompt that a row continues
 
-    def spread(self, tokens: Tensor) -> Tensor:
+    def pad(self, tokens: Tensor) -> Tensor:
         """[n, heads, d] -> [R, heads, L, d], 0 on padding."""
         if self.places is not None:
-            room = tokens.new_zeros(self.real.numel(), *tokens.shape[1:])
-            tokens = room.index_copy(0, self.places, tokens)  # [R * L, heads, d]
+            padded = tokens.new_zeros(self.real.numel(), *tokens.shape[1:])
+            tokens = padded.index_copy(0, self.places, tokens)  # [R * L, heads, d]
         return tokens.unflatten(0, self.shape).transpose(1, 2)
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def unpad(self, rows: Tensor) -> Tensor:
         """[R, heads, L, d] -> [n, heads, d]."""
         tokens = rows.transpose(1, 2).flatten(0, 1)  # [R * L, heads, d]
-        return tokens if self.places is None else _Taken.apply(tokens, self.places)
+        return tokens if self.places is None else _TakeRows.apply(tokens, self.places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Where each token of a batch stands in the flat row of N tokens; also the attention over it."""
+    """The place of each token of a batch in the flat row of N tokens, and attention over this row."""
 
     token_ids: Tensor  # [N]
-    positions: Tensor  # [N] position within the sequence; completions go on where their prompt ends
+    positions: Tensor  # [N] position within the sequence; a completion continues that of its prompt
     sizes: tuple[int, ...]  # tokens of the prompts, and of each part of the completions
     prompts: Part
     completions: tuple[Part, ...]
@@ -54,55 +89,56 @@ class Packed:
 
     @property
     def windows(self) -> frozenset[int | None]:
-        """The windows that attention over this row was asked to keep to."""
+        """The windows that attention over this row was called with."""
         return frozenset(self._masks)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]; what is beyond N stays 0."""
-        among, *after = self._allowed(rule.window)
-        filling = query.shape[2] - len(self.token_ids)
-        sizes = (*self.sizes, filling)
-        first, *others, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
-        q, k, v = (self.prompts.spread(x) for x in first)  # [P, heads, Lp, d]
-        outputs = [self.prompts.gathered(attention(q, k, v, among, rule))]
-        for part, own, allowed in zip(self.completions, others, after, strict=True):
-            q, *after_prompt = (part.spread(x) for x in own)  # [R, heads, L, d]
+        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]; the rest stays 0."""
+        prompt_mask, *masks = self._allowed(rule.window)
+        padding = query.shape[2] - len(self.token_ids)
+        sizes = (*self.sizes, padding)
+        prompts, *completions, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
+        q, k, v = (self.prompts.pad(x) for x in prompts)  # [P, heads, Lp, d]
+        outputs = [self.prompts.unpad(attention(q, k, v, prompt_mask, rule))]
+        for part, own, allowed in zip(self.completions, completions, masks, strict=True):
+            q, *own_keys_values = (part.pad(x) for x in own)  # [R, heads, L, d]
             keys, values = (
-                torch.cat([x.index_select(0, part.prompt_of), y], 2) for x, y in zip((k, v), after_prompt, strict=True)
+                torch.cat([x.index_select(0, part.prompt_of), y], 2)
+                for x, y in zip((k, v), own_keys_values, strict=True)
             )
-            outputs.append(part.gathered(attention(q, keys, values, allowed, rule)))
-        outputs.append(query.new_zeros(filling, *outputs[0].shape[1:]))
+            outputs.append(part.unpad(attention(q, keys, values, allowed, rule)))
+        outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
         return torch.cat(outputs)[None]  # [1, N, heads, d]
 
     def _allowed(self, window: int | None) -> list[Tensor]:
-        """Who may read whom: [P, 1, Lp, Lp] among prompts, then [R, 1, L, Lp + L] for each part."""
+        """Return which keys a query may read: [P, 1, Lp, Lp] for the prompts, then [R, 1, L, Lp + L] for each part."""
         if window not in self._masks:
             masks = [within(self.prompts.at, self.prompts.at, self.prompts.real, window)]
             for part in self.completions:
                 read = torch.cat([self.prompts.at[part.prompt_of], part.at], 1)  # [R, Lp + L]
                 real = torch.cat([self.prompts.real[part.prompt_of], part.real], 1)
-                # A padded query reads whatever stands first, so that no row of a softmax is empty; nobody reads it.
+                # A padded query reads the first key, so that no row of a softmax is empty; its result is not used.
                 masks.append(within(part.at, read, real, window))
             self._masks[window] = masks
         return self._masks[window]
 
 
 def pack(batch: Batch) -> Packed:
-    """Lay out a batch. Neighbouring rows of one group whose prompts are equal share them."""
+    """Pack a batch. Neighbouring rows of a group whose prompts are equal share one."""
     device, width = batch.token_ids.device, batch.token_ids.shape[1]
     is_prompt = torch.arange(width, device=device) < batch.prompt_lengths[:, None]  # [B, T]
-    first = _first_of_prompt(batch, is_prompt)  # [B] True where a row brings its prompt
+    first = _first_of_prompt(batch, is_prompt)  # [B] True where the prompt of a row is not that of the row before
     owner, prompt_of = first.nonzero().squeeze(1), first.cumsum(0) - 1  # [P] the row a prompt is taken from, [B]
     lengths = batch.attention_mask.sum(1) - batch.prompt_lengths  # [B]
 
-    nothing = torch.zeros_like(batch.prompt_lengths)
-    laid = [_lay(owner, nothing, batch.prompt_lengths, prompt_of)]
-    for rows in _similar(lengths.tolist()):
-        laid.append(_lay(torch.tensor(rows, device=device), batch.prompt_lengths, lengths, prompt_of))
-    parts, rows, columns = zip(*laid, strict=True)
-    row, column = torch.cat(rows), torch.cat(columns)  # [N] where in the batch each token of the flat row stands
+    zeros = torch.zeros_like(batch.prompt_lengths)
+    laid_out = [_lay_out(owner, zeros, batch.prompt_lengths, prompt_of)]
+    for rows in _similar_lengths(lengths.tolist()):
+        laid_out.append(_lay_out(torch.tensor(rows, device=device), batch.prompt_lengths, lengths, prompt_of))
+    parts, rows, columns = zip(*laid_out, strict=True)
+    row, column = torch.cat(rows), torch.cat(columns)  # [N] row and column in the batch of each token of the flat row
 
-    place = torch.zeros_like(batch.token_ids)  # [B, T] where in the flat row each token of the batch stands
+    place = torch.zeros_like(batch.token_ids)  # [B, T] index in the flat row of each token of the batch
     place[row, column] = torch.arange(len(row), device=device)
     place = place[owner[prompt_of]].where(is_prompt, place)
     return Packed(
@@ -115,8 +151,8 @@ def pack(batch: Batch) -> Packed:
     )
 
 
-def _lay(rows: Tensor, starts: Tensor, lengths: Tensor, prompt_of: Tensor) -> tuple[Part, Tensor, Tensor]:
-    """Some rows of a batch side by side, from column `starts` on; also of each token the row and the column, [n]."""
+def _lay_out(rows: Tensor, starts: Tensor, lengths: Tensor, prompt_of: Tensor) -> tuple[Part, Tensor, Tensor]:
+    """Lay out some rows of a batch from column `starts` on; also return row and column of each token, [n]."""
     starts, lengths = starts[rows, None], lengths[rows, None]
     columns = torch.arange(int(lengths.max()), device=rows.device)  # [L]
     real = columns < lengths  # [R, L]
@@ -133,18 +169,18 @@ def _lay(rows: Tensor, starts: Tensor, lengths: Tensor, prompt_of: Tensor) -> tu
     return part, rows[:, None].expand_as(real)[real], at[real]
 
 
-def _similar(lengths: Sequence[int]) -> list[list[int]]:
-    """The rows that hold anything, longest first, cut where one would be padded to more than twice its length."""
-    cut: list[list[int]] = []
+def _similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Split the rows that are not empty, longest first, so that none is padded to more than twice its length."""
+    parts: list[list[int]] = []
     for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
-        if not cut or lengths[cut[-1][0]] > 2 * lengths[row]:
-            cut.append([])
-        cut[-1].append(row)
-    return cut
+        if not parts or lengths[parts[-1][0]] > 2 * lengths[row]:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
 
 
-class _Taken(torch.autograd.Function):
-    """x[places], no place twice: so the way back is a copy, where autograd's would add up one by one."""
+class _TakeRows(torch.autograd.Function):
+    """Take x[places], no place twice: the backward pass is a copy, where autograd's would add one by one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
@@ -159,7 +195,7 @@ class _Taken(torch.autograd.Function):
 
 
 def _first_of_prompt(batch: Batch, is_prompt: Tensor) -> Tensor:
-    """Which rows' prompts differ from that of the row before them, [B] bool."""
+    """Return which rows' prompts differ from that of the row before, [B] bool."""
     prompts = batch.token_ids.where(is_prompt, -1)
     same = (prompts[1:] == prompts[:-1]).all(1) & (batch.group[1:] == batch.group[:-1])
     return torch.cat([same.new_ones(1), ~same])

@@ -14,7 +14,7 @@ import torch
 from outdo.models.attention.forward import Forward
 from outdo.models.device import choose_device
 from outdo.models.loading import load_model
-from outdo.models.policy import BatchSizes, Scorer
+from outdo.models.scorer import BatchSizes, Scorer
 from outdo.observability.page.encode import Table
 from outdo.observability.page.select import Comparison
 from outdo.storage import checkpoint
@@ -49,7 +49,7 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
         return []
     batch, order = _batch(table)
     chosen, _ = choose_device(device)
-    scorer = Scorer(Forward.probe(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
+    scorer = Scorer(Forward.choose(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
     scores = scorer.logprobs(batch)
     found: list[Any] = [None] * len(order)
     lengths = batch.attention_mask.sum(1)

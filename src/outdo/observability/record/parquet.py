@@ -7,7 +7,6 @@ and renamed when it was on disk. Reading needs no torch.
 # pyarrow has no types:
 # pyright: reportUnknownParameterType=false
 
-import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 
 from outdo.storage import atomic
 from outdo.storage.atomic import write_bytes_atomically
-from outdo.utils.errors import RunFolderError
+from outdo.utils.errors import RunFolderError, did_you_mean
 
 FORMAT = 1
 """Version of the columns; see `outdo.observability.record.table`."""
@@ -142,6 +141,5 @@ def _check(path: Path, schema: pa.Schema, columns: Sequence[str] | None) -> None
         raise RunFolderError(f"{path}: {told}")
     for column in columns or ():
         if column not in schema.names:
-            near = difflib.get_close_matches(column, schema.names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(schema.names)}"
+            hint = did_you_mean(column, schema.names) or f"; there are {', '.join(schema.names)}"
             raise RunFolderError(f"{path}: has no column {column!r}{hint}")

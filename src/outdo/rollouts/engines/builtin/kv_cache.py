@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from outdo.models.attention.kernel import Rule, attention, within
+from outdo.models.attention.packed import Rule, attention, within
 
 Layer = tuple[Tensor, Tensor]  # keys and values, each [kv_heads, L, d]
 

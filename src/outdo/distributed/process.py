@@ -1,0 +1,165 @@
+"""Processes that hold objects and call their methods on request.
+
+The tensors of an object that is sent to a process become shared memory, not copies: what one process writes into a
+weight, the others read. Arguments and results of methods go through a pipe, and are copied.
+"""
+
+import contextlib
+import io
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from outdo.utils.errors import WorkerError
+from outdo.utils.malloc import disable_trim
+
+PRELOADED = ["outdo.distributed.pooled_scoring"]
+"""What a child needs: it is imported while the parent loads its own modules and models."""
+
+
+class Replicated:
+    """Objects of one kind, one of them in this process and one in each of some others."""
+
+    def __init__(self, local: Any, others: Sequence["Process"], name: int) -> None:
+        self.local = local
+        self._others = others
+        self._name = name
+
+    def __len__(self) -> int:
+        return 1 + len(self._others)
+
+    def map(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call `method` of as many objects as there are `calls` at the same time; return the results in order.
+
+        Raises what a call raised, this process's own first, after all of them have ended.
+        """
+        if not calls:
+            return []
+        others = self._others[: len(calls) - 1]
+        for process, arguments in zip(others, calls[1:], strict=True):
+            process.call(self._name, method, arguments)
+        try:
+            own = getattr(self.local, method)(*calls[0])
+        finally:
+            results = [process.result() for process in others]
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise errors[0]
+        return [own, *results]
+
+
+class Process:
+    """One further process, which holds objects by a number and calls their methods."""
+
+    def __init__(self, threads: int) -> None:
+        context = torch.multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        if sys.platform == "linux":
+            context.set_forkserver_preload(PRELOADED)
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+        # The child ignores signals that are meant for the whole run; it ends when the pipe is closed. So the pipe has
+        # to be closed before Python waits for its children.
+        self._end = util.Finalize(self, _end, args=(self._pipe, self._process), exitpriority=100)
+
+    def hold(self, name: int, part: Any) -> None:
+        """Send an object, with its tensors as shared memory, and wait until it has arrived."""
+        try:
+            pickled = ForkingPickler.dumps(part)  # shares the memory of tensors; `_pickle_copy` copies it
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise WorkerError(
+                f"the model cannot be sent to a worker process: {error}; `workers = 1` has none"
+            ) from error
+        self._send(("hold", name))
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send_bytes(pickled)
+        result = self.result()
+        if isinstance(result, BaseException):
+            raise result
+
+    def call(self, name: int, method: str, arguments: tuple[Any, ...]) -> None:
+        """Start a call of a method; `result` waits for its end."""
+        self._send((method, name, *arguments))
+
+    def result(self) -> Any:
+        """Return the result of the last call, or the exception that it raised."""
+        try:
+            return pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            self._process.join(1.0)
+            return WorkerError(
+                f"a worker process ended in the middle of its work (exit status {self._process.exitcode}); "
+                "if it ran out of memory, fewer `workers` need less"
+            )
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `result` reports why
+            self._pipe.send_bytes(_pickle_copy(message))
+
+    def close(self) -> None:
+        """End the process, and wait until it has ended."""
+        self._end()
+
+
+def _end(pipe: Connection, process: Any) -> None:
+    pipe.close()
+    process.join()
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """Run in a child: execute calls until the parent closes the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    disable_trim()
+    held: dict[int, Any] = {}
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            method, name, *arguments = pickle.loads(pipe.recv_bytes())
+            try:
+                if method == "hold":
+                    held[name] = pickle.loads(pipe.recv_bytes())
+                    result = None
+                else:
+                    result = getattr(held[name], method)(*arguments)
+                message = _pickle_copy(result)
+            except Exception as error:
+                message = _pickle_copy(_picklable(error))
+            pipe.send_bytes(message)
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return the error with its traceback as a note; a `WorkerError` in its place if it cannot be pickled."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return WorkerError(f"in a worker process: {where}")
+    error.add_note(f"raised in a worker process:\n{where}")
+    return error
+
+
+class _CopyPickler(pickle.Pickler):
+    """Pickle tensors by value, as arrays: quick for the small ones that arguments and results are."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor) and obj.dtype != torch.bfloat16:
+            return torch.from_numpy, (obj.detach().cpu().numpy(),)
+        return NotImplemented
+
+
+def _pickle_copy(message: Any) -> bytes:
+    buffer = io.BytesIO()
+    _CopyPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()

@@ -1,0 +1,3 @@
+"""Files that outdo never opens: a pickle can run any code when it is loaded."""
+
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})

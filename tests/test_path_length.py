@@ -1,0 +1,59 @@
+"""How many files of outdo one training step runs through, from the prompt to the weight update."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from engine_cases import fresh
+
+import outdo
+from outdo.algorithms.advantages import group_standardised, per_token
+
+SOURCE = Path(outdo.__file__).parent
+MOST = 32
+
+
+def executed(run: Callable[[], Any]) -> set[str]:
+    """The files of outdo of which a function is executed, not only imported, while `run` runs."""
+    paths = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name != "<module>":
+            paths.add(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return {str(Path(path).relative_to(SOURCE)) for path in paths if path.startswith(str(SOURCE))}
+
+
+def steps() -> Iterator[outdo.Step]:
+    """GRPO with one process, the built-in engine and a plain reward function."""
+    policy = fresh(optimiser=outdo.OptimiserSettings(lr=1e-3))
+    prompts = [
+        outdo.Prompt(id=str(number), text="", token_ids=tuple(policy.tokenizer.encode(f"question {number}")))
+        for number in range(4)
+    ]
+    reward = outdo.load_reward(lambda completion: float(len(completion) % 2))
+    sampling = outdo.SamplingParams(max_tokens=8)
+    sample = outdo.GroupSampler(outdo.BuiltinEngine(policy), outdo.SingleTurn(reward), group_size=4, sampling=sampling)
+    objective = outdo.grpo(beta=0)
+    models = outdo.Models.of(policy, objective)
+    return outdo.train(models, [prompts], sample, per_token(group_standardised), objective)
+
+
+def test_a_step_runs_through_few_files():
+    prepared, done = steps(), []
+    files = executed(lambda: done.extend(prepared))
+    assert done[0].update.metrics["grad_norm"] > 0
+    print(*sorted(files), len(files), sep="\n")
+    assert len(files) <= MOST, sorted(files)
+
+
+def test_one_process_runs_no_code_of_several():
+    assert not [file for file in executed(lambda: list(steps())) if file.startswith("distributed/")]
