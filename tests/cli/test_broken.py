@@ -145,9 +145,7 @@ def test_missing_columns_are_reported(errors_of, tmp_path):
 
 
 def test_a_model_folder_that_does_not_exist_offers_its_nearest_sibling(errors_of, broken_model):
-    assert_reports(
-        errors_of(model=broken_model.with_name("brokn")), "no folder 'brokn'", "did you mean broken?"
-    )
+    assert_reports(errors_of(model=broken_model.with_name("brokn")), "no folder 'brokn'", "did you mean broken?")
 
 
 def test_a_model_with_only_pickle_weights_is_never_opened(errors_of, broken_model, tmp_path):
