@@ -144,7 +144,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from outdo.observability.page.server import serve
-serve([Path(sys.argv[1])], port=0, say=lambda line: print(line, flush=True))
+serve([Path(sys.argv[1])], port=0, report=lambda line: print(line, flush=True))
 """
 
 
