@@ -107,8 +107,12 @@ def record_step(
     known = {name: value for name, value in step_metrics(done).items() if not name.startswith("updates/")}
     all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
-        run.append_metrics(step, {name: value for name, value in all_metrics.items() if math.isfinite(value)})
+        run.append_metrics(step, _finite(all_metrics))
         return parquet.write(run.path, step, record_table(done, record, TokenTexts(tokenizer), about={}))
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def rewind(folder: str | Path, step: int) -> None:
