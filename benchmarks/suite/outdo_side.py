@@ -19,7 +19,7 @@ from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.observability.record.parquet import make_room
+from outdo.observability.record.parquet import make_folder
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine, PolicyView
@@ -119,7 +119,7 @@ def step(setting: Setting, turns: Turns) -> None:
     recorder = Recorder(steps.policy, steps.objective)
     with TemporaryDirectory() as place, BackgroundWriter() as writer:
         folder = Path(place)
-        make_room(folder)
+        make_folder(folder)
 
         def turn() -> Turn:
             began = time.perf_counter()
@@ -128,7 +128,7 @@ def step(setting: Setting, turns: Turns) -> None:
             stepped = time.perf_counter()
             if setting.options.get("record"):  # as `outdo train` does: written while the next step is made
                 assert writer.wait() is None
-                _, write = recorder.taken(made, folder)
+                _, write = recorder.measure(made, folder)
                 writer.begin(write)
             ended = time.perf_counter()
             return Turn(

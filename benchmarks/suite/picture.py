@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.suite.report import CaseReport, Entry, Spread
-from outdo.observability.curves import GREY, LOOK
+from outdo.observability.curves import GREY, STYLE
 from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
 
@@ -126,7 +126,7 @@ def _saved_figure(path: Path, inches: tuple[float, float]) -> Iterator["Figure"]
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError([f'{path}: pictures need matplotlib: pip install "outdo[plot]"']) from None
-    with rc_context({**LOOK, "axes.labelcolor": GREY}):
+    with rc_context({**STYLE, "axes.labelcolor": GREY}):
         figure = Figure(figsize=inches, layout="constrained")
         yield figure
         save_picture(figure, path)

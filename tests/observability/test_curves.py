@@ -11,7 +11,7 @@ from rich.console import Console
 
 from outdo.cli.plot import run_plot
 from outdo.observability import glossary
-from outdo.observability.curves import USUAL, plot, written
+from outdo.observability.curves import DEFAULT_METRICS, metric_names, plot
 from outdo.storage.run_folder import read_metrics
 from outdo.utils.errors import RunFolderError, UserError
 
@@ -32,14 +32,14 @@ def drawn(path: Path) -> str:
     return path.read_text()
 
 
-def test_what_helps_to_judge_a_run_comes_first(tmp_path: Path) -> None:
+def test_the_most_important_metrics_come_first(tmp_path: Path) -> None:
     plot({"a": LINES}, tmp_path / "a.svg")
     text = drawn(tmp_path / "a.svg")
-    places = [text.index(f"<!-- {name} -->") for name in USUAL if name in written(LINES)]
+    places = [text.index(f"<!-- {name} -->") for name in DEFAULT_METRICS if name in metric_names(LINES)]
     assert places == sorted(places)
-    assert USUAL[0] == "eval/greedy"
-    assert "moved_right_way" in USUAL[:3]
-    assert all(glossary.entry(name) for name in USUAL)
+    assert DEFAULT_METRICS[0] == "eval/greedy"
+    assert "moved_right_way" in DEFAULT_METRICS[:3]
+    assert all(glossary.entry(name) for name in DEFAULT_METRICS)
 
 
 def test_one_run_and_two_are_drawn_and_named(tmp_path: Path) -> None:
@@ -56,12 +56,12 @@ def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_a_png_is_a_png(tmp_path: Path) -> None:
+def test_a_png_file_has_the_png_signature(tmp_path: Path) -> None:
     plot({"run": LINES}, tmp_path / "a.png", names=["reward"])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_mistakes_are_told_at_once_with_the_nearest_name(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         plot({"a": LINES, "b": LINES, "c": LINES}, tmp_path / "a.jpg", names=["rewrd", "entropy", "greedy"])
     said = str(caught.value)
@@ -72,18 +72,18 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_name(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_another_library_is_drawn_with_what_it_has(tmp_path: Path) -> None:
+def test_a_run_of_another_library_is_drawn(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"step": n, "their/metric": float(n)} for n in range(3)]
     plot({"theirs": lines}, tmp_path / "a.svg")
     assert "<!-- their/metric -->" in drawn(tmp_path / "a.svg")
 
 
-def test_a_run_without_a_step_is_a_mistake(tmp_path: Path) -> None:
+def test_a_run_without_a_step_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\.jsonl has no step yet"):
         plot({"young": [{"step": 1, "reward": None}]}, tmp_path / "a.svg")
 
 
-def test_without_matplotlib_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -109,13 +109,13 @@ def full_disk(folder: Path) -> Path:
     return path
 
 
-def test_the_command_names_all_that_is_wrong_with_runs_and_file(run: Path, tmp_path: Path) -> None:
+def test_the_command_reports_all_mistakes_in_runs_and_file(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)nothing: no such folder.*nowhere: no such folder.*no folder .*missing"):
         run_plot([tmp_path / "nothing", tmp_path / "nowhere"], tmp_path / "missing" / "a.svg", None, Console())
     with pytest.raises(UserError, match="the same run is given twice"):
         run_plot([run, run], tmp_path / "a.svg", None, Console())
 
 
-def test_a_picture_that_the_disk_refuses_is_told(run: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_reported(run: Path) -> None:
     with pytest.raises(RunFolderError, match=r"full\.svg: cannot be written: No space left"):
         run_plot([run], full_disk(run.parent), None, Console())

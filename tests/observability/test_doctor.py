@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from outdo.cli.doctor import run_doctor
-from outdo.observability.doctor import RULES, Finding, diagnose, from_the_start
-from outdo.observability.doctor.series import Run
+from outdo.observability.doctor import RULES, Finding, diagnose, with_initial_evaluation
+from outdo.observability.doctor.series import RunMetrics
 from outdo.storage.run_folder import read_metrics
 from outdo.utils.errors import UserError
 
@@ -52,7 +52,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((5, {"updates/done": 1.0}), (3, {"updates/done": 0.0})),
         "steps 6 to 8: nothing was trained",
     ),
-    "refill_starved": (steps((6, {"refill/missing": 4.0})), r"4.0 groups per step were still missing"),
+    "groups_missing": (steps((6, {"refill/missing": 4.0})), r"4.0 groups per step were still missing"),
     "failed_rewards": (
         steps((3, {}), (1, {"verdicts/timed_out": 7.0})),
         r"step 4: 7 answers .*timed_out.*reward_limits.timeout",
@@ -72,9 +72,9 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((9, {"updates/refused": 0.0}), (1, {"updates/refused": 1.0})),
         "step 10: .* 1 of the steps",
     ),
-    "critic_misleads": (steps((12, {"value/explained_variance": -0.4})), r"explains -0.40 of the variance"),
+    "critic_worse_than_mean": (steps((12, {"value/explained_variance": -0.4})), r"explains -0.40 of the variance"),
     "engine_mismatch": (steps((9, {"sampling/sampling_logp_difference/mean": 0.2})), "differ by 0.2 nats"),
-    "slower": (
+    "slow_steps": (
         steps((20, {"tokens_per_second": 1000.0}), (6, {"tokens_per_second": 100.0})),
         "steps 21 to 26: 100 tokens",
     ),
@@ -98,7 +98,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 4.0})),
         "with 4 passes per step no token was clipped",
     ),
-    "not_followed": (steps((9, {"transfer/followed": 0.2, "transfer/prompts": 8.0})), "only 20% of 72 questions"),
+    "no_transfer": (steps((9, {"transfer/followed": 0.2, "transfer/prompts": 8.0})), "only 20% of 72 questions"),
     "accuracy_fell": (
         steps(
             (10, {"reward": 0.4}),
@@ -112,7 +112,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((20, {"reward": jumping(0.6, 0.8)}), (20, {"reward": jumping(0.1, 0.3)})),
         r"fell from 0.7 \(the first 8 steps\) to 0.2 \(the last 8\)",
     ),
-    "parts_against_each_other": (
+    "conflicting_reward_parts": (
         steps(
             (20, {"rewards/format/mean": jumping(0.1, 0.2), "rewards/exact/mean": jumping(0.5, 0.6)}),
             (20, {"rewards/format/mean": jumping(0.8, 0.9), "rewards/exact/mean": jumping(0.1, 0.2)}),
@@ -123,11 +123,11 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((20, {"reward": jumping(0.1, 0.3)}), (20, {"reward": jumping(0.6, 0.8)})),
         r"rose from 0.2 \(the first 8 steps\) to 0.7 \(the last 8\)",
     ),
-    "held_out_rose": (
+    "held_out_accuracy_rose": (
         steps((1, {"eval/sampled": 0.2}), (5, {}), (1, {"eval/sampled": 0.7})),
         "70.0% of the sampled answers to held-out questions are right; at the start it was 20.0%",
     ),
-    "pushes_arrived": (
+    "moved_as_pushed": (
         steps((9, {"moved_right_way": 0.93, "moved/tokens": 100.0})),
         r"93.0% of the pushed tokens moved as pushed, weighted by how far the pushes could move them "
         r"\(900 tokens were measured\)",
@@ -140,7 +140,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "too_hard": steps((10, {"frac_all_wrong": 1.0, "frac_reward_zero_std": 0.0})),  # a reward that never reaches 1
     "no_signal": steps((10, {"frac_reward_zero_std": 0.6})),
     "nothing_trained": steps((2, {"updates/done": 0.0}), (9, {"updates/done": 1.0})),
-    "refill_starved": steps((9, {"refill/missing": 0.0})),
+    "groups_missing": steps((9, {"refill/missing": 0.0})),
     "failed_rewards": steps((9, {"verdicts/not_applicable": 4.0})),
     "truncation": steps((4, {"completions/clipped_ratio": 0.9}), (9, {"completions/clipped_ratio": 0.0})),  # too short
     "longer_not_better": steps(
@@ -150,9 +150,9 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "entropy_explosion": steps((10, {"entropy": 0.01}), (10, {"entropy": 0.05})),
     "kl_running_away": steps((20, {"kl": 0.2})),
     "refused_updates": steps((9, {"updates/refused": 0.0})),
-    "critic_misleads": steps((5, {"value/explained_variance": -0.4}), (9, {"value/explained_variance": 0.6})),
+    "critic_worse_than_mean": steps((5, {"value/explained_variance": -0.4}), (9, {"value/explained_variance": 0.6})),
     "engine_mismatch": steps((9, {"sampling/sampling_logp_difference/mean": 0.01})),
-    "slower": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),
+    "slow_steps": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),
     "not_moving": steps((9, {"moved_not": 0.3})),
     "hardly_moving": steps((20, {"attained": [0.0001, 0.03, -0.01, 0.0002] * 5})),  # few tokens in every second step
     "moving_away": steps((20, {"attained": jumping(-0.05, 0.1)})),
@@ -161,37 +161,37 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "out_of_reach": steps((9, {"unreachable": 0.6})),
     "clipped_too_much": steps((9, {"clip_ratio/region_mean": 0.2})),
     "clip_never_acts": steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 1.0})),
-    "not_followed": steps((9, {"transfer/followed": 0.2, "transfer/prompts": 1.0})),  # too few to say so
+    "no_transfer": steps((9, {"transfer/followed": 0.2, "transfer/prompts": 1.0})),  # too few to say so
     "accuracy_fell": steps(
         (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.4, "eval/greedy_high": 0.8}),
         (9, {"reward": 0.9}),
         (1, {"reward": 0.9, "eval/greedy": 0.5, "eval/greedy_low": 0.3, "eval/greedy_high": 0.7}),
     ),
     "reward_fell": steps((20, {"reward": jumping(0.15, 0.95)}), (20, {"reward": jumping(0.1, 0.9)})),  # noise
-    "parts_against_each_other": steps(
+    "conflicting_reward_parts": steps(
         (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
         (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),
     ),
     "reward_rose": steps(
         (20, {"reward": jumping(0.1, 0.9)}), (20, {"reward": jumping(0.15, 0.95)})
     ),  # within the noise
-    "held_out_rose": steps((1, {"eval/greedy": 0.5}), (5, {}), (1, {"eval/greedy": 0.5})),
-    "pushes_arrived": steps((9, {"moved_right_way": 0.5})),
+    "held_out_accuracy_rose": steps((1, {"eval/greedy": 0.5}), (5, {}), (1, {"eval/greedy": 0.5})),
+    "moved_as_pushed": steps((9, {"moved_right_way": 0.5})),
 }
 """A series for every rule that comes near, and of which it says nothing."""
 
 
 def found_by(rule: str, lines: list[dict[str, Any]], recipe: Mapping[str, Any] | None = GRPO) -> list[Finding]:
     (named,) = [each for each in RULES if each.__name__ == rule]
-    return list(named(Run(lines, recipe or {})))
+    return list(named(RunMetrics(lines, recipe or {})))
 
 
-def test_every_rule_has_a_series_that_it_speaks_of_and_one_that_it_does_not() -> None:
+def test_every_rule_has_an_example_with_and_without_a_finding() -> None:
     assert {rule.__name__ for rule in RULES} == set(FIRES) == set(SILENT)
 
 
 @pytest.mark.parametrize("rule", FIRES)
-def test_a_rule_says_what_the_numbers_say(rule: str) -> None:
+def test_a_rule_reports_the_expected_finding(rule: str) -> None:
     lines, words = FIRES[rule]
     (found,) = found_by(rule, lines)
     assert re.search(words, found.text), found.text
@@ -200,7 +200,7 @@ def test_a_rule_says_what_the_numbers_say(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", SILENT)
-def test_a_rule_is_silent_where_it_only_comes_near(rule: str) -> None:
+def test_a_rule_reports_nothing_just_below_its_threshold(rule: str) -> None:
     assert found_by(rule, SILENT[rule]) == []
 
 
@@ -214,7 +214,7 @@ def test_a_healthy_run_gets_good_news_only() -> None:
     assert any(before_and_after in finding.text for finding in findings)
 
 
-def test_an_improvement_that_may_be_chance_is_said_to_be_one() -> None:
+def test_an_improvement_that_may_be_chance_is_reported_as_uncertain() -> None:
     told = [{"sampled": value, "sampled_low": value - 0.1, "sampled_high": value + 0.1} for value in (0.5, 0.65)]
     ends = [{f"eval/{name}": value for name, value in each.items()} for each in told]
     (found,) = diagnose(steps((1, ends[0]), (5, {}), (1, ends[1])))
@@ -228,18 +228,18 @@ def test_a_gap_of_two_steps_does_not_end_a_range_and_one_of_three_does() -> None
 
 
 @pytest.mark.parametrize("rule", ["too_easy", "too_hard"])
-def test_what_is_too_easy_or_too_hard_is_not_also_said_to_be_without_signal(rule: str) -> None:
+def test_too_easy_or_too_hard_data_is_not_also_reported_as_no_signal(rule: str) -> None:
     assert found_by("no_signal", FIRES[rule][0]) == []
 
 
-def test_what_was_known_and_is_lost_is_not_called_too_hard() -> None:
+def test_a_policy_that_became_worse_is_not_reported_as_too_hard_data() -> None:
     lines = steps((2, {"frac_all_wrong": 0.3}), (9, {"frac_all_wrong": 1.0, "learning_rate": 3e-3}))
     (found,) = found_by("too_hard", lines)
     assert re.search(r"all wrong; before it was 30%.*the policy has become worse.*0\.003.*Lower optim\.lr", found.text)
     assert "Take easier questions" not in found.text
 
 
-def test_an_evaluation_that_fell_with_the_reward_is_told_too() -> None:
+def test_accuracy_that_fell_with_the_reward_is_reported() -> None:
     tests = [{"step": 0, "eval/greedy": 0.3}, {"step": 9, "eval/greedy": 0.0, "reward": 0.0}]
     (found,) = found_by("accuracy_fell", tests)
     assert "fell from 30.0% to 0.0%, and the reward did not rise" in found.text
@@ -247,26 +247,26 @@ def test_an_evaluation_that_fell_with_the_reward_is_told_too() -> None:
 
 
 @pytest.mark.parametrize("rule", ["moving_away", "overshooting", "clipped_too_much"])
-def test_bounds_of_whole_answers_are_no_fault_of_their_tokens(rule: str) -> None:
+def test_sequence_objectives_get_no_findings_about_bounds_of_tokens(rule: str) -> None:
     lines, _ = FIRES[rule]
     assert not found_by(rule, lines, {"train": {"objective": "gspo"}})
 
 
-def test_a_bound_so_near_that_a_few_tokens_outweigh_all_is_not_called_moving_away() -> None:
+def test_a_few_tokens_with_close_bounds_are_not_reported_as_moving_away() -> None:
     assert not found_by("moving_away", steps((12, {"attained": -2.9, "moved_wrong_way": 0.1})))
 
 
-def test_pushes_of_the_reference_alone_are_no_good_news() -> None:
-    assert not found_by("pushes_arrived", steps((9, {"moved_right_way": 0.9, "frac_mixed": 0.0})))
+def test_pushes_of_the_reference_alone_are_not_reported_as_good() -> None:
+    assert not found_by("moved_as_pushed", steps((9, {"moved_right_way": 0.9, "frac_mixed": 0.0})))
 
 
-def test_a_clip_that_never_acts_is_no_fault_of_an_objective_without_one() -> None:
+def test_clip_never_acts_is_not_reported_for_objectives_without_a_clip() -> None:
     lines, _ = FIRES["clip_never_acts"]
     assert found_by("clip_never_acts", lines, {"train": {"objective": "target"}}) == []
     assert found_by("clip_never_acts", lines, None) == []
 
 
-def test_what_is_not_a_number_is_read_around() -> None:
+def test_values_that_are_not_numbers_are_ignored() -> None:
     lines = steps((9, {"kl": 2.0}))
     lines[3]["kl"] = None
     lines[4] |= {"kl": float("nan"), "reward": "much", "entropy": True}
@@ -276,11 +276,11 @@ def test_what_is_not_a_number_is_read_around() -> None:
     assert diagnose(steps((9, {"kl": True}))) == []
 
 
-def test_the_evaluation_before_the_first_step_counts_as_that_of_step_0() -> None:
-    lines = from_the_start(steps((5, {}), (1, {"eval/greedy": 0.9})), {"before": {"greedy": 0.1}})
+def test_the_evaluation_before_the_first_step_is_step_0() -> None:
+    lines = with_initial_evaluation(steps((5, {}), (1, {"eval/greedy": 0.9})), {"before": {"greedy": 0.1}})
     (found,) = diagnose(lines)
     assert (found.first, found.last) == (0, 6)
-    assert from_the_start(lines, {}) == lines
+    assert with_initial_evaluation(lines, {}) == lines
 
 
 # ------------------------------------------------------------------------------------------------------- the command
@@ -300,7 +300,7 @@ def said_of(run: Path, **how: bool) -> str:
     return said.getvalue()
 
 
-def test_the_command_tells_warnings_first_and_of_a_run_of_another_library(tmp_path: Path) -> None:
+def test_the_command_prints_warnings_first_also_for_other_libraries(tmp_path: Path) -> None:
     lines = steps((20, {"kl": 2.0, "reward": jumping(0.0, 0.1)}), (20, {"kl": 2.0, "reward": jumping(0.8, 0.9)}))
     said = said_of(write_run(tmp_path / "run", lines))
     assert said.index("warning: steps 1 to 40: the policy is 2 nats") < said.index(
@@ -309,7 +309,7 @@ def test_the_command_tells_warnings_first_and_of_a_run_of_another_library(tmp_pa
     assert "no problem was found" not in said
 
 
-def test_the_command_uses_recipe_and_summary_where_they_are(tmp_path: Path) -> None:
+def test_the_command_reads_recipe_and_summary_if_they_exist(tmp_path: Path) -> None:
     lines = steps((8, {"completions/clipped_ratio": 0.5}), (1, {"eval/greedy": 0.9}))
     recipe, summary = "[sampling]\nmax_tokens = 77\n", '{"before": {"greedy": 0.2}}'
     said = said_of(write_run(tmp_path / "run", lines, recipe_toml=recipe, summary_json=summary))
@@ -317,25 +317,25 @@ def test_the_command_uses_recipe_and_summary_where_they_are(tmp_path: Path) -> N
     assert "at the start it was 20.0%" in said
 
 
-def test_the_command_says_plainly_that_nothing_was_found(tmp_path: Path) -> None:
+def test_the_command_reports_that_nothing_was_found(tmp_path: Path) -> None:
     assert "no problem was found" in said_of(write_run(tmp_path / "run", HEALTHY))
     assert "most rules need five steps" in said_of(write_run(tmp_path / "young", steps((2, {"kl": 9.0}))))
 
 
-def test_a_line_that_a_running_run_has_half_written_is_left_out(tmp_path: Path) -> None:
+def test_the_incomplete_last_line_of_a_live_run_is_ignored(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps((9, {"kl": 2.0})))
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 10, "k')
     assert "9 steps" in said_of(run)
 
 
-def test_json_is_an_object_on_a_line(tmp_path: Path) -> None:
+def test_json_output_is_one_object_per_line(tmp_path: Path) -> None:
     said = said_of(write_run(tmp_path / "run", steps((9, {"kl": 2.0}))), as_json=True)
     (found,) = [json.loads(line) for line in said.splitlines()]
     assert (found["first"], found["last"], found["level"], found["metric"]) == (1, 9, "warning", "kl")
 
 
-def test_what_is_no_run_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
+def test_an_unknown_run_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run is there"):
         said_of(tmp_path)
     write_run(tmp_path / "sums", steps((1, {})))
@@ -345,13 +345,13 @@ def test_what_is_no_run_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> No
         said_of(tmp_path / "sums" / "metrics.jsonl")
 
 
-def test_what_is_damaged_is_named_and_the_rest_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_files_are_named_and_the_rest_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", steps((9, {"kl": 2.0})), summary_json="{")
     assert "2 nats per token" in said_of(run)
     assert "summary.json cannot be read" in capsys.readouterr().err
 
 
-def test_text_from_a_run_is_inert(tmp_path: Path) -> None:
+def test_control_characters_from_a_run_are_not_printed(tmp_path: Path) -> None:
     lines = steps(
         (20, {"rewards/[red]a\x1b]8;;x/mean": jumping(0.1, 0.2), "rewards/b/mean": jumping(0.8, 0.9)}),
         (20, {"rewards/[red]a\x1b]8;;x/mean": jumping(0.8, 0.9), "rewards/b/mean": jumping(0.1, 0.2)}),

@@ -31,7 +31,7 @@ from outdo.utils.imports import resolve
 # ------------------------------------------------------------------------------------------------------ what it finds
 
 
-def test_between_reference_and_bound_the_stationary_point_is_where_algebra_has_it() -> None:
+def test_the_stationary_point_between_reference_and_bound_matches_algebra() -> None:
     # Â/π_old = β (1/π - π_ref/π²) with Example 4's numbers is π² - π + 1/10 = 0; its other root is beyond the bound.
     told = explain(grpo(beta=0.02), old=0.5, new=0.5, ref=0.1, advantage=0.01)
     (turn,) = told.turns
@@ -41,7 +41,7 @@ def test_between_reference_and_bound_the_stationary_point_is_where_algebra_has_i
     assert told.destination == turn.probability
 
 
-def test_a_gradient_that_jumps_over_0_turns_at_a_kink() -> None:
+def test_a_gradient_that_jumps_over_0_has_a_kink() -> None:
     told = explain(grpo(beta=0.02), old=0.5, new=0.5, ref=0.5, advantage=0.01)
     (turn,) = told.turns
     assert turn.kink
@@ -49,7 +49,7 @@ def test_a_gradient_that_jumps_over_0_turns_at_a_kink() -> None:
 
 
 @pytest.mark.parametrize("old", [0.05, 0.1, 0.35, 0.5, 0.7, 0.83])
-def test_at_a_kink_the_gradient_is_that_of_the_side_of_the_old_policy(old: float) -> None:
+def test_the_gradient_at_a_kink_is_taken_on_the_side_of_the_old_policy(old: float) -> None:
     for side, advantage in ((1.2, 1.0), (0.8, -1.0)):
         for rounded in (side * old * (1 - 1e-15), side * old, side * old * (1 + 1e-15)):
             (point,) = table(grpo_clip(), old=old, news=[rounded], advantage=advantage)
@@ -58,7 +58,7 @@ def test_at_a_kink_the_gradient_is_that_of_the_side_of_the_old_policy(old: float
 
 @settings(max_examples=15)
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.sampled_from([-1.0, -0.01, 0.0, 0.01, 1.0]))
-def test_the_destination_is_the_end_of_a_climb(old: float, ref: float, advantage: float) -> None:
+def test_the_destination_is_where_gradient_ascent_ends(old: float, ref: float, advantage: float) -> None:
     objective = grpo(beta=0.05)
     told = explain(objective, old=old, new=old, ref=ref, advantage=advantage)
     way = torch.linspace(old, told.destination, 50, dtype=torch.float64).clamp(min=1e-6).tolist()
@@ -78,13 +78,13 @@ def test_without_an_advantage_only_the_reference_pulls() -> None:
     assert told.destination == pytest.approx(0.2)
 
 
-def test_a_dual_clip_adds_the_other_side_to_what_is_flat() -> None:
+def test_a_dual_clip_adds_a_flat_interval() -> None:
     told = explain(ppo(dual=3.0), old=0.2, new=0.2, advantage=-1.0)
     assert told.flat == ((0.0, pytest.approx(0.16)), (pytest.approx(0.6), 1.0))
     assert told.bound == pytest.approx(0.16)
 
 
-def test_an_objective_without_a_bound_says_so() -> None:
+def test_an_objective_without_a_bound_has_none() -> None:
     told = explain(reinforce(), old=0.3, new=0.5, advantage=1.0)
     assert told.bound is told.reachable is told.clipped_ratio is None
     assert told.flat == ()
@@ -99,7 +99,7 @@ def test_a_target_is_its_own_bound_and_it_is_reachable(advantage: float, destina
     assert told.reachable
 
 
-def test_an_entropy_bonus_is_that_of_the_token_and_the_rest() -> None:
+def test_the_entropy_bonus_covers_the_token_and_the_rest() -> None:
     formula = ComposedObjective(surrogate=log_likelihood, entropy_bonus=2.0)
     told = explain(formula, old=0.3, new=0.3, advantage=0.0)
     assert told.entropy == pytest.approx(2.0 * -(0.3 * math.log(0.3) + 0.7 * math.log(0.7)))
@@ -107,7 +107,7 @@ def test_an_entropy_bonus_is_that_of_the_token_and_the_rest() -> None:
     assert told.destination == pytest.approx(0.5)
 
 
-def test_an_unnamed_reference_is_the_old_policy() -> None:
+def test_the_default_reference_is_the_old_policy() -> None:
     assert explain(grpo(), old=0.3, new=0.4, advantage=1.0) == explain(grpo(), old=0.3, new=0.4, ref=0.3, advantage=1.0)
     assert explain(grpo_clip(), old=0.3, new=0.4, ref=0.1, advantage=1.0).ref is None
 
@@ -126,7 +126,7 @@ def test_an_unnamed_reference_is_the_old_policy() -> None:
         (target(), (1.0, 1.0)),
     ],
 )
-def test_how_fast_is_taken_apart_into_its_causes(objective: Objective, factors: tuple[float, ...]) -> None:
+def test_the_speed_is_split_into_its_factors(objective: Objective, factors: tuple[float, ...]) -> None:
     told = explain(objective, old=0.3, new=0.3, ref=0.1, advantage=0.5, group=8, length=20)
     found = dict(told.factors)
     assert found.pop("the reference's pull", -0.02 * 2 / 3) == pytest.approx(-0.02 * 2 / 3)
@@ -164,7 +164,7 @@ class Parabola:
         return Terms(policy=value, divergence=nothing, entropy=nothing, loss=-value)
 
 
-def test_an_objective_of_ones_own_can_be_explained() -> None:
+def test_a_custom_objective_can_be_explained() -> None:
     told = explain(Parabola(), old=0.2, new=0.5, advantage=1.0)
     assert told.gradient == pytest.approx(0.4)
     assert told.bound == told.destination == pytest.approx(0.7)
@@ -179,7 +179,7 @@ def said(objective: Objective, asked: Arguments, **options: Any) -> str:
     return page.getvalue()
 
 
-def test_the_command_says_how_fast_how_much_and_where_it_ends() -> None:
+def test_the_command_prints_speed_distance_and_destination() -> None:
     page = said(grpo(beta=0.02), Arguments(old=0.5, news=[0.6], ref=0.1, advantage=0.01, group=8, length=20))
     for line in (
         "mine: one token, π_old = 0.5, π_ref = 0.1, Â = 0.01",
@@ -207,25 +207,23 @@ def test_the_command_says_how_fast_how_much_and_where_it_ends() -> None:
         (tpo(), 1.0, "here there is only one."),
     ],
 )
-def test_the_command_has_a_sentence_for_what_is_not_so_simple(
-    objective: Objective, advantage: float, line: str
-) -> None:
+def test_the_command_describes_special_cases(objective: Objective, advantage: float, line: str) -> None:
     assert line in said(objective, Arguments(old=0.9, ref=0.9, advantage=advantage))
 
 
-def test_the_equation_of_deepseekmath_is_not_told_of_another_divergence() -> None:
+def test_the_equation_of_deepseekmath_is_shown_only_for_its_divergence() -> None:
     formula = ComposedObjective(surrogate=unclipped, beta=0.1, kl_ratio=True)
     assert "DeepSeekMath" not in said(formula, Arguments(old=0.9, ref=0.1))
 
 
-def test_the_command_gives_json() -> None:
+def test_the_command_prints_json() -> None:
     page = json.loads(said(grpo(), Arguments(old=0.5, news=[0.5, 0.6], advantage=1.0), as_json=True))
     assert [point["new"] for point in page["points"]] == [0.5, 0.6]
     assert page["bound"] == pytest.approx(0.6)
     assert page["factors"]["the size of Â"] == pytest.approx(1.0)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     def make() -> Objective:
         raise UserError(["there is no objective grop"])
 
@@ -238,14 +236,14 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [0.0, 1.0001, -0.5, math.nan])
-def test_what_is_no_probability_is_refused_from_python_too(old: float) -> None:
+def test_an_invalid_probability_is_an_error_from_python(old: float) -> None:
     with pytest.raises(UserError, match="old: a probability is above 0 and at most 1"):
         explain(grpo(), old=old, new=0.5, advantage=1.0)
     with pytest.raises(UserError, match="old: a probability is above 0 and at most 1"):
         table(grpo(), old=old, news=[], advantage=1.0)
 
 
-def test_there_is_no_fifth_example() -> None:
+def test_an_unknown_example_is_an_error() -> None:
     with pytest.raises(UserError, match="takes 1, 2, 3, 4, not 5"):
         run_example(5, Console())
 
@@ -263,12 +261,12 @@ def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [0.01, 0.9])
-def test_a_picture_may_be_a_png(tmp_path: Path, old: float) -> None:
+def test_a_picture_can_be_a_png(tmp_path: Path, old: float) -> None:
     plot(grpo_clip(), tmp_path / "picture.png", old=old, news=[old], advantage=1.0)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_command_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -287,7 +285,7 @@ def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, mon
 PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_what_the_command_prints() -> None:
+def test_the_documentation_shows_the_output_of_the_command() -> None:
     asked = Arguments(old=0.5, news=[0.55, 0.6, 0.7], ref=0.1, advantage=0.01, group=8, length=20)
     out = Console(file=io.StringIO(), width=100)
     run_explain("grpo", lambda: grpo(beta=0.02), asked, out)
@@ -299,7 +297,7 @@ def test_the_page_shows_what_the_command_prints() -> None:
     assert not [line for line in printed if line.rstrip() not in [each.rstrip() for each in PAGE.splitlines()]]
 
 
-def test_the_python_of_the_page_gives_what_it_says() -> None:
+def test_the_python_example_of_the_documentation_is_right() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -81,8 +81,8 @@ def test_every_metric_of_a_run_has_an_entry(
     assert not [name for name in sorted(names) if glossary.entry(name) is None]
 
 
-def test_every_entry_says_what_it_is_when_it_is_healthy_and_what_to_do() -> None:
-    for entry in glossary.known():
+def test_every_entry_has_a_definition_healthy_values_and_advice() -> None:
+    for entry in glossary.entries():
         assert min(map(len, (entry.title, entry.what, entry.healthy))) >= 2, entry.name
         assert entry.what.endswith("."), entry.name
         assert entry.healthy.endswith("."), entry.name
@@ -91,7 +91,7 @@ def test_every_entry_says_what_it_is_when_it_is_healthy_and_what_to_do() -> None
 
 
 def test_no_entry_is_hidden_by_another_or_written_under_an_unknown_topic() -> None:
-    for entry in glossary.known():
+    for entry in glossary.entries():
         found = glossary.entry(entry.name.replace("*", "x"))
         assert found is not None
         assert found.what == entry.what
@@ -99,7 +99,7 @@ def test_no_entry_is_hidden_by_another_or_written_under_an_unknown_topic() -> No
     assert set(written) == set(glossary.TOPICS) == set(TOPICS)
 
 
-def test_a_member_of_a_family_is_called_by_its_own_name() -> None:
+def test_a_member_of_a_family_has_its_own_name() -> None:
     found = glossary.entry("rewards/format/mean")
     assert found is not None
     assert found.name == "rewards/format/mean"
@@ -107,7 +107,7 @@ def test_a_member_of_a_family_is_called_by_its_own_name() -> None:
     assert glossary.entry("rewards//mean") is None
 
 
-def test_a_metric_that_is_not_outdos_has_no_entry() -> None:
+def test_a_metric_of_another_library_has_no_entry() -> None:
     assert glossary.entry("step") is None
     assert glossary.entry("rewards/exact/std") is None
 
@@ -115,12 +115,12 @@ def test_a_metric_that_is_not_outdos_has_no_entry() -> None:
 @pytest.mark.parametrize(
     ("wrong", "right"), [("entrpy", "entropy"), ("greedy", "eval/greedy"), ("moved_rightway", "moved_right_way")]
 )
-def test_a_wrong_name_is_answered_with_the_nearest(wrong: str, right: str) -> None:
+def test_a_wrong_name_is_reported_with_the_nearest_one(wrong: str, right: str) -> None:
     with pytest.raises(UserError, match=rf"{wrong}.*did you mean {right}\?"):
         run_glossary(wrong, Console(file=io.StringIO()))
 
 
-def test_a_name_that_is_like_none_is_answered_with_where_they_are() -> None:
+def test_a_name_without_a_similar_one_is_reported_with_the_list_command() -> None:
     with pytest.raises(UserError, match="names all of them"):
         run_glossary("qqqqqqqq", Console(file=io.StringIO()))
 
@@ -131,5 +131,5 @@ def test_the_command_prints_an_entry_and_without_a_metric_all_names() -> None:
     run_glossary(None, Console(file=said, width=400))
     assert "Distance from the reference" in said.getvalue()
     assert "otherwise: Above 0.5" in said.getvalue()
-    assert all(entry.name in said.getvalue() for entry in glossary.known())
+    assert all(entry.name in said.getvalue() for entry in glossary.entries())
     assert all(question in said.getvalue() for question in TOPICS.values())

@@ -70,7 +70,7 @@ def step(*groups: Group, passes: int = 2) -> Step:
     return Step(index=40, sampled=Sampled(groups=groups), batch=batch, updates=updates)
 
 
-def test_a_group_shows_its_prompt_and_its_rollouts_the_best_first() -> None:
+def test_a_group_shows_its_prompt_and_its_rollouts_best_first() -> None:
     shown = Parsed(
         show(
             group(
@@ -106,7 +106,7 @@ def test_tokens_are_coloured_by_the_policy_push_of_all_passes() -> None:
     assert "Step 40, group 0 of 1" in parsed.text
 
 
-def test_the_group_asked_for_is_the_one_shown_with_its_own_pushes() -> None:
+def test_the_requested_group_is_shown_with_its_own_pushes() -> None:
     shown = show(
         step(group(rollout("one"), prompt="first"), group(rollout("two"), prompt="second")), TOKENIZER, group=1
     )
@@ -117,7 +117,7 @@ def test_the_group_asked_for_is_the_one_shown_with_its_own_pushes() -> None:
 
 
 @pytest.mark.parametrize("passes", [0, 1])
-def test_a_step_without_updates_or_tokenizer_is_shown_all_the_same(passes: int) -> None:
+def test_a_step_without_updates_or_tokenizer_is_shown(passes: int) -> None:
     assert "one" in Parsed(show(step(group(rollout("one")), passes=passes), TOKENIZER)).text
     assert "one" in Parsed(show(step(group(rollout("one")), passes=passes))).text
     warming_up = replace(step(group(rollout("one"))), updates=[Update(metrics={}, tokens={})])
@@ -133,7 +133,7 @@ def hostile() -> Group:
 
 
 @pytest.mark.parametrize("make", [show, lambda made: show(step(made), Spells())])
-def test_no_element_attribute_or_control_character_comes_from_a_text(make) -> None:
+def test_no_text_adds_an_element_attribute_or_control_character(make) -> None:
     html = make(hostile())
     parsed = Parsed(html)
     assert parsed.open == []
@@ -156,23 +156,23 @@ class Spells:
         return HOSTILE * len(token_ids)
 
 
-def test_a_long_text_is_cut_and_says_how_long_it_is() -> None:
+def test_a_long_text_is_cut_and_its_length_is_shown() -> None:
     html = show(group(replace(rollout("x"), text="y" * 10_485_760)))
     assert len(html) < 2 * LONGEST
     assert "(10,485,760 characters)" in html
 
 
-def test_spaces_line_breaks_and_what_hides_are_marks() -> None:
+def test_spaces_line_breaks_and_hidden_characters_are_shown_as_marks() -> None:
     assert mark_invisible("a b\n\tc\x1b\u202e\ud800\x7f") == "a·b⏎\n→c␛⟨202E⟩⟨D800⟩␡"
     assert mark_invisible("a b\n\tc\x1b", spaces=False) == "a b\n\tc␛"
     assert mark_invisible("\u0301e") == "◌\u0301e"
 
 
-def test_a_notebook_shows_what_show_returns_as_html() -> None:
+def test_show_returns_html_for_a_notebook() -> None:
     one, other = group(rollout("2", 1.0), prompt="1+1="), group(rollout("3"), prompt="1+2=")
     assert show(one)._repr_html_() == str(show(one))
     assert "1+2=" in show(step(one, other), TOKENIZER, group=1)._repr_html_()
 
 
-def test_html_shows_itself_in_a_notebook() -> None:
+def test_html_has_a_notebook_representation() -> None:
     assert Html("<p>x</p>")._repr_html_() == "<p>x</p>"

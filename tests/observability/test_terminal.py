@@ -55,34 +55,34 @@ def coloured(*rows: dict[str, Any], **how: Any) -> str:
     return said(*rows, force_terminal=True, color_system="truecolor", **how)
 
 
-def test_without_colours_signs_say_how_far_and_which_way_a_token_moved() -> None:
+def test_without_colours_signs_show_how_far_and_where_a_token_moved() -> None:
     shown = said(row())
     assert "a▴▴|·b▾▾|cd▴\n" in shown  # the first has reached its bound, the second is clipped, the third stood still
     assert "\x1b" not in shown
     assert "▾ ▾▾ less likely  ▴ ▴▴ more likely  | clipped, or at its bound" in shown
 
 
-def test_with_colours_they_say_the_same_and_underlines_are_underlines() -> None:
+def test_with_colours_the_same_is_shown_and_underlines_are_real() -> None:
     shown = coloured(row())
     assert "\x1b[4;37;48;2;30;64;175ma\x1b[0m" in shown
     assert "\x1b[4;37;48;2;154;52;18m·b\x1b[0m" in shown
     assert "▴" not in shown
 
 
-def test_the_scale_is_that_of_the_whole_step_so_that_noise_is_pale() -> None:
+def test_the_colour_scale_covers_the_whole_step() -> None:
     still = row(new_logprobs=[-1.0 + 1e-6] * 4, bound=[None] * 4, clip=["free"] * 4)
     assert "a·bcd\n" in said(still, row(group=4))
     assert "a▴▴·b▴▴c▴▴d▴▴\n" in said(still)
 
 
-def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     shown = coloured(row())
     assert "a▴▴|·b▾▾|cd▴" in shown
     assert "48;2" not in shown
 
 
-def test_rollouts_are_sorted_by_reward_and_those_without_one_come_last() -> None:
+def test_rollouts_are_sorted_by_reward_unscored_ones_last() -> None:
     unscored = row(rollout=2, reward=None, right=False, verdict="timed_out", advantage=None)
     shown = said(unscored, row(rollout=0, reward=0.0, right=False), row(rollout=1), row(group=4, rollout=9))
     heads = [line.split(":")[0] for line in shown.splitlines() if "rollout" in line]
@@ -90,22 +90,22 @@ def test_rollouts_are_sorted_by_reward_and_those_without_one_come_last() -> None
     assert "no reward, timed_out, 4 tokens" in shown
 
 
-def test_a_group_that_was_not_measured_is_coloured_by_its_push_and_this_is_said() -> None:
+def test_an_unmeasured_group_is_coloured_by_its_push_with_a_note() -> None:
     shown = said(row(new_logprobs=None))
     assert "moved is not known for this group; colours show policy_push" in shown
     assert "a▴▴·b▾▾|cd▴▴" in shown
 
 
 @pytest.mark.parametrize("by", QUANTITIES)
-def test_every_quantity_can_be_asked_for(by: str) -> None:
+def test_every_quantity_can_be_shown(by: str) -> None:
     assert QUANTITIES[by].up in said(row(kl_pull=[0.1] * 4, ratio=[1.0, 1.2, 0.9, 1.0]), by=by)
 
 
-def test_where_nothing_is_to_be_coloured_it_is_said() -> None:
+def test_a_note_is_shown_if_nothing_can_be_coloured() -> None:
     assert "ratio in the last pass: nothing to colour" in said(row(ratio=[1.0] * 4), by="ratio")
 
 
-def test_a_wrong_quantity_and_a_wrong_group_are_said_together() -> None:
+def test_a_wrong_quantity_and_a_wrong_group_are_reported_together() -> None:
     with pytest.raises(UserError) as caught:
         said(row(), by="entropie", group=7)
     assert "did you mean entropy?" in str(caught.value)
@@ -113,7 +113,7 @@ def test_a_wrong_quantity_and_a_wrong_group_are_said_together() -> None:
 
 
 @pytest.mark.parametrize("console", [{}, {"force_terminal": True, "color_system": "truecolor"}])
-def test_text_of_a_model_is_inert(console: dict[str, Any]) -> None:
+def test_control_characters_of_a_model_are_not_printed(console: dict[str, Any]) -> None:
     bad = row(
         prompt=HOSTILE,
         prompt_id=HOSTILE,
@@ -133,7 +133,7 @@ def test_text_of_a_model_is_inert(console: dict[str, Any]) -> None:
     assert rest.count("[red]x[/red][link=http://x]y␛[2J␛]8;;http://x␇z⟨009B⟩1m⟨202E⟩⟨2066⟩␍␀") >= 8
 
 
-def test_a_line_break_is_a_mark_and_a_break() -> None:
+def test_a_line_break_is_shown_as_a_mark_and_a_new_line() -> None:
     assert "a⏎▴▴|\n·b▾▾|" in said(row(pieces=["a\n", " b", "c", "d"]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, Playwright, expect
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
@@ -33,7 +33,7 @@ MISSING = (
 def chromium(playwright: Playwright) -> str | None:
     """The browser to test in: the one named by OUTDO_CHROMIUM, one on the PATH, else Playwright's own; None without."""
     named = os.environ.get("OUTDO_CHROMIUM")
-    found = [named] if named else [*map(shutil.which, NAMES), playwright.chromium.executable_path]
+    found = [named] if named else [*map(shutil.which, EXECUTABLES), playwright.chromium.executable_path]
     return next((path for path in found if path and Path(path).exists()), None)
 
 
@@ -42,7 +42,7 @@ def launch(playwright: Playwright, executable: str) -> Browser:
 
 
 @dataclass
-class Witness:
+class PageLog:
     """All that a page said and asked for."""
 
     errors: list[str] = field(default_factory=list)
@@ -53,16 +53,16 @@ class Witness:
 
     def watch(self, page: Page, *, allowed: str = "") -> None:
         """Write down what `page` does from now on. Requests to where `allowed` begins are not written down."""
-        page.on("console", lambda message: self._hear(message.type, message.text))
+        page.on("console", lambda message: self._on_console(message.type, message.text))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda request: self._see(request, allowed))
+        page.on("request", lambda request: self._on_request(request, allowed))
         page.on("dialog", self._dismiss)
 
-    def _hear(self, kind: str, text: str) -> None:
+    def _on_console(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.errors.append(text)
 
-    def _see(self, request: Any, allowed: str) -> None:
+    def _on_request(self, request: Any, allowed: str) -> None:
         own = request.is_navigation_request() and request.url.startswith(("file:", "about:"))
         if not (own or request.url.startswith(("data:", "blob:")) or (allowed and request.url.startswith(allowed))):
             self.requests.append(request.url)
@@ -75,7 +75,7 @@ class Witness:
 @contextmanager
 def watched_page(browser: Browser, *, viewport: Any = DESKTOP, allowed: str = "", **settings: Any) -> Iterator[Page]:
     """A fresh page that is quiet to its end: no console error, no exception, no dialog, no request but to `allowed`."""
-    witness = Witness()
+    witness = PageLog()
     context = browser.new_context(viewport=viewport, reduced_motion="reduce", **settings)
     try:
         page = context.new_page()
@@ -85,16 +85,16 @@ def watched_page(browser: Browser, *, viewport: Any = DESKTOP, allowed: str = ""
         page.evaluate("() => new Promise(done => setTimeout(done, 0))")  # what is still to be said is said now
     finally:
         context.close()
-    assert witness == Witness(), witness
+    assert witness == PageLog(), witness
 
 
 def open_page(page: Page, path: Path) -> None:
     """Open a page from disk, and wait until its tokens are drawn."""
     page.goto(path.as_uri())
-    hook(page, "token").first.wait_for()
+    by_test_id(page, "token").first.wait_for()
 
 
-def hook(page: Page | Locator, name: str, **data: object) -> Locator:
+def by_test_id(page: Page | Locator, name: str, **data: object) -> Locator:
     """The elements that the page marks for tests: `hook(page, "token", row=3, index=7)`."""
     return page.locator(f'[data-test="{name}"]' + "".join(f'[data-{key}="{value}"]' for key, value in data.items()))
 
@@ -102,7 +102,7 @@ def hook(page: Page | Locator, name: str, **data: object) -> Locator:
 # --------------------------------------------------------------------------------------------------- what a page holds
 
 
-def embedded(html: str) -> dict[str, Any]:
+def page_data(html: str) -> dict[str, Any]:
     """The data of a page, as the page itself reads it."""
     found = re.search(r'<script type="application/json" id="outdo-data">(.*?)</script', html, re.DOTALL)
     assert found, "no data in the page"
@@ -114,11 +114,11 @@ def number(text: str) -> float | None:
     return None if text == "–" else float(text.replace("−", "-").replace(",", "").removesuffix("%"))
 
 
-def nearly(shown: float | None, known: float | None, digits: int = 4, *, beside: float = 0.0) -> bool:
+def nearly_equal(actual: float | None, expected: float | None, digits: int = 4, *, relative_to: float = 0.0) -> bool:
     """Whether they agree in so many digits, of the number itself or of one that it is kept `beside`.
 
     The page's file holds a little more than four digits of each number that it keeps.
     """
-    if shown is None or known is None:
-        return shown is known
-    return math.isclose(shown, known, rel_tol=0.6 * 10 ** (1 - digits), abs_tol=1.3e-4 * abs(beside))
+    if actual is None or expected is None:
+        return actual is expected
+    return math.isclose(actual, expected, rel_tol=0.6 * 10 ** (1 - digits), abs_tol=1.3e-4 * abs(relative_to))

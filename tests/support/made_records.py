@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
 
 TOKENIZER = byte_bpe_tokenizer(["What is 12 + 30? It is 42."] * 2, 300)
-SPELLING = Spelling(TOKENIZER)
+TOKEN_TEXTS = TokenTexts(TOKENIZER)
 
 
 def rollout(text: str, reward: float = 0.0, **fields: Any) -> Rollout:

@@ -19,7 +19,7 @@ from outdo.cli.output import print_line
 from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.observability.explain import Explanation, Point, explain, mistakes_in, table
-from outdo.observability.explain_plot import plot, refuse_other_endings
+from outdo.observability.explain_plot import check_suffix, plot
 from outdo.trainer.build_method import build_objective
 from outdo.utils.errors import UserError
 
@@ -105,7 +105,7 @@ def run_explain(
     mistakes = [f"explain: --{each}" for each in _mistakes(arguments)]
     objective = _collect(make, mistakes)
     if picture is not None:
-        _collect(lambda: refuse_other_endings(picture), mistakes)
+        _collect(lambda: check_suffix(picture), mistakes)
     if mistakes or objective is None or arguments.old is None:
         raise UserError(mistakes)
     old, advantage, ref = arguments.old, arguments.advantage, arguments.ref
@@ -125,7 +125,7 @@ def run_explain(
             title=_head(title, explanation),
         )
     if as_json:
-        content = {"objective": title, "points": [*map(asdict, points)]} | explanation.surroundings()
+        content = {"objective": title, "points": [*map(asdict, points)]} | explanation.details()
         console.file.write(json.dumps(content) + "\n")
         return
     print_line(console, _head(title, explanation))
@@ -142,7 +142,7 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
         raise UserError([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
     example = EXAMPLES[number]
     if picture is not None:
-        refuse_other_endings(picture)
+        check_suffix(picture)
         plot(
             example.objective,
             picture,

@@ -24,7 +24,7 @@ TOPICS: Mapping[str, str] = {
 def run_glossary(metric: str | None, console: Console) -> None:
     """Print what a metric means; without one, list all of them by topic. Raises `UserError` for an unknown metric."""
     if metric is None:
-        for topic, entries in groupby(glossary.known(), key=lambda entry: entry.topic):
+        for topic, entries in groupby(glossary.entries(), key=lambda entry: entry.topic):
             print_text(console, Text(TOPICS[topic], style="bold"))
             for entry in entries:
                 print_text(console, Text.assemble((f"{entry.name}  ", "cyan"), entry.title))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from outdo.cli.arguments import no_run, not_writable
 from outdo.observability.page.collect import View, collect_run
-from outdo.observability.page.html import page
-from outdo.observability.page.select import TOKENS, Comparison, select
+from outdo.observability.page.html import render_page
+from outdo.observability.page.select import DEFAULT_TOKENS, CheckpointComparison, select_rows
 from outdo.observability.record import parquet
 from outdo.observability.terminal import QUANTITIES, show_group
 from outdo.storage.atomic import write_text_atomically
@@ -52,7 +52,7 @@ def run_inspect(runs: Sequence[Path], arguments: Arguments, display: Display) ->
         return
     compare, steps, out = arguments.compare, arguments.steps, arguments.out
     comparison = None if compare is None else _comparison(runs[0], compare, steps)
-    view = View(steps=steps, groups=arguments.groups, tokens=TOKENS // len(runs), comparison=comparison)
+    view = View(steps=steps, groups=arguments.groups, tokens=DEFAULT_TOKENS // len(runs), comparison=comparison)
     live = arguments.serve
     if live is None:
         live = out is None and compare is None and any(map(is_alive, runs))
@@ -60,7 +60,7 @@ def run_inspect(runs: Sequence[Path], arguments: Arguments, display: Display) ->
         _serve(runs, view, arguments.port, display)
         return
     target = out or runs[0] / "report.html"
-    write_text_atomically(target, page([collect_run(run, view) for run in runs]))
+    write_text_atomically(target, render_page([collect_run(run, view) for run in runs]))
     size = target.stat().st_size / 1e6
     display.say(f"the page is {target} ({size:.1f} MB); it opens in any browser and needs no other file")
 
@@ -168,22 +168,22 @@ def _print_group(run: Path, arguments: Arguments, display: Display) -> None:
     step = _chosen_step(arguments.steps, parquet.recorded_steps(run))
     group = arguments.group
     if group is None:
-        selected = select(run, step, groups=1).table["group"]
+        selected = select_rows(run, step, groups=1).table["group"]
         if not len(selected):
             raise UserError([f"{run}: step {step} has no groups"])
         group = selected[0].as_py()
     show_group(parquet.read(run, step), group, display.console, by=arguments.by or "moved")
 
 
-def _comparison(run: Path, names: tuple[str, str], steps: Sequence[int]) -> Comparison:
+def _comparison(run: Path, names: tuple[str, str], steps: Sequence[int]) -> CheckpointComparison:
     """Compare on the chosen step, or else on the last one recorded when the later checkpoint was written."""
-    from outdo.observability.page.compare import comparison
+    from outdo.observability.page.compare import compare_checkpoints
 
     folders = [run / "checkpoints" / _checkpoint_name(name) for name in names]
     recorded = parquet.recorded_steps(run)
     latest = max(int(folder.name.removeprefix("step_")) for folder in folders)
     step = steps[0] if steps else max((each for each in recorded if each <= latest), default=recorded[0])
-    return comparison(step, *folders)
+    return compare_checkpoints(step, *folders)
 
 
 def _serve(runs: Sequence[Path], view: View, port: int, display: Display) -> None:
@@ -195,6 +195,6 @@ def _serve(runs: Sequence[Path], view: View, port: int, display: Display) -> Non
         raise UserError(["inspect: the live page needs a server: pip install outdo[inspect]"]) from error
     display.say("open this address in a browser on this machine; Ctrl-C stops the server")
     try:
-        serve(runs, port=port, shown=view, say=display.say)
+        serve(runs, port=port, view=view, report=display.say)
     except KeyboardInterrupt:
         display.say("the server has stopped")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outdo.observability.doctor import from_the_start
+from outdo.observability.doctor import with_initial_evaluation
 from outdo.observability.page import read
 
 
@@ -24,4 +24,4 @@ def print_text(console: Console, text: Text) -> None:
 def metrics_of(run: Path, report: Callable[[str], None]) -> tuple[list[Mapping[str, Any]], int]:
     """Return the metrics of a run, with the evaluation before its first step, and the number of its steps."""
     lines = read.metrics(run, report)
-    return from_the_start(lines, read.table(run, "summary.json", report)), len(lines)
+    return with_initial_evaluation(lines, read.table(run, "summary.json", report)), len(lines)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 
 GREY = "0.45"
-LOOK: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -29,13 +29,13 @@ LOOK: dict[Any, Any] = {
     "xtick.color": GREY,
     "ytick.color": GREY,
 }
-RUNS: Sequence[Mapping[str, Any]] = (
+RUN_STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#1d5fa8", "linestyle": "-", "marker": "o"},
     {"color": "#c2570c", "linestyle": (0, (4, 1.5)), "marker": "s"},
 )
 """The styles of the first and the second run, which differ in more than colour."""
 
-USUAL = (
+DEFAULT_METRICS = (
     "eval/greedy",
     "eval/sampled",
     "moved_right_way",
@@ -54,7 +54,7 @@ USUAL = (
 )
 """The metrics that are drawn by default, as far as the run has them."""
 
-ACROSS = 3
+PANELS_PER_ROW = 3
 """The number of panels in a row."""
 
 SHARES = ("right", "moved_", "frac_", "eval/", "transfer/followed", "completions/clipped_ratio", "target/reached")
@@ -69,19 +69,19 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
     Raises `UserError` for another suffix, for more than two runs, for metrics that no run has, and without matplotlib
     (extra `plot`).
     """
-    drawn = _names(runs, path, names)
+    drawn = _metrics_to_draw(runs, path, names)
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
-    with rc_context(LOOK):
-        across = min(ACROSS, len(drawn))
+    with rc_context(STYLE):
+        across = min(PANELS_PER_ROW, len(drawn))
         down = -(-len(drawn) // across)
         figure = Figure(figsize=(max(4.6, 3.5 * across), 0.7 + 2.05 * down), layout="constrained")
         panels = figure.subplots(down, across, sharex=True, squeeze=False).flatten()
         for name, axes in zip(drawn, panels, strict=False):
-            for lines, look in zip(runs.values(), RUNS, strict=False):
+            for lines, look in zip(runs.values(), RUN_STYLES, strict=False):
                 _draw(axes, lines, name, look)
             _label(axes, name)
         for number, axes in enumerate(panels):
@@ -91,28 +91,32 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
                 axes.set_xlabel("step", color=GREY)
         figure.align_ylabels()
         if len(runs) > 1:
-            lines = [panels[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, RUNS, strict=False)]
+            lines = [
+                panels[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, RUN_STYLES, strict=False)
+            ]
             figure.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False)
         else:
             figure.suptitle("".join(runs), x=0.01, ha="left", fontsize=11)
         save_picture(figure, path)
 
 
-def written(lines: Sequence[Metrics]) -> list[str]:
+def metric_names(lines: Sequence[Metrics]) -> list[str]:
     """Return the names of the metrics with numbers, in the order of their first appearance."""
     return list({name: None for line in lines for name, value in line.items() if name != "step" and _finite(value)})
 
 
-def _names(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Sequence[str] | None) -> list[str]:
+def _metrics_to_draw(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Sequence[str] | None) -> list[str]:
     """Return the metrics to draw; report all mistakes at once."""
     mistakes = []
     if Path(path).suffix not in (".svg", ".png"):
         mistakes.append(f"{path}: the name of a picture ends in .svg or .png")
-    if not 1 <= len(runs) <= len(RUNS):
+    if not 1 <= len(runs) <= len(RUN_STYLES):
         mistakes.append(f"{len(runs)} runs: a picture holds one or two")
-    known = list({name: None for lines in runs.values() for name in written(lines)})
+    known = list({name: None for lines in runs.values() for name in metric_names(lines)})
     mistakes += [_unknown(name, known, runs) for name in names or () if name not in known]
-    drawn = [name for name in USUAL if name in known] or known if names is None else list(dict.fromkeys(names))
+    drawn = (
+        [name for name in DEFAULT_METRICS if name in known] or known if names is None else list(dict.fromkeys(names))
+    )
     if not known:
         mistakes = [*mistakes, f"{' and '.join(runs)}: metrics.jsonl has no step yet, so there are no curves to draw"]
     if mistakes:

@@ -24,9 +24,9 @@ from outdo.utils.errors import UserError
 FARTHEST = (1e-6, 30.0)
 """The search range around π_old, as ratios: no clamp of log-ratios or saturated sigmoid acts inside it."""
 STEPS = 2001  # grid points of one search
-SCANNED, HALVINGS = 64, 50  # steps and bisections of the search for the bound: to the last digit
-ASIDE = 1e-10  # share of the way back to π_old: gradients are taken on that side of a kink
-ELSEWHERE = 1e-9  # probability of the tokens of the group's other answers
+SCAN_STEPS, BISECTIONS = 64, 50  # steps and bisections of the search for the bound: to the last digit
+KINK_OFFSET = 1e-10  # share of the way back to π_old: gradients are taken on that side of a kink
+OTHER_PROBABILITY = 1e-9  # probability of the tokens of the group's other answers
 
 Signs = Callable[[Tensor], Tensor]
 
@@ -83,7 +83,7 @@ class Explanation(Point):
     reachable: bool | None  # whether a probability can reach the bound: it is below 1
     destination: float  # where any number of sufficiently small updates ends: how far
 
-    def surroundings(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """Return everything except the point as plain values for JSON."""
         names = ("coefficient", "flat", "bound", "reachable", "destination")
         own = {name: getattr(self, name) for name in names}
@@ -105,7 +105,7 @@ def explain(
     `ref` is its probability under the reference; by default that of the old policy. `group` is the number of answers
     per question, `length` of tokens per answer: only the `factors` use them. Raises `UserError` for invalid values.
     """
-    _refuse(mistakes_in(old=old, news=[new], advantage=advantage, ref=ref, group=group, length=length))
+    _raise_if_any(mistakes_in(old=old, news=[new], advantage=advantage, ref=ref, group=group, length=length))
     token = _Token.of(objective, old=old, advantage=advantage, ref=ref)
     (point,) = token.points([new])
     bound = token.bound()
@@ -125,7 +125,7 @@ def table(
     objective: Objective, *, old: float, news: Sequence[float], advantage: float, ref: float | None = None
 ) -> tuple[Point, ...]:
     """Return the objective at several πθ: a worked example. Raises `UserError` for invalid values."""
-    _refuse(mistakes_in(old=old, news=news, advantage=advantage, ref=ref))
+    _raise_if_any(mistakes_in(old=old, news=news, advantage=advantage, ref=ref))
     token = _Token.of(objective, old=old, advantage=advantage, ref=ref)
     return tuple(token.points(news))
 
@@ -135,19 +135,19 @@ def mistakes_in(
 ) -> list[str]:
     """Return one sentence for each invalid value."""
     probabilities = {"old": [old], "new": news, "ref": [] if ref is None else [ref]}
-    found = [
+    problems = [
         f"{name}: a probability is above 0 and at most 1, not {value:g}"
         for name, values in probabilities.items()
         for value in values
         if not 0 < value <= 1
     ]
     if not math.isfinite(advantage):
-        found.append(f"advantage: expected a finite number, not {advantage:g}")
+        problems.append(f"advantage: expected a finite number, not {advantage:g}")
     counts = {"group": group, "length": length}
-    return found + [f"{name}: expected 1 or more, not {value}" for name, value in counts.items() if value < 1]
+    return problems + [f"{name}: expected 1 or more, not {value}" for name, value in counts.items() if value < 1]
 
 
-def _refuse(mistakes: Sequence[str]) -> None:
+def _raise_if_any(mistakes: Sequence[str]) -> None:
     if mistakes:
         raise UserError(mistakes)
 
@@ -181,8 +181,8 @@ class _Token:
     def of(cls, objective: Objective, *, old: float, advantage: float, ref: float | None) -> "_Token":
         if isinstance(objective, ComposedObjective):
             objective = replace(objective, weight=total)
-        seen = (ref or old) if objective.requires.reference else None
-        return cls(objective, _answers(old=old, advantage=advantage, ref=seen), old, advantage, seen)
+        reference = (ref or old) if objective.requires.reference else None
+        return cls(objective, _answer_batch(old=old, advantage=advantage, ref=reference), old, advantage, reference)
 
     def terms(self, probabilities: Tensor) -> Terms:
         """Compute the terms of N such tokens together, each with its own πθ and its own group. [N] -> scalars"""
@@ -194,12 +194,16 @@ class _Token:
         """Compute dJ/dπ at each of the probabilities [N]."""
         leaf = probabilities.clone().requires_grad_()
         terms = self.terms(leaf)
-        return _Gradients(_by(terms.policy, leaf), 0.0 - _by(terms.divergence, leaf), _by(terms.entropy, leaf))
+        return _Gradients(
+            _gradient_of(terms.policy, leaf),
+            0.0 - _gradient_of(terms.divergence, leaf),
+            _gradient_of(terms.entropy, leaf),
+        )
 
     def points(self, news: Sequence[float]) -> Iterator[Point]:
         """Yield the objective at each πθ."""
-        beside = torch.tensor([new + (self.old - new) * ASIDE for new in news], dtype=torch.float64)
-        gradients = self.gradients(beside)
+        near = torch.tensor([new + (self.old - new) * KINK_OFFSET for new in news], dtype=torch.float64)
+        gradients = self.gradients(near)
         at_old = self.terms(_tensor(self.old)).policy.item()
         is_ratio = self.advantage != 0 and math.isclose(at_old, self.advantage, rel_tol=1e-9)
         for n, new in enumerate(news):
@@ -220,11 +224,11 @@ class _Token:
                 gradient=gradients.total[n].item(),
             )
 
-    def pull(self, probabilities: Tensor) -> Tensor:
+    def policy_direction(self, probabilities: Tensor) -> Tensor:
         """Return the direction in which the policy term moves the probability: 1 up, -1 down, 0 none. [N]"""
         return self.gradients(probabilities).policy.sign()
 
-    def course(self, probabilities: Tensor) -> Tensor:
+    def total_direction(self, probabilities: Tensor) -> Tensor:
         """Return the direction in which all terms together move it. [N]"""
         return self.gradients(probabilities).total.sign()
 
@@ -233,41 +237,42 @@ class _Token:
         batch = self.objective.prepare(self.batch)
         push = policy_push(self.objective, batch, given(batch.old_logprobs, "old_logprobs"))
         farthest = abs(math.log(FARTHEST[1 if push.sum() > 0 else 0]))
-        at = bounds(self.objective, batch, push, farthest=farthest, scanned=SCANNED, halvings=HALVINGS)[0, 1].item()
+        found = bounds(self.objective, batch, push, farthest=farthest, scan_steps=SCAN_STEPS, bisections=BISECTIONS)
+        at = found[0, 1].item()
         return None if math.isnan(at) else math.exp(at)
 
     def destination(self) -> float:
         """Return the first probability, starting from π_old and moving uphill, at which the objective stops rising."""
-        at_old = self.course(_tensor(self.old)).item()
+        at_old = self.total_direction(_tensor(self.old)).item()
         if at_old == 0:
             return self.old
         up = at_old > 0
-        found = _first_change(self.course, self.old, 1.0 if up else self.old * FARTHEST[0])
-        return (1.0 if up else 0.0) if found is None else found
+        turn = _first_change(self.total_direction, self.old, 1.0 if up else self.old * FARTHEST[0])
+        return (1.0 if up else 0.0) if turn is None else turn
 
     def flat(self) -> Iterator[tuple[float, float]]:
         """Yield the intervals on which the policy term has no gradient."""
 
-        def still(probabilities: Tensor) -> Tensor:
-            return self.pull(probabilities).abs()
+        def has_gradient(probabilities: Tensor) -> Tensor:
+            return self.policy_direction(probabilities).abs()
 
         grid = self._grid()
-        zero = (still(grid) == 0).tolist()
-        for first, last in _runs(zero):
-            low = 0.0 if first == 0 else _edge(still, grid[first], grid[first - 1])
-            high = 1.0 if last == len(zero) - 1 else _edge(still, grid[last], grid[last + 1])
-            if high - low > ASIDE:  # a single zero is a target, not an interval
+        zero = (has_gradient(grid) == 0).tolist()
+        for first, last in _true_intervals(zero):
+            low = 0.0 if first == 0 else _change_place(has_gradient, grid[first], grid[first - 1])
+            high = 1.0 if last == len(zero) - 1 else _change_place(has_gradient, grid[last], grid[last + 1])
+            if high - low > KINK_OFFSET:  # a single zero is a target, not an interval
                 yield low, high
 
     def turns(self) -> Iterator[Turn]:
         """Yield the probabilities at which the gradient of all terms together changes sign."""
         grid = self._grid()
-        signs = self.course(grid)
+        signs = self.total_direction(grid)
         moving = signs.nonzero().squeeze(1).tolist()
         for before, after in pairwise(moving):
             if signs[before] * signs[after] < 0:
-                at = _edge(self.course, grid[before], grid[after])
-                near, far = (self.gradients(_around(at, share)).total.abs() for share in (ASIDE, 1e-4))
+                at = _change_place(self.total_direction, grid[before], grid[after])
+                near, far = (self.gradients(_neighbours(at, share)).total.abs() for share in (KINK_OFFSET, 1e-4))
                 kink = bool((near > 1e-2 * far).any())  # a gradient that passes through 0 is small on both sides
                 yield Turn(probability=at, kind="maximum" if signs[before] > 0 else "minimum", kink=kink)
 
@@ -277,7 +282,7 @@ class _Token:
         return torch.linspace(math.log(low / (1 - low)), 20.0, STEPS, dtype=torch.float64).sigmoid()
 
 
-def _answers(*, old: float, advantage: float, ref: float | None, group: int = 1, length: int = 1) -> Batch:
+def _answer_batch(*, old: float, advantage: float, ref: float | None, group: int = 1, length: int = 1) -> Batch:
     """Return different answers to one question, [group, 1 + length]; the first one repeats the token to explain."""
     completions = [(2 + number,) * length for number in range(group)]
     batch = Batch.of_tokens([(1,)] * group, completions, group=[0] * group)
@@ -287,13 +292,13 @@ def _answers(*, old: float, advantage: float, ref: float | None, group: int = 1,
         values = torch.where(first, _tensor(value), _tensor(elsewhere))
         return values.expand_as(batch.loss_mask).where(batch.loss_mask, 0.0)
 
-    old_logprobs = filled(math.log(old), math.log(ELSEWHERE))
+    old_logprobs = filled(math.log(old), math.log(OTHER_PROBABILITY))
     return batch.with_(
         rewards=torch.full_like(batch.rewards, advantage),
         old_logprobs=old_logprobs,
         rollout_logprobs=old_logprobs,
         old_entropy=filled(_entropy(_tensor(old)).item(), 0.0),
-        ref_logprobs=None if ref is None else filled(math.log(ref), math.log(ELSEWHERE)),
+        ref_logprobs=None if ref is None else filled(math.log(ref), math.log(OTHER_PROBABILITY)),
         advantages=filled(advantage, 0.0),
     )
 
@@ -312,7 +317,7 @@ def _entropy(probability: Tensor) -> Tensor:
     return torch.special.entr(probability) + torch.special.entr(1 - probability)
 
 
-def _by(term: Tensor, leaf: Tensor) -> Tensor:
+def _gradient_of(term: Tensor, leaf: Tensor) -> Tensor:
     """Return the gradient of a term; 0 if it does not depend on the leaf."""
     if not term.requires_grad:
         return torch.zeros_like(leaf)
@@ -341,11 +346,11 @@ def _factors(objective: Objective, token: _Token, group: int, length: int) -> It
 
 def _weighted(objective: Objective, unit: _Token, group: int, length: int) -> float:
     """Compute dJ/dlog π of one token of a whole group, with the objective's own weight, at πθ = π_old."""
-    answers = _answers(old=unit.old, advantage=unit.advantage, ref=unit.ref, group=group, length=length)
+    answers = _answer_batch(old=unit.old, advantage=unit.advantage, ref=unit.ref, group=group, length=length)
     assert answers.old_logprobs is not None
     leaf = answers.old_logprobs.clone().requires_grad_()
     terms = objective(TokenScores(logprobs=leaf, entropy=answers.old_entropy), objective.prepare(answers))
-    return _by(terms.policy, leaf)[0, 1].item()
+    return _gradient_of(terms.policy, leaf)[0, 1].item()
 
 
 # --------------------------------------------------------------------------------------------------- finding a change
@@ -356,10 +361,10 @@ def _first_change(signs: Signs, start: float, end: float) -> float | None:
     way = torch.linspace(math.log(start), math.log(end), STEPS, dtype=torch.float64).exp()
     way[0] = start
     changed = _changed(signs(way)).nonzero()
-    return _edge(signs, way[changed[0, 0] - 1], way[changed[0, 0]]) if len(changed) else None
+    return _change_place(signs, way[changed[0, 0] - 1], way[changed[0, 0]]) if len(changed) else None
 
 
-def _edge(signs: Signs, start: Tensor, end: Tensor) -> float:
+def _change_place(signs: Signs, start: Tensor, end: Tensor) -> float:
     """Return where the sign first changes between `start` and `end`, whose signs differ, to the last digit."""
     for _ in range(6):
         way = torch.lerp(start, end, torch.linspace(0, 1, STEPS, dtype=torch.float64))
@@ -375,13 +380,13 @@ def _changed(signs: Tensor) -> Tensor:
     return (signs != signs[0]) & ~signs.isnan()
 
 
-def _around(probability: float, share: float) -> Tensor:
+def _neighbours(probability: float, share: float) -> Tensor:
     """Return a probability slightly below and one slightly above, within (0, 1). [2]"""
     step = share * probability * (1 - probability)
     return torch.tensor([probability - step, probability + step], dtype=torch.float64)
 
 
-def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
+def _true_intervals(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Return the first and last index of every run of True."""
     bounds = [False, *flags, False]
     starts = [n for n in range(len(flags)) if bounds[n + 1] and not bounds[n]]

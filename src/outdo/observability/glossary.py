@@ -19,7 +19,7 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 class Entry:
     """The description of one metric."""
 
-    name: str  # in an entry of `known()`, a * stands for any text
+    name: str  # in an entry of `entries()`, a * stands for any text
     title: str
     what: str  # the exact definition
     healthy: str  # its values in a run that goes well
@@ -29,7 +29,7 @@ class Entry:
 
 
 @cache
-def known() -> tuple[Entry, ...]:
+def entries() -> tuple[Entry, ...]:
     """Return all entries, sorted by topic."""
     topics = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return tuple(Entry(name=name, topic=topic, **text) for topic in TOPICS for name, text in topics[topic].items())
@@ -40,7 +40,7 @@ def entry(metric: str) -> Entry | None:
 
     For a member of a family (`rewards/*/mean`), its own name replaces the `*`.
     """
-    for each in known():
+    for each in entries():
         head, star, tail = each.name.partition("*")
         if not star and metric == each.name:
             return each
@@ -53,7 +53,7 @@ def entry(metric: str) -> Entry | None:
 
 def nearest(metric: str, names: Sequence[str] | None = None) -> str | None:
     """Return the name in `names` (or of all entries) that is most similar to `metric`; None if none is similar."""
-    names = [each.name for each in known()] if names is None else names
+    names = [each.name for each in entries()] if names is None else names
     ends = {name.rpartition("/")[2]: name for name in names}  # so that `greedy` finds `eval/greedy`
     similar = errors.nearest(metric, [*names, *ends])
     return similar if similar is None or similar in names else ends[similar]

@@ -25,9 +25,9 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {"reward": _mean(rewards), "right": _mean(rewards >= RIGHT)}
     if spreads:
         metrics |= {
-            "reward_std": sum(map(_deviation, spreads)) / len(spreads),
+            "reward_std": sum(map(_standard_deviation, spreads)) / len(spreads),
             "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / len(spreads),
-            **_mixture([float((s >= RIGHT).float().mean()) for s in spreads]),
+            **_group_shares([float((s >= RIGHT).float().mean()) for s in spreads]),
         }
     if batch.baselines is not None:
         metrics["baseline"] = _mean(batch.baselines[batch.scored])
@@ -38,11 +38,11 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     return metrics | {f"verdicts/{status}": float(count) for status, count in statuses.items() if status != "ok"}
 
 
-def _deviation(rewards: Tensor) -> float:
+def _standard_deviation(rewards: Tensor) -> float:
     return float(rewards.std()) if len(rewards) > 1 else 0.0
 
 
-def _mixture(rates: Sequence[float]) -> dict[str, float]:
+def _group_shares(rates: Sequence[float]) -> dict[str, float]:
     """Return the shares of the kinds of groups, from each group's share of right answers."""
     shares = {
         "frac_all_right": sum(rate == 1.0 for rate in rates),

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.token_text import TokenTexts
 from outdo.types import Group, Rollout, Step
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
@@ -68,10 +68,10 @@ def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int
     shown = step.groups[group]
     pushes = _pushes(step, group)
     most = max((abs(push) for row in pushes for push in row), default=0.0)
-    spelling = None if tokenizer is None else Spelling(tokenizer)
+    token_texts = None if tokenizer is None else TokenTexts(tokenizer)
     before = shown.prompt.token_ids
     texts = [
-        _text(rollout.text) if spelling is None else _tokens(spelling, rollout, before, row, most)
+        _text(rollout.text) if token_texts is None else _tokens(token_texts, rollout, before, row, most)
         for rollout, row in zip(shown.rollouts, pushes, strict=True)
     ]
     by_rollout = {id(rollout): text for rollout, text in zip(shown.rollouts, texts, strict=True)}
@@ -95,31 +95,33 @@ def _pushes(step: Step, group: int) -> list[list[float]]:
     batch = step.batch
     rows = (batch.group == group).nonzero().squeeze(1).tolist()
     passes = [update.tokens["policy_push"] for update in step.updates if update.tokens]
-    found: list[list[float]] = []
+    pushes: list[list[float]] = []
     for row, rollout in zip(rows, step.groups[group].rollouts, strict=True):
         first = int(batch.prompt_lengths[row])
         by_pass = [each[row, first : first + len(rollout.token_ids)].tolist() for each in passes]
-        found.append([sum(of_token) for of_token in zip(*by_pass, strict=True)] or [0.0] * len(rollout.token_ids))
-    return found
+        pushes.append([sum(of_token) for of_token in zip(*by_pass, strict=True)] or [0.0] * len(rollout.token_ids))
+    return pushes
 
 
-def _tokens(spelling: Spelling, rollout: Rollout, after: Sequence[int], pushes: Sequence[float], most: float) -> str:
+def _tokens(
+    token_texts: TokenTexts, rollout: Rollout, after: Sequence[int], pushes: Sequence[float], most: float
+) -> str:
     spans: list[str] = []
-    for piece, push in zip(spelling.pieces(rollout.token_ids, after=after), pushes, strict=True):
+    for piece, push in zip(token_texts.pieces(rollout.token_ids, after=after), pushes, strict=True):
         level = round(LEVELS * math.sqrt(abs(push) / most)) if most else 0
         kind = f' class="{"up" if push > 0 else "down"}{level}"' if level else ""
-        spans.append(f'<span{kind} title="push {push:+.3g}">{_escaped(_cut(piece))}</span>')
+        spans.append(f'<span{kind} title="push {push:+.3g}">{_escaped_token(_truncated(piece))}</span>')
     return "".join(spans)
 
 
 def _view(group: Group, what: str, answers: Sequence[str]) -> str:
     prompt = group.prompt
-    told = {"prompt": _text(_prompt(prompt.text)), "id": _text(prompt.id)}
+    fields = {"prompt": _text(_prompt(prompt.text)), "id": _text(prompt.id)}
     if prompt.answer is not None:
-        told["answer"] = _text(str(prompt.answer))
+        fields["answer"] = _text(str(prompt.answer))
     if group.baseline is not None:
-        told["baseline"] = f"{group.baseline:.4g}"
-    items = "".join(f"<dt>{name}</dt><dd><pre>{text}</pre></dd>" for name, text in told.items())
+        fields["baseline"] = f"{group.baseline:.4g}"
+    items = "".join(f"<dt>{name}</dt><dd><pre>{text}</pre></dd>" for name, text in fields.items())
     rows = "".join(answers)
     return f'{STYLE}<div class="outdo-view"><p>{what}</p><dl>{items}</dl><ol>{rows}</ol></div>'
 
@@ -141,12 +143,12 @@ def _prompt(text: Any) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(mark_invisible(_cut(text), spaces=False))
+    return escape(mark_invisible(_truncated(text), spaces=False))
 
 
-def _escaped(piece: str) -> str:
+def _escaped_token(piece: str) -> str:
     return escape(mark_invisible(piece))
 
 
-def _cut(text: str) -> str:
+def _truncated(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…({len(text):,} characters)"

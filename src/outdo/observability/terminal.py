@@ -26,7 +26,7 @@ LONGEST = 200
 
 UP = ("#dbeafe", "#93c5fd", "#3b82f6", "#1e40af")
 DOWN = ("#ffedd5", "#fdba74", "#f97316", "#9a3412")
-INK = ("black", "black", "white", "white")
+TEXT_COLOURS = ("black", "black", "white", "white")
 """Background colours from small to large values, and the text colours on them."""
 
 
@@ -37,14 +37,14 @@ class Quantity:
     title: str
     down: str  # the meaning of a number below 0; empty if there is none
     up: str
-    of: Callable[[Row], Values | None]
+    values: Callable[[Row], Values | None]
 
 
 def _column(name: str) -> Callable[[Row], Values | None]:
     return lambda row: row.get(name)
 
 
-def _less(name: str, other: str) -> Callable[[Row], Values | None]:
+def _difference(name: str, other: str) -> Callable[[Row], Values | None]:
     def difference(row: Row) -> Values | None:
         first, second = row.get(name), row.get(other)
         if first is None or second is None:
@@ -64,7 +64,7 @@ def _mapped(name: str, change: Callable[[float], float]) -> Callable[[Row], Valu
 
 QUANTITIES: Mapping[str, Quantity] = {
     "moved": Quantity(
-        "change of the log-probability", "less likely", "more likely", _less("new_logprobs", "old_logprobs")
+        "change of the log-probability", "less likely", "more likely", _difference("new_logprobs", "old_logprobs")
     ),
     "ratio": Quantity(
         "ratio in the last pass",
@@ -76,7 +76,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "surprise": Quantity(
         "minus the log-probability before the step", "", "surprising", _mapped("old_logprobs", lambda x: -x)
     ),
-    "gap": Quantity("gap to the target or bound", "should fall", "should rise", _less("bound", "new_logprobs")),
+    "gap": Quantity("gap to the target or bound", "should fall", "should rise", _difference("bound", "new_logprobs")),
     "entropy": Quantity("entropy", "", "uncertain", _column("entropy")),
     "policy_push": Quantity("policy push", "pushed down", "pushed up", _column("policy_push")),
     "kl_pull": Quantity("KL pull", "pulled down", "pulled up", _column("kl_pull")),
@@ -96,18 +96,18 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
     shown = by if _largest(by, rows) is not None else "policy_push"
     largest = _largest(shown, step) or 0.0  # over the whole step, so that noise is pale in every group
     first = rows[0]
-    _say(console, Text(f"step {first['step']}, group {group}: {_inert(first['prompt_id'])}", style="bold"))
+    _print(console, Text(f"step {first['step']}, group {group}: {_on_one_line(first['prompt_id'])}", style="bold"))
     if shown != by:
         instead = "policy_push is not known either" if _largest(shown, rows) is None else f"colours show {shown}"
-        _say(console, Text(f"{by} is not known for this group; {instead}"))
-    _say(console, Text.assemble(("prompt  ", "dim"), _inert(first["prompt"])))
+        _print(console, Text(f"{by} is not known for this group; {instead}"))
+    _print(console, Text.assemble(("prompt  ", "dim"), _on_one_line(first["prompt"])))
     if first.get("answer") is not None:
-        _say(console, Text.assemble(("answer  ", "dim"), _inert(first["answer"])))
-    _say(console, _legend(QUANTITIES[shown], largest, coloured=_coloured(console)))
+        _print(console, Text.assemble(("answer  ", "dim"), _on_one_line(first["answer"])))
+    _print(console, _legend(QUANTITIES[shown], largest, coloured=_has_colours(console)))
     for row in rows:
-        _say(console, Text())
-        _say(console, _head(row))
-        _say(console, _tokens(row, QUANTITIES[shown], largest, coloured=_coloured(console)))
+        _print(console, Text())
+        _print(console, _heading(row))
+        _print(console, _tokens(row, QUANTITIES[shown], largest, coloured=_has_colours(console)))
 
 
 def _rows(step: Sequence[Row], group: int) -> list[Row]:
@@ -134,21 +134,21 @@ def _check(by: str, rows: Sequence[Row], group: int, table: Table) -> None:
 
 def _largest(by: str, rows: Sequence[Row]) -> float | None:
     """Return the end of the colour scale: the 98 % quantile of the absolute values. None if no value is known."""
-    values = (QUANTITIES[by].of(row) or () for row in rows)
+    values = (QUANTITIES[by].values(row) or () for row in rows)
     sizes = sorted(abs(value) for each in values for value in each if value is not None)
     return sizes[math.ceil(0.98 * len(sizes)) - 1] if sizes else None
 
 
 def _tokens(row: Row, quantity: Quantity, largest: float, *, coloured: bool) -> Text:
     text = Text()
-    values = quantity.of(row) or [None] * len(row["pieces"])
+    values = quantity.values(row) or [None] * len(row["pieces"])
     for n, (piece, value) in enumerate(zip(row["pieces"], values, strict=True)):
         level = _level(value, largest)
-        stopped = _stopped(row, n)
-        shown = _token(piece, row["token_bytes"][n])
+        stopped = _is_stopped(row, n)
+        shown = _shown_token(piece, row["token_bytes"][n])
         if coloured:
             colours = UP if level > 0 else DOWN
-            ink = f"{INK[abs(level) - 1]} on {colours[abs(level) - 1]}" if level else ""
+            ink = f"{TEXT_COLOURS[abs(level) - 1]} on {colours[abs(level) - 1]}" if level else ""
             dim = "" if row["loss_mask"][n] else " dim"
             text.append(shown, style=f"{ink}{dim}{' underline' if stopped else ''}".strip())
         else:
@@ -170,7 +170,7 @@ def _sign(level: int) -> str:
     )
 
 
-def _stopped(row: Row, n: int) -> bool:
+def _is_stopped(row: Row, n: int) -> bool:
     """Return whether the objective no longer pushes the token: it is clipped, or it has reached its bound."""
     if row["clip"][n] in ("low", "high"):
         return True
@@ -182,7 +182,7 @@ def _stopped(row: Row, n: int) -> bool:
     return bound <= 0 and (new - old) / (bound - old) >= REACHED
 
 
-def _token(piece: str, raw: bytes) -> str:
+def _shown_token(piece: str, raw: bytes) -> str:
     """Return a token as shown: marks for hidden characters; bytes if it is only a part of a character."""
     if not piece:
         return f"⟨{raw[:8].hex(' ')}⟩"
@@ -190,14 +190,14 @@ def _token(piece: str, raw: bytes) -> str:
     return mark_invisible(piece[:LONGEST]) + cut
 
 
-def _head(row: Row) -> Text:
+def _heading(row: Row) -> Text:
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
     parts = row.get("reward_parts") or {}
-    said = ", ".join(f"{_inert(name)} {value:.4g}" for name, value in parts.items() if value is not None)
-    word = "right" if row["right"] else "wrong" if row["reward"] is not None else _inert(row["verdict"])
-    ending = "" if row["finish_reason"] == "stop" else f", ended by {_inert(row['finish_reason'])}"
+    part_texts = ", ".join(f"{_on_one_line(name)} {value:.4g}" for name, value in parts.items() if value is not None)
+    word = "right" if row["right"] else "wrong" if row["reward"] is not None else _on_one_line(row["verdict"])
+    ending = "" if row["finish_reason"] == "stop" else f", ended by {_on_one_line(row['finish_reason'])}"
     advantage = "" if row["advantage"] is None else f", advantage {row['advantage']:+.3g}"
-    detail = f" ({said})" if len(parts) > 1 else ""
+    detail = f" ({part_texts})" if len(parts) > 1 else ""
     sign = {"right": "✓", "wrong": "✗"}.get(word, "–")
     about = f"{sign} rollout {row['rollout']}: {reward}{detail}, {word}{advantage}, {len(row['pieces'])} tokens{ending}"
     return Text(about, style="bold")
@@ -209,7 +209,7 @@ def _legend(quantity: Quantity, largest: float, *, coloured: bool) -> Text:
         if not words or not largest:
             continue
         if coloured:
-            for ink, colour in zip(INK, colours, strict=True):
+            for ink, colour in zip(TEXT_COLOURS, colours, strict=True):
                 text.append("  ", style=f"{ink} on {colour}")
         else:
             text.append(sign)
@@ -218,16 +218,16 @@ def _legend(quantity: Quantity, largest: float, *, coloured: bool) -> Text:
     return text.append(" clipped, or at its bound")
 
 
-def _coloured(console: Console) -> bool:
+def _has_colours(console: Console) -> bool:
     return console.color_system is not None and not console.no_color
 
 
-def _inert(text: object) -> str:
+def _on_one_line(text: object) -> str:
     """Return text on one line, with marks for hidden characters."""
     whole = str(text)
     cut = f"…({len(whole):,} characters)" if len(whole) > 20 * LONGEST else ""
     return mark_invisible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut
 
 
-def _say(console: Console, text: Text) -> None:
+def _print(console: Console, text: Text) -> None:
     console.print(text, soft_wrap=True)

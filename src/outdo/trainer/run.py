@@ -15,7 +15,7 @@ from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.observability.metrics import step_metrics
 from outdo.observability.page.collect import collect_run
-from outdo.observability.page.html import page
+from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.storage import checkpoint
@@ -91,14 +91,14 @@ def _resumed_recipe(folder: RunFolder, overrides: list[str]) -> tuple[Recipe, li
 def _make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
     """Create the folder of the token records before any model is loaded, so that a full disk is noticed now."""
     if recipe.record.every:
-        parquet.make_room(folder.path)
+        parquet.make_folder(folder.path)
 
 
 def _write_page(folder: Path, status: int, display: Display) -> int:
     """Write the page of a complete run, from what is on disk; return the exit status."""
     if status == 0:
         report = folder / "report.html"
-        write_text_atomically(report, page([collect_run(folder)]))
+        write_text_atomically(report, render_page([collect_run(folder)]))
         display.say(f"what was trained, token by token: {report}")
     return status
 
@@ -193,7 +193,7 @@ class _Training:
         An error of that earlier record is kept in `write_error`, and raised when this step has its line of metrics.
         """
         with span("record"):
-            metrics, write = self.run.recorder.taken(step, self.folder.path)
+            metrics, write = self.run.recorder.measure(step, self.folder.path)
             self.write_error = self.writer.wait()
             self.writer.begin(write)
         return metrics

@@ -13,8 +13,8 @@ from browser import MISSING, chromium, launch, watched_page
 from playwright.sync_api import Browser, Page, sync_playwright
 from run_folders import write_small_run
 
-from outdo.observability.page.collect import USUAL, View, collect_run
-from outdo.observability.page.html import page as html
+from outdo.observability.page.collect import DEFAULT_VIEW, View, collect_run
+from outdo.observability.page.html import render_page as html
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def page(browser: Browser) -> Iterator[Page]:
 def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes the page of one run, or of two, as a file."""
 
-    def write(*runs: Path, shown: View = USUAL) -> Path:
+    def write(*runs: Path, shown: View = DEFAULT_VIEW) -> Path:
         path = tmp_path_factory.mktemp("pages") / "report.html"
         path.write_text(html([collect_run(run, shown) for run in runs]), encoding="utf-8")
         return path

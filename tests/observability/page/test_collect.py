@@ -15,9 +15,9 @@ from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run
 
 from outdo.observability.page import read
-from outdo.observability.page.collect import View, chosen_step, collect_run, metrics_since
+from outdo.observability.page.collect import View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.encode import unpack
-from outdo.observability.page.select import MOST_ENTRIES, STEPS, choose, select
+from outdo.observability.page.select import DEFAULT_STEPS, MOST_ENTRIES, informative_steps, select_rows
 from outdo.observability.record import parquet as files
 from outdo.storage.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
@@ -39,7 +39,7 @@ def texts(run: dict) -> str:
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
-def test_metrics_are_columns_with_six_digits_and_their_words(small_run: Path):
+def test_metrics_have_six_digits_and_a_glossary_entry(small_run: Path):
     run = collect_run(small_run)
     lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6]
@@ -54,7 +54,7 @@ def test_metrics_are_columns_with_six_digits_and_their_words(small_run: Path):
     assert json.loads(json.dumps(run, allow_nan=False)) == run
 
 
-def test_the_best_step_is_that_of_the_summary(tmp_path: Path):
+def test_the_best_step_comes_from_the_summary(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"best": {"step": 4}}))
@@ -65,33 +65,33 @@ def test_the_best_step_is_that_of_the_summary(tmp_path: Path):
     assert "highest reward" in " ".join(whys)
 
 
-def test_the_steps_where_something_happened_are_chosen_the_weightiest_first():
+def test_steps_with_events_are_chosen_most_important_first():
     metrics = [{"step": step, "moved_right_way": 0.9 - (step == 30) * 0.5} for step in range(1, 101)]
     metrics[49]["updates/refused"] = 1.0
     finding = {"first": 70, "last": 80, "level": "warning", "metric": "entropy"}
-    chosen = dict(choose(range(1, 101), metrics, [finding], best=90))
+    chosen = dict(informative_steps(range(1, 101), metrics, [finding], best=90))
     assert list(chosen) == [1, 30, 50, 70, 90, 100]
     assert chosen[50] == "an update was refused"
     assert chosen[70] == "a warning begins (entropy)"
     assert chosen[30] == "fewest tokens moved as pushed"
     many = [{**finding, "first": step} for step in range(60, 80)]
-    assert len(choose(range(1, 101), metrics, many, best=90)) == STEPS
+    assert len(informative_steps(range(1, 101), metrics, many, best=90)) == DEFAULT_STEPS
 
 
-def test_what_happened_at_a_step_that_was_not_recorded_is_looked_for_nearby():
-    assert choose([10, 20, 30], [], [], best=21) == [
+def test_the_nearest_recorded_step_replaces_a_missing_one():
+    assert informative_steps([10, 20, 30], [], [], best=21) == [
         (10, "first recorded"),
         (20, "best evaluation at step 21"),
         (30, "last recorded"),
     ]
-    assert choose([], [{"step": 1, "reward": 1.0}], []) == []
+    assert informative_steps([], [{"step": 1, "reward": 1.0}], []) == []
 
 
-def test_steps_asked_for_replace_the_usual_ones(small_run: Path):
+def test_requested_steps_replace_the_default_ones(small_run: Path):
     assert [entry["step"] for entry in collect_run(small_run, View(steps=[5, 2]))["chosen"]] == [2, 5]
 
 
-def test_a_very_long_run_has_curves_of_bounded_length(tmp_path: Path):
+def test_curves_of_a_long_run_have_a_limited_number_of_points(tmp_path: Path):
     folder = start_run(tmp_path / "run", steps=9000)
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(1, 9001):
@@ -106,7 +106,7 @@ def test_a_very_long_run_has_curves_of_bounded_length(tmp_path: Path):
     assert "of every 5 steps" in texts(run)
 
 
-def test_news_are_only_what_came_after(small_run: Path):
+def test_metrics_since_a_step_contain_only_later_steps(small_run: Path):
     told = metrics_since(small_run, after=4)
     assert told["metrics"]["steps"] == [5, 6]
     assert told["recorded"] == [1, 2, 3, 4, 5, 6]
@@ -117,11 +117,11 @@ def test_news_are_only_what_came_after(small_run: Path):
 # -------------------------------------------------------------------------------------------------------- the tokens
 
 
-def test_groups_are_whole_and_within_the_budget_measured_and_mixed_first(tmp_path: Path):
+def test_whole_groups_within_the_budget_measured_and_mixed_first(tmp_path: Path):
     folder = write_run(tmp_path / "run", steps=1, groups=6, group_size=8, length=24)
     table = files.read(folder, 1)
     whole = {g: sum(len(row["token_ids"]) for row in table.to_pylist() if row["group"] == g) for g in range(6)}
-    rows = select(folder, 1, tokens=sum(whole.values()) // 2)
+    rows = select_rows(folder, 1, tokens=sum(whole.values()) // 2)
     shown = rows.table["group"].to_pylist()
     assert rows.groups == 6
     assert rows.cut is None
@@ -129,13 +129,13 @@ def test_groups_are_whole_and_within_the_budget_measured_and_mixed_first(tmp_pat
     assert all(shown.count(g) == 8 for g in set(shown))
     measured = {row["group"] for row in table.to_pylist() if row["measured"]}
     assert set(shown) & measured
-    one = set(select(folder, 1, groups=1).table["group"].to_pylist())
+    one = set(select_rows(folder, 1, groups=1).table["group"].to_pylist())
     rewards = {row["reward"] for row in table.to_pylist() if row["group"] in one} - {None}
     assert one <= measured
     assert len(rewards) > 1
 
 
-def test_a_group_that_tells_more_comes_first(tmp_path: Path):
+def test_measured_and_mixed_groups_come_first(tmp_path: Path):
     folder = write_run(tmp_path / "run", steps=1, groups=4, group_size=2, length=24)
     table = files.read(folder, 1)
     told = {"measured": [False] * 4 + [True] * 4, "reward": [0.0, 0.0, 1.0, 0.0] * 2}
@@ -143,7 +143,7 @@ def test_a_group_that_tells_more_comes_first(tmp_path: Path):
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, pyarrow.array(values, table.schema.field(name).type))
     files.write(folder, 1, table)
-    shown = [set(select(folder, 1, groups=groups).table["group"].to_pylist()) for groups in (1, 2, 3, 4)]
+    shown = [set(select_rows(folder, 1, groups=groups).table["group"].to_pylist()) for groups in (1, 2, 3, 4)]
     assert shown == [{3}, {2, 3}, {1, 2, 3}, {0, 1, 2, 3}]
 
 
@@ -155,8 +155,8 @@ def test_the_budget_is_shared_by_the_steps(small_run: Path):
     assert all(entry["groups_in_all"] == 4 for entry in entries)
 
 
-def test_where_one_group_is_longer_than_the_page_its_completions_are_cut(small_run: Path):
-    rows = select(small_run, 1, tokens=80)
+def test_completions_are_cut_if_one_group_exceeds_the_budget(small_run: Path):
+    rows = select_rows(small_run, 1, tokens=80)
     assert rows.cut == 10
     assert all(len(ids) <= 10 for ids in rows.table["token_ids"].to_pylist())
     entry = collect_run(small_run, View(steps=[1], tokens=80))["chosen"][0]
@@ -172,7 +172,7 @@ def _tokens(entry: dict) -> list[int]:
     return unpack(gzip.decompress(base64.b64decode(entry["blob"])))[1]["token"].astype(int).tolist()
 
 
-def test_long_prompts_are_bounded_too(tmp_path: Path):
+def test_long_prompts_count_towards_the_budget(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     table = files.read(folder, 1)
     long = pyarrow.array([[1] * 50_000] * len(table), pyarrow.list_(pyarrow.int32()))
@@ -180,7 +180,7 @@ def test_long_prompts_are_bounded_too(tmp_path: Path):
     table = table.set_column(table.schema.get_field_index("prompt_token_ids"), "prompt_token_ids", long)
     table = table.set_column(table.schema.get_field_index("prompt_pieces"), "prompt_pieces", pieces)
     files.write(folder, 1, table)
-    assert len(set(select(folder, 1).table["group"].to_pylist())) == 1
+    assert len(set(select_rows(folder, 1).table["group"].to_pylist())) == 1
 
 
 def test_a_large_record_needs_memory_for_one_column_at_a_time(tmp_path: Path):
@@ -204,7 +204,7 @@ def test_a_large_record_needs_memory_for_one_column_at_a_time(tmp_path: Path):
     before = pyarrow.total_allocated_bytes()
     tracemalloc.start()
     peak_before = pyarrow.default_memory_pool().max_memory()
-    rows = select(folder, 1, tokens=length * 8)
+    rows = select_rows(folder, 1, tokens=length * 8)
     tracemalloc.stop()
     assert len(rows.table) == 8
     kept = pyarrow.total_allocated_bytes() - before
@@ -212,17 +212,17 @@ def test_a_large_record_needs_memory_for_one_column_at_a_time(tmp_path: Path):
     assert pyarrow.default_memory_pool().max_memory() - peak_before < 6 * whole
 
 
-def test_one_step_for_a_page_that_is_open(small_run: Path):
-    entry = chosen_step(small_run, 3)
+def test_tokens_of_a_single_step(small_run: Path):
+    entry = step_tokens(small_run, 3)
     assert entry is not None
     assert header(entry)["step"] == 3
-    assert chosen_step(small_run, 99) is None
+    assert step_tokens(small_run, 99) is None
 
 
 # ------------------------------------------------------------------------------------------- what is damaged or missing
 
 
-def test_a_damaged_record_is_left_out_and_the_page_says_so(tmp_path: Path):
+def test_a_damaged_record_is_left_out_with_a_finding(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     path = files.path_of(folder, 6)
     path.write_bytes(path.read_bytes()[:-40])
@@ -232,10 +232,10 @@ def test_a_damaged_record_is_left_out_and_the_page_says_so(tmp_path: Path):
     assert "The tokens of step 6 are left out" in texts(run)
     assert path.name in texts(run)
     with pytest.raises(RunFolderError, match=path.name):
-        chosen_step(folder, 6)
+        step_tokens(folder, 6)
 
 
-def test_a_record_whose_columns_do_not_fit_is_left_out(tmp_path: Path):
+def test_a_record_with_inconsistent_columns_is_left_out(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     table = files.read(folder, 6)
     empty = pyarrow.array([[1.0]] * len(table), pyarrow.list_(pyarrow.float32()))
@@ -247,7 +247,7 @@ def test_a_record_whose_columns_do_not_fit_is_left_out(tmp_path: Path):
     assert "The tokens of step 6 are left out" in texts(collect_run(folder))
 
 
-def test_a_damaged_line_and_half_a_line_are_left_out(tmp_path: Path):
+def test_damaged_and_incomplete_lines_are_left_out(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     edit(folder, "metrics.jsonl", lambda text: '{"reward": 1}\nnonsense\n' + text + '{"step": 7, "rew')
     run = collect_run(folder)
@@ -256,7 +256,7 @@ def test_a_damaged_line_and_half_a_line_are_left_out(tmp_path: Path):
     assert "1 lines without a step" in texts(run)
 
 
-def test_numbers_that_are_none_are_left_out(tmp_path: Path):
+def test_values_that_are_not_finite_numbers_are_left_out(tmp_path: Path):
     folder = start_run(tmp_path / "run", steps=2)
     lines = [
         '{"step": 2, "reward": NaN, "kl": 1e999, "note": "text", "big": 1%s}' % ("0" * 400),
@@ -268,7 +268,7 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[1, 2]", b" " * 1_000_001])
-def test_a_damaged_small_file_is_told_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes):
+def test_a_damaged_small_file_is_reported_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes):
     folder = write_small_run(tmp_path / "run")
     (folder / name).write_bytes(content)
     run = collect_run(folder)
@@ -276,7 +276,7 @@ def test_a_damaged_small_file_is_told_and_the_rest_is_shown(tmp_path: Path, name
     assert len(run["chosen"]) > 1
 
 
-def test_a_run_that_outdo_did_not_make_is_shown(tmp_path: Path):
+def test_a_run_of_another_training_loop_is_shown(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     for name in ("recipe.toml", "environment.json", "summary.json"):
         (folder / name).unlink()
@@ -286,7 +286,7 @@ def test_a_run_that_outdo_did_not_make_is_shown(tmp_path: Path):
     assert ["model", "models/small"] in run["about"]
 
 
-def test_an_empty_folder_is_an_empty_page(tmp_path: Path):
+def test_an_empty_folder_gives_an_empty_page(tmp_path: Path):
     run = collect_run(tmp_path)
     assert run["metrics"] == {"steps": [], "values": {}}
     assert run["chosen"] == run["recorded"] == []
@@ -295,7 +295,7 @@ def test_an_empty_folder_is_an_empty_page(tmp_path: Path):
 # -------------------------------------------------------------------------------------------------- about, and secrets
 
 
-def test_it_says_what_the_run_is(small_run: Path):
+def test_the_run_is_described(small_run: Path):
     about = dict(collect_run(small_run)["about"])
     assert about["method"] == "grpo"
     assert about["model"] == "models/small"
@@ -339,7 +339,7 @@ def test_a_run_is_alive_while_a_process_holds_its_folder(tmp_path: Path):
     assert not is_alive(folder)
 
 
-def test_the_lock_of_a_dead_process_or_of_a_finished_run_is_not_even_asked(tmp_path: Path, monkeypatch):
+def test_the_lock_of_a_dead_process_or_finished_run_is_not_tried(tmp_path: Path, monkeypatch):
     asked = []
     monkeypatch.setattr(fcntl, "flock", lambda *_: asked.append(1))
     (tmp_path / "lock").write_text("")
@@ -356,20 +356,20 @@ def test_the_lock_of_a_dead_process_or_of_a_finished_run_is_not_even_asked(tmp_p
     assert asked
 
 
-def test_a_summary_of_anything_is_borne(tmp_path: Path):
+def test_a_summary_with_unexpected_content_raises_nothing(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     for before in ("text", [1], {"greedy": "text"}, {"greedy": None}):
         (folder / "summary.json").write_text(json.dumps({"before": before, "best": before}))
         assert collect_run(folder)["metrics"]["steps"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_asking_leaves_the_folder_free(tmp_path: Path):
+def test_checking_whether_a_run_is_alive_releases_the_lock(tmp_path: Path):
     (tmp_path / "lock").write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
     assert not is_alive(tmp_path)
     RunFolder(tmp_path).close()
 
 
-def test_a_long_run_is_gathered_with_its_last_step(tmp_path: Path):
+def test_a_long_run_is_collected_with_its_last_step(tmp_path: Path):
     run = collect_run(write_long_run(tmp_path / "run"))
     assert run["recorded"] == [1, 500, 1000]
     assert len(run["metrics"]["steps"]) == 1001
@@ -386,39 +386,39 @@ def elsewhere(tmp_path: Path, folder: Path, name: str) -> None:
     (folder / name).symlink_to(outside)
 
 
-def test_a_record_that_leads_out_of_the_folder_is_not_read(tmp_path: Path):
+def test_a_record_outside_the_run_folder_is_not_read(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     elsewhere(tmp_path, folder, "tokens/step_000006.parquet")
     run = collect_run(folder)
     assert 6 not in [entry["step"] for entry in run["chosen"]]
     assert "leads out of the run folder" in texts(run)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
-        chosen_step(folder, 6)
+        step_tokens(folder, 6)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "tokens"])
-def test_neither_metrics_nor_all_records_are_read_elsewhere(tmp_path: Path, name: str):
+def test_metrics_and_records_outside_the_run_folder_are_not_read(tmp_path: Path, name: str):
     folder = write_small_run(tmp_path / "run")
     elsewhere(tmp_path, folder, name)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
-        collect_run(folder) if name == "metrics.jsonl" else chosen_step(folder, 6)
+        collect_run(folder) if name == "metrics.jsonl" else step_tokens(folder, 6)
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "environment.json"])
-def test_a_table_elsewhere_is_left_out(tmp_path: Path, name: str):
+def test_a_table_outside_the_run_folder_is_left_out(tmp_path: Path, name: str):
     folder = write_small_run(tmp_path / "run")
     elsewhere(tmp_path, folder, name)
     assert f"{name} cannot be read" in texts(collect_run(folder))
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path):
+def test_reading_does_not_wait_for_a_pipe(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     files.path_of(folder, 6).unlink()
     os.mkfifo(files.path_of(folder, 6))
     assert "is not a file" in texts(collect_run(folder))
 
 
-def test_a_line_of_any_length_is_borne(tmp_path: Path):
+def test_a_very_long_line_is_left_out(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     long = '{"step": 7, "x": "' + "a" * 3_000_000 + '"}\n{"step": 8, "reward": 0.5}\n{"step": 9, "reward": '
     edit(folder, "metrics.jsonl", lambda text: text + long)
@@ -427,7 +427,7 @@ def test_a_line_of_any_length_is_borne(tmp_path: Path):
     assert "line 7: longer than the limit" in texts(run)
 
 
-def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_the_last_lines_of_very_large_metrics_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 2001)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     for name in ("LARGEST_METRICS", "FARTHEST_BACK"):
@@ -440,14 +440,14 @@ def test_of_very_large_metrics_the_last_are_shown(tmp_path: Path, monkeypatch: p
         assert "metrics.jsonl is very large" in texts(run)
 
 
-def test_a_run_of_very_many_metrics_shows_some(tmp_path: Path):
+def test_a_run_with_very_many_metrics_shows_some_of_them(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"m{n}": 1.0 for n in range(5000)}}) + "\n")
     run = collect_run(tmp_path)
     assert len(run["metrics"]["values"]) == 1000
     assert "The page shows 1,000 of 5,000 metrics" in texts(run)
 
 
-def test_a_small_file_of_a_huge_column_is_not_read(tmp_path: Path):
+def test_a_small_file_with_a_huge_column_is_not_read(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     table = files.read(folder, 6)
     n = MOST_ENTRIES + 1
@@ -456,4 +456,4 @@ def test_a_small_file_of_a_huge_column_is_not_read(tmp_path: Path):
     parquet.write_table(bomb, files.path_of(folder, 6), compression="zstd")
     assert files.path_of(folder, 6).stat().st_size < 100_000
     with pytest.raises(RunFolderError, match=f"has {n:,} entries .* too many to show"):
-        chosen_step(folder, 6)
+        step_tokens(folder, 6)

@@ -24,7 +24,7 @@ from outdo.models.policy import Policy
 from outdo.observability.page import collect as gathering
 from outdo.observability.page import select
 from outdo.observability.page.collect import View
-from outdo.observability.page.compare import comparison, rescore
+from outdo.observability.page.compare import compare_checkpoints, rescore
 from outdo.observability.page.encode import unpack
 from outdo.observability.record import parquet
 from outdo.storage import checkpoint
@@ -80,7 +80,7 @@ def test_the_same_text_under_two_checkpoints_equals_plain_transformers(compared:
     assert found["a_logprobs"] != found["b_logprobs"]
 
 
-def test_the_temperature_of_the_rollout_is_that_of_the_comparison(compared: Path):
+def test_the_comparison_uses_the_temperature_of_the_rollout(compared: Path):
     table = parquet.read(compared, 4).slice(0, 2)
     folder = compared / "checkpoints/step_000002"
     hot = table.set_column(
@@ -90,7 +90,7 @@ def test_the_temperature_of_the_rollout_is_that_of_the_comparison(compared: Path
     assert first != second
 
 
-def test_the_page_holds_both_columns_for_the_step(compared: Path, tmp_path: Path):
+def test_the_page_has_both_columns_of_the_step(compared: Path, tmp_path: Path):
     run_inspect([compared], display=display(), out=tmp_path / "page.html", compare=("2", "step_6"))
     (run,) = data(tmp_path / "page.html")["runs"]
     assert run["compared"] == {"step": 6, "a": "step_000002", "b": "step_000006"}
@@ -106,13 +106,13 @@ def test_a_damaged_checkpoint_is_not_compared(compared: Path, tmp_path: Path):
     broken.mkdir()
     whole = compared / "checkpoints/step_000002"
     with pytest.raises(CheckpointError, match="step_000009"):
-        comparison(1, whole, broken)
+        compare_checkpoints(1, whole, broken)
 
 
 # ------------------------------------------------------------------------------------------------------- the command
 
 
-def test_a_finished_run_is_written_beside_its_files(tmp_path: Path):
+def test_the_page_of_a_finished_run_is_in_its_folder(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     shown = display()
     run_inspect([folder], display=shown)
@@ -120,7 +120,7 @@ def test_a_finished_run_is_written_beside_its_files(tmp_path: Path):
     assert str(folder / "report.html") in said(shown)
 
 
-def test_two_runs_stand_side_by_side_and_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_runs_are_shown_side_by_side_and_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folders = [write_small_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
     budgets = []
 
@@ -133,10 +133,10 @@ def test_two_runs_stand_side_by_side_and_share_the_budget(tmp_path: Path, monkey
     told = data(tmp_path / "page.html")
     assert [run["name"] for run in told["runs"]] == ["a", "b"]
     assert [[entry["step"] for entry in run["chosen"]] for run in told["runs"]] == [[2], [2]]
-    assert budgets == [select.TOKENS // 2] * 2
+    assert budgets == [select.DEFAULT_TOKENS // 2] * 2
 
 
-def test_a_run_that_is_alive_is_served_unless_a_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_live_run_is_served_unless_a_file_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_small_run(tmp_path / "run")
     served = []
     monkeypatch.setattr("outdo.observability.page.server.serve", lambda runs, **_: served.append(list(runs)))
@@ -152,7 +152,7 @@ def test_a_run_that_is_alive_is_served_unless_a_file_is_asked_for(tmp_path: Path
     assert len(served) == 2
 
 
-def test_without_the_extra_it_says_what_to_install(small_run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_the_error_names_the_package(small_run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "outdo.observability.page.server", raising=False)
 
@@ -167,7 +167,7 @@ def test_a_group_is_printed_in_the_terminal(small_run: Path):
     assert not (small_run / "report.html").exists()
 
 
-def test_all_mistakes_are_told_at_once(compared: Path, tmp_path: Path):
+def test_all_mistakes_are_reported_at_once(compared: Path, tmp_path: Path):
     with pytest.raises(UserError) as caught:
         run_inspect(
             [compared], display=display(), steps=[3, 77], groups=0, compare=("2", "7"), port=70_000, group=1, serve=True
@@ -187,7 +187,7 @@ def test_all_mistakes_are_told_at_once(compared: Path, tmp_path: Path):
         assert option in told
 
 
-def test_a_folder_that_is_no_run_is_refused(small_run: Path, tmp_path: Path):
+def test_a_folder_without_a_run_is_an_error(small_run: Path, tmp_path: Path):
     with pytest.raises(UserError, match="no such folder; did you mean small"):
         run_inspect([small_run.parent / "smal"], display=display())
     with pytest.raises(UserError, match="no run is there"):
@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_run_is_refused(small_run: Path, tmp_path: Path):
         run_inspect([small_run, small_run], display=display())
 
 
-def test_a_group_that_is_not_there_is_refused(small_run: Path):
+def test_an_unknown_group_is_an_error(small_run: Path):
     with pytest.raises(UserError, match="step 3 has no group 9; its groups are 0 to 3"):
         run_inspect([small_run], display=display(), terminal=True, steps=[3], group=9)
 
@@ -205,19 +205,19 @@ def test_a_group_that_is_not_there_is_refused(small_run: Path):
     "asked",
     [{"out": Path("x.html"), "serve": True}, {"terminal": True, "out": Path("x.html")}, {"compare": ("2", "step_02")}],
 )
-def test_options_that_cannot_be_had_together_are_refused(compared: Path, asked: dict):
+def test_contradictory_options_are_an_error(compared: Path, asked: dict):
     with pytest.raises(UserError, match="inspect: --"):
         run_inspect([compared], display=display(), **asked)
 
 
-def test_where_a_page_cannot_be_written_is_told_before_anything_is_read(small_run: Path, tmp_path: Path):
+def test_an_unwritable_page_is_reported_before_anything_is_read(small_run: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"no folder .*nowhere"):
         run_inspect([small_run], display=display(), out=tmp_path / "nowhere/page.html")
     with pytest.raises(UserError, match="this is a folder"):
         run_inspect([small_run], display=display(), out=tmp_path)
 
 
-def test_a_page_in_the_place_of_a_link_leaves_what_it_led_to(small_run: Path, tmp_path: Path):
+def test_writing_a_page_over_a_link_keeps_the_target_of_the_link(small_run: Path, tmp_path: Path):
     kept, link = tmp_path / "kept", tmp_path / "report.html"
     kept.write_text("mine")
     link.symlink_to(kept)
@@ -226,7 +226,7 @@ def test_a_page_in_the_place_of_a_link_leaves_what_it_led_to(small_run: Path, tm
     assert not link.is_symlink()
 
 
-def test_what_colours_the_tokens_is_said_with_the_nearest_name(small_run: Path):
+def test_an_unknown_quantity_is_reported_with_the_nearest_name(small_run: Path):
     with pytest.raises(UserError, match=r"--by ration: expected one of moved, .*did you mean ratio\?"):
         run_inspect([small_run], display=display(), terminal=True, by="ration")
     with pytest.raises(UserError, match="--by needs --terminal"):
@@ -236,7 +236,7 @@ def test_what_colours_the_tokens_is_said_with_the_nearest_name(small_run: Path):
     assert "entropy, up to " in said(shown)
 
 
-def test_inspecting_loads_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):
+def test_inspect_imports_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):
     program = (
         "import sys; from pathlib import Path; from outdo.trainer.display import Display\n"
         "from outdo.cli.inspect import Arguments, run_inspect\n"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from run_folders import write_small_run
 
-from outdo.observability.page.encode import BESIDE, FLOATS, ROUGH, pack, rounded, unpack
+from outdo.observability.page.encode import COARSE, FLOATS, STORED_AS_DIFFERENCE, pack, rounded, unpack
 from outdo.observability.record import parquet
 
 ERROR = 6.2e-5
@@ -33,7 +33,7 @@ def record(**columns) -> pyarrow.Table:
 
 @settings(deadline=None)
 @given(arrays(numpy.float32, st.integers(0, 50), elements=st.floats(width=32, allow_subnormal=False)))
-def test_rounding_keeps_four_digits_and_what_is_not_finite(values):
+def test_rounding_keeps_four_digits_and_non_finite_values(values):
     packed = rounded(values)
     assert (numpy.isnan(packed) == numpy.isnan(values)).all()
     known = ~numpy.isnan(values)
@@ -45,7 +45,7 @@ def test_rounding_keeps_four_digits_and_what_is_not_finite(values):
 
 @settings(deadline=None)  # a slow day is no fault
 @given(st.lists(st.lists(st.one_of(st.none(), st.floats(-50, 50, width=32, allow_subnormal=False)), max_size=6)))
-def test_every_column_comes_back(rows):
+def test_every_column_is_decoded_unchanged(rows):
     lengths = [len(row) for row in rows]
     ids = [list(range(n)) for n in lengths]
     pieces = [[chr(97 + i) for i in row] for row in ids]
@@ -66,7 +66,7 @@ def test_every_column_comes_back(rows):
     assert spelt == ["".join(row) for row in pieces]
 
 
-def test_a_real_record_comes_back(tmp_path: Path):
+def test_a_real_record_is_decoded_unchanged(tmp_path: Path):
     table = parquet.read(write_small_run(tmp_path / "run"), 3)
     header, columns = unpack(pack(table))
     for name, column in FLOATS.items():
@@ -74,10 +74,14 @@ def test_a_real_record_comes_back(tmp_path: Path):
             rows = zip(table[column].to_pylist(), table["token_ids"].to_pylist(), strict=True)
             flat = [x for own, ids in rows for x in own or [None] * len(ids)]
             expected = numpy.array([numpy.nan if x is None else x for x in flat], numpy.float32)
-            beside = numpy.abs(columns["old"]) + numpy.abs(expected - columns["old"]) if name in BESIDE else 0.0
+            beside = (
+                numpy.abs(columns["old"]) + numpy.abs(expected - columns["old"])
+                if name in STORED_AS_DIFFERENCE
+                else 0.0
+            )
             assert (numpy.isnan(columns[name]) == numpy.isnan(expected)).all(), name
             known = ~numpy.isnan(expected)
-            allowed = (8 * ERROR if name in ROUGH else ERROR) * numpy.maximum(numpy.abs(expected), 1.01 * beside)
+            allowed = (8 * ERROR if name in COARSE else ERROR) * numpy.maximum(numpy.abs(expected), 1.01 * beside)
             assert (numpy.abs(columns[name] - expected)[known] <= allowed[known]).all(), name
     assert [header["clip"][int(i)] for i in columns["clip"]] == [w for row in table["clip"].to_pylist() for w in row]
     assert columns["trained"].astype(bool).tolist() == [x for row in table["loss_mask"].to_pylist() for x in row]
@@ -89,7 +93,7 @@ def test_a_real_record_comes_back(tmp_path: Path):
     assert spelt == [table["prompt"][numbers.index(group["number"])].as_py() for group in header["groups"]]
 
 
-def test_what_is_not_known_is_not_stored():
+def test_unknown_columns_are_not_stored():
     header, columns = unpack(pack(record(new_logprobs=pyarrow.array([[-1.0, -2.0, -3.0], None], LISTS))))
     assert header["columns"]["ref"] == {"kind": "constant", "value": None}
     assert columns["new"][:3].tolist() == [-1, -2, -3]
@@ -111,7 +115,7 @@ def test_a_small_difference_keeps_its_digits():
         numpy.testing.assert_allclose(moved, new.astype(float) - old, rtol=1e-4, atol=1e-6)  # of float32 itself
 
 
-def test_no_probability_comes_back_above_one():
+def test_no_decoded_probability_is_above_one():
     old = -numpy.linspace(4, 5, 1001, dtype=numpy.float32)
     one_row = {"group": [0], "rollout": [0], "token_ids": [[1] * 1001], "pieces": [["a"] * 1001]}
     lists = {name: pyarrow.array([x], LISTS) for name, x in (("old_logprobs", old), ("new_logprobs", old * 0 - 1e-6))}
@@ -120,7 +124,7 @@ def test_no_probability_comes_back_above_one():
     assert (columns["new"] > -1e-3).all()
 
 
-def test_what_has_nothing_to_stand_beside_is_stored_as_it_is():
+def test_without_a_base_column_values_are_stored_unchanged():
     new = numpy.array([-0.5, -1.5, -2.5, -0.1, -9.0], numpy.float32)
     for old in (None, [-1.0, None, -1.0, -1.0, -1.0], [-1.0, float("-inf"), -1.0, -1.0, -1.0]):
         known = {} if old is None else {"old_logprobs": split(old)}
@@ -129,14 +133,14 @@ def test_what_has_nothing_to_stand_beside_is_stored_as_it_is():
         numpy.testing.assert_allclose(columns["new"], new, rtol=ERROR)
 
 
-def test_bytes_are_told_only_where_the_piece_does_not_say_them():
+def test_bytes_are_stored_only_if_they_differ_from_the_piece():
     octets = [[b"a", "é".encode(), b"a"], [b"\xff", b"b"]]
     header, _ = unpack(pack(record(token_bytes=octets)))
     assert [6, "é", None] in header["vocabulary"]
     assert [6, "é", "ff"] in header["vocabulary"]
 
 
-def test_a_token_of_ten_megabytes_is_cut_and_says_how_long_it_is():
+def test_a_token_of_ten_megabytes_is_cut_and_shows_its_length():
     content = pack(record(pieces=[["a", "é", "a"], ["é", "x" * 10_485_760]]))
     header, _ = unpack(content)
     assert header["vocabulary"][-1][1] == "x" * 200 + "…(10,485,760 characters)"
@@ -144,13 +148,13 @@ def test_a_token_of_ten_megabytes_is_cut_and_says_how_long_it_is():
 
 
 @pytest.mark.parametrize("column", ["entropy", "clip"])
-def test_columns_that_do_not_fit_together_are_refused(column):
+def test_inconsistent_columns_are_an_error(column):
     values = pyarrow.array([["free"], []]) if column == "clip" else pyarrow.array([[1.0], None], LISTS)
     with pytest.raises(ValueError, match=f"{column} does not have one entry per token"):
         pack(record(**{column: values}))
 
 
-def test_numbers_that_json_has_not_are_not_known():
+def test_numbers_without_a_json_form_become_none():
     header, columns = unpack(
         pack(record(reward=[float("nan"), float("inf")], entropy=[[float("-inf")] * 3, [1.0] * 2]))
     )

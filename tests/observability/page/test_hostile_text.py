@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from browser import embedded, hook, open_page
+from browser import by_test_id, open_page, page_data
 from playwright.sync_api import Browser, Page
 from run_folders import HOSTILE, write_hostile_run, write_run
 
@@ -20,10 +20,10 @@ def hostile_page(page_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def look_everywhere(page: Page) -> None:
     """Every group, and the card of a token in each where the hostile ones are: what the page can draw, it has drawn."""
-    for group in hook(page, "group-row").all():
+    for group in by_test_id(page, "group-row").all():
         group.click()
-        hook(hook(page, "rollout").first, "token").nth(2).hover()
-        hook(hook(page, "rollout").last, "token").nth(2).hover()
+        by_test_id(by_test_id(page, "rollout").first, "token").nth(2).hover()
+        by_test_id(by_test_id(page, "rollout").last, "token").nth(2).hover()
 
 
 def test_hostile_text_adds_no_element_and_runs_nothing(page: Page, small_page: Path, hostile_page: Path):
@@ -54,25 +54,25 @@ SEEN = (
 )
 
 
-def test_hostile_text_is_seen_as_it_is_and_controls_as_marks(page: Page, hostile_page: Path):
+def test_hostile_text_is_shown_literally_and_control_characters_as_marks(page: Page, hostile_page: Path):
     open_page(page, hostile_page)
     pieces: set[str] = set()
-    for group in hook(page, "group-row").all():
+    for group in by_test_id(page, "group-row").all():
         group.click()
-        pieces |= set(hook(page, "token").all_inner_texts())
+        pieces |= set(by_test_id(page, "token").all_inner_texts())
     assert not [text for text in SEEN if not any(text in piece for piece in pieces)]
     assert not [piece for piece in pieces if set(piece) & set("\x1b\x00\u202e\u2028")]
 
 
-def test_the_data_in_the_page_is_the_data_of_the_run(hostile_page: Path):
+def test_the_data_in_the_page_equals_the_data_of_the_run(hostile_page: Path):
     html = hostile_page.read_text(encoding="utf-8")
-    run = embedded(html)["runs"][0]
+    run = page_data(html)["runs"][0]
     assert {f"rewards/{text[:100]}/mean" for text in HOSTILE} <= set(run["metrics"]["values"])
     assert html.count("<script") == html.count("</script>")
     assert html.isascii() or html.encode("utf-8"), "half of a surrogate pair is in no file"
 
 
-def test_ten_megabytes_in_one_token_stay_outside(page: Page, page_of, tmp_path: Path):
+def test_a_token_of_ten_megabytes_is_not_in_the_page(page: Page, page_of, tmp_path: Path):
     huge = ["A" * 10_485_760]
     path = page_of(write_run(tmp_path / "huge", steps=1, groups=1, group_size=2, length=8, hostile=huge))
     assert path.stat().st_size < 500_000
@@ -80,7 +80,7 @@ def test_ten_megabytes_in_one_token_stay_outside(page: Page, page_of, tmp_path: 
     assert page.get_by_text("10,485,760 characters").count()
 
 
-def test_a_script_that_was_not_there_is_refused(browser: Browser, small_page: Path):
+def test_an_injected_script_is_blocked(browser: Browser, small_page: Path):
     page = browser.new_page()  # not a watched one: it is to complain
     open_page(page, small_page)
     refused = page.evaluate(INTRUDE, "http://outdo.invalid/")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import PHONE, hook, open_page, watched_page
+from browser import PHONE, by_test_id, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
 
 
@@ -18,9 +18,9 @@ def violations(page: Page) -> str:
 def test_axe_finds_no_violation(browser: Browser, small_page: Path, theme: str):
     with watched_page(browser, color_scheme=theme) as page:
         open_page(page, small_page)
-        hook(page, "token").first.click()
-        expect(hook(page, "card")).to_contain_text("pinned")
-        expect(hook(page, "branch").first).to_be_visible()
+        by_test_id(page, "token").first.click()
+        expect(by_test_id(page, "card")).to_contain_text("pinned")
+        expect(by_test_id(page, "branch").first).to_be_visible()
         assert not violations(page)
         page.set_viewport_size(PHONE)
         assert not violations(page)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from browser import PHONE, hook, nearly, number, open_page, watched_page
+from browser import PHONE, by_test_id, nearly_equal, number, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
 
 from outdo.storage.run_folder import read_metrics
@@ -23,28 +23,28 @@ def test_the_first_screen_answers_whether_training_helped(opened: Page, small_ru
     before = json.loads((small_run / "summary.json").read_text())["before"]
     after = [line for line in read_metrics(small_run / "metrics.jsonl") if "eval/greedy" in line][-1]
     lines = [{f"eval/{name}": value for name, value in before.items()}, after]
-    answer = hook(opened, "tile").first
-    expect(hook(opened, "lead")).to_be_in_viewport()
+    answer = by_test_id(opened, "tile").first
+    expect(by_test_id(opened, "lead")).to_be_in_viewport()
     expect(answer).to_be_in_viewport()
-    expect(hook(opened, "lead")).to_contain_text(re.compile(r"^(Yes|No, it got worse|Not certain yet)\."))
+    expect(by_test_id(opened, "lead")).to_contain_text(re.compile(r"^(Yes|No, it got worse|Not certain yet)\."))
     shown = answer.locator(".way").inner_text().split("→")
     for text, line in zip(shown, lines, strict=True):
-        assert nearly(number(text.strip()), 100 * line["eval/greedy"], 3)
+        assert nearly_equal(number(text.strip()), 100 * line["eval/greedy"], 3)
     ends = [f"{100 * line[f'eval/greedy_{end}']:.1f}" for line in lines for end in ("low", "high")]
     assert re.findall(r"[\d.]+", answer.locator(".said").inner_text())[1:] == [end.removesuffix(".0") for end in ends]
 
 
-def test_ends_of_intervals_and_flat_lines_are_no_curves(opened: Page):
-    drawn = {curve.get_attribute("data-metric") for curve in hook(opened, "curve").all()}
-    said = {curve.get_attribute("data-metric") for curve in hook(opened, "undrawn").all()}
+def test_interval_limits_and_constant_metrics_are_not_drawn(opened: Page):
+    drawn = {curve.get_attribute("data-metric") for curve in by_test_id(opened, "curve").all()}
+    said = {curve.get_attribute("data-metric") for curve in by_test_id(opened, "undrawn").all()}
     assert "eval/greedy" in drawn
     assert not {metric for metric in drawn | said if metric and metric.endswith(("_low", "_high"))}
     assert said
     assert not drawn & said
 
 
-def test_the_list_of_groups_is_one_stop_of_the_keyboard_and_arrows_go_through_it(opened: Page):
-    groups = hook(opened, "group-row").locator("button")
+def test_the_list_of_groups_is_one_tab_stop_with_arrow_keys(opened: Page):
+    groups = by_test_id(opened, "group-row").locator("button")
     assert [each.get_attribute("tabindex") for each in groups.all()].count("0") == 1
     groups.first.focus()
     opened.keyboard.press("ArrowDown")
@@ -55,12 +55,12 @@ def test_the_list_of_groups_is_one_stop_of_the_keyboard_and_arrows_go_through_it
     expect(groups.last).to_have_attribute("aria-pressed", "true")
 
 
-def test_on_a_phone_a_finding_has_the_width_of_the_page(browser: Browser, page_of, small_run: Path, tmp_path: Path):
+def test_a_finding_has_the_width_of_the_page_on_a_phone(browser: Browser, page_of, small_run: Path, tmp_path: Path):
     run = Path(shutil.copytree(small_run, tmp_path / "run"))
     with (run / "metrics.jsonl").open("a") as file:
         file.write("{ damaged }\n")  # which a finding says
     with watched_page(browser, viewport=PHONE) as page:
         open_page(page, page_of(run))
-        box = hook(page, "finding").last.locator("span").last.bounding_box()
+        box = by_test_id(page, "finding").last.locator("span").last.bounding_box()
         assert box
         assert box["width"] > 0.8 * PHONE["width"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
-from browser import hook, watched_page
+from browser import by_test_id, watched_page
 from playwright.sync_api import Browser, Page, expect
 from run_folders import add_step, start_run
 
@@ -40,7 +40,7 @@ def followed(browser: Browser, *runs: Path) -> Iterator[Page]:
     try:
         with watched_page(browser, allowed=url) as page:
             page.goto(f"{url}?token={token}")
-            hook(page, "token").first.wait_for()
+            by_test_id(page, "token").first.wait_for()
             yield page
     finally:
         server.should_exit = True
@@ -56,7 +56,7 @@ def back_to(folder: Path, step: int) -> None:
         (folder / "tokens" / f"step_{later:06d}.parquet").unlink(missing_ok=True)
 
 
-def test_two_runs_are_followed_both_and_either_ones_new_step_can_be_opened(browser: Browser, tmp_path: Path):
+def test_both_of_two_live_runs_are_followed_and_new_steps_open(browser: Browser, tmp_path: Path):
     one, other = begun(tmp_path / "one"), begun(tmp_path / "other")
     with followed(browser, one, other) as page:
         add_step(one, 4, steps=STEPS)
@@ -66,34 +66,34 @@ def test_two_runs_are_followed_both_and_either_ones_new_step_can_be_opened(brows
         page.locator("#steps").get_by_role("button", name="other").click()
         expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
         page.get_by_label("Another recorded step").select_option("5")
-        expect(hook(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
-        expect(hook(page, "token").first).to_be_visible()
+        expect(by_test_id(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        expect(by_test_id(page, "token").first).to_be_visible()
 
 
-def test_after_a_resume_the_steps_made_anew_take_the_place_of_the_old(browser: Browser, tmp_path: Path):
+def test_steps_repeated_after_a_resume_replace_the_old_ones(browser: Browser, tmp_path: Path):
     run = begun(tmp_path / "run", steps=5)
     with followed(browser, run) as page:
         expect(page.get_by_text("step 5 of 5")).to_be_visible()
-        before = hook(page, "rollout").first.inner_text()
+        before = by_test_id(page, "rollout").first.inner_text()
         back_to(run, 3)
         expect(page.get_by_text("step 3 of 3")).to_be_visible(timeout=PATIENCE)
         for step in (4, 5):
             add_step(run, step, steps=STEPS, seed=7)
         expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
         page.get_by_label("Another recorded step").select_option("5")
-        expect(hook(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
-        expect(hook(page, "token").first).to_be_visible()
-        assert hook(page, "rollout").first.inner_text() != before
+        expect(by_test_id(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        expect(by_test_id(page, "token").first).to_be_visible()
+        assert by_test_id(page, "rollout").first.inner_text() != before
 
 
-def test_a_resume_that_was_overtaken_before_the_page_asked_is_seen(browser: Browser, tmp_path: Path):
+def test_a_resume_is_noticed_even_if_the_run_is_already_farther(browser: Browser, tmp_path: Path):
     run = begun(tmp_path / "run", steps=4)
     with followed(browser, run) as page:
-        before = hook(page, "rollout").first.inner_text()
+        before = by_test_id(page, "rollout").first.inner_text()
         back_to(run, 2)
         for step in (3, 4, 5):
             add_step(run, step, steps=STEPS, seed=7)
         expect(page.get_by_text("step 4 of 5")).to_be_visible(timeout=PATIENCE)
-        expect(hook(page, "step-button", step=4)).to_have_attribute("aria-pressed", "true", timeout=PATIENCE)
-        expect(hook(page, "rollout").first).not_to_have_text(before)
-        assert hook(page, "rollout").first.inner_text() != before
+        expect(by_test_id(page, "step-button", step=4)).to_have_attribute("aria-pressed", "true", timeout=PATIENCE)
+        expect(by_test_id(page, "rollout").first).not_to_have_text(before)
+        assert by_test_id(page, "rollout").first.inner_text() != before

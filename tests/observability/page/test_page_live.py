@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import hook, watched_page
+from browser import by_test_id, watched_page
 from playwright.sync_api import Browser, expect
 from run_folders import add_step, start_run
 
@@ -56,20 +56,20 @@ def test_the_page_follows_a_growing_run(browser: Browser, growing: Path, server:
             add_step(growing, step, steps=STEPS)
             expect(page.get_by_text(f"step 3 of {step}")).to_be_visible(timeout=600_000)
         page.get_by_label("Another recorded step").select_option("5")
-        expect(hook(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
-        expect(hook(page, "token").first).to_be_visible()
+        expect(by_test_id(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        expect(by_test_id(page, "token").first).to_be_visible()
         assert page.evaluate("() => window.loadedOnce")
 
 
-def test_a_page_whose_server_is_gone_says_so_and_stays(browser: Browser, server: subprocess.Popen[str]):
+def test_a_page_without_its_server_reports_it_and_stays(browser: Browser, server: subprocess.Popen[str]):
     page = browser.new_page()  # not a watched one: Chromium itself writes of a refused connection to the console
     failures: list[str] = []
     page.on("pageerror", lambda error: failures.append(str(error)))
     page.goto(address(server))
-    before = hook(page, "live-state").inner_text()
+    before = by_test_id(page, "live-state").inner_text()
     server.kill()
     server.wait()
-    expect(hook(page, "live-state")).not_to_have_text(before, timeout=600_000)
-    assert hook(page, "token").first.is_visible()
+    expect(by_test_id(page, "live-state")).not_to_have_text(before, timeout=600_000)
+    assert by_test_id(page, "token").first.is_visible()
     assert not failures
     page.close()

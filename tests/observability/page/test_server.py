@@ -13,7 +13,7 @@ import pytest
 from run_folders import add_step, start_run, write_small_run
 from starlette.testclient import TestClient
 
-from outdo.observability.page.html import policy
+from outdo.observability.page.html import security_policy
 from outdo.observability.page.server import HEADERS, app, serve
 from outdo.observability.record import parquet
 from outdo.utils.errors import UserError
@@ -31,7 +31,7 @@ def with_token(path: str, token: str = TOKEN) -> str:
     return f"{path}{'&' if '?' in path else '?'}token={token}"
 
 
-def test_the_page_is_served_with_its_address_and_token(client: TestClient):
+def test_the_served_page_contains_its_url_and_token(client: TestClient):
     answer = client.get(with_token("/"))
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -41,7 +41,7 @@ def test_the_page_is_served_with_its_address_and_token(client: TestClient):
     assert told["runs"][0]["chosen"]
 
 
-def test_what_is_new_and_one_step_are_served(client: TestClient):
+def test_new_data_and_single_steps_are_served(client: TestClient):
     told = client.get(with_token("/data?after=4")).json()
     assert told["metrics"]["steps"] == [5, 6]
     assert told["chosen"] == []
@@ -61,7 +61,7 @@ def test_each_of_two_runs_is_served(small_run: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("token", ["", "wrong", "right-toke", TOKEN + "x", "%C3%A9", "%ED%A0%80"])
 @pytest.mark.parametrize("path", ["/", "/data", "/step/3", "/nothing"])
-def test_without_the_token_nothing_is_answered(client: TestClient, path: str, token: str):
+def test_requests_without_the_token_are_rejected(client: TestClient, path: str, token: str):
     assert client.get(with_token(path, token)).status_code == 403
     assert client.get(path).status_code == 403
 
@@ -70,27 +70,27 @@ def test_without_the_token_nothing_is_answered(client: TestClient, path: str, to
     "host",
     ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.nip.io:{PORT}", "", "[::1]"],
 )
-def test_another_name_is_not_answered(client: TestClient, host: str):
+def test_requests_for_another_host_are_rejected(client: TestClient, host: str):
     assert client.get(with_token("/data"), headers={"Host": host}).status_code == 403
 
 
-def test_both_of_its_own_names_are_answered(client: TestClient):
+def test_requests_for_both_own_host_names_are_answered(client: TestClient):
     for host in ("127.0.0.1", "localhost"):
         assert client.get(with_token("/data"), headers={"Host": f"{host}:{PORT}"}).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1", f"https://127.0.0.1:{PORT}"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_another_site_is_not_answered(client: TestClient, origin: str, method: str):
+def test_requests_from_another_site_are_rejected(client: TestClient, origin: str, method: str):
     assert client.request(method, with_token("/data"), headers={"Origin": origin}).status_code == 403
 
 
-def test_its_own_page_is_answered(client: TestClient):
+def test_requests_from_the_own_page_are_answered(client: TestClient):
     assert client.get(with_token("/data"), headers={"Origin": ADDRESS}).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "FOO"])
-def test_nothing_can_be_changed(client: TestClient, method: str):
+def test_only_get_requests_are_allowed(client: TestClient, method: str):
     answer = client.request(method, with_token("/step/3"))
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET"
@@ -98,10 +98,10 @@ def test_nothing_can_be_changed(client: TestClient, method: str):
 
 @pytest.mark.parametrize("path", ["/", "/data", "/step/3", "/nothing", "/step/99"])
 @pytest.mark.parametrize("token", [TOKEN, "wrong"])
-def test_every_answer_has_the_headers(client: TestClient, path: str, token: str):
+def test_every_response_has_the_headers(client: TestClient, path: str, token: str):
     headers = client.get(with_token(path, token)).headers
     assert {name: headers[name] for name in HEADERS} == HEADERS
-    assert headers["content-security-policy"].startswith(policy(live=True))
+    assert headers["content-security-policy"].startswith(security_policy(live=True))
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
 
 
@@ -110,7 +110,7 @@ def test_every_answer_has_the_headers(client: TestClient, path: str, token: str)
     ["/step/-1", "/step/1.0", "/step/1e0", "/step/٣", "/step/3/", "/step/99999999999999999999", "/step/",
      "/step/%2e%2e%2frecipe.toml", "/recipe.toml", "/static/app.js", "/step/3/../../recipe.toml"],
 )  # fmt: skip
-def test_a_path_is_never_one_on_the_disk(client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_path_is_never_used_as_a_file_path(client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(parquet, "path_of", lambda folder, step: asked.append(step))
     assert client.get(with_token(path)).status_code == 404
@@ -118,11 +118,11 @@ def test_a_path_is_never_one_on_the_disk(client: TestClient, path: str, monkeypa
 
 
 @pytest.mark.parametrize("query", ["after=x", "after=-1", "after=1e3", "run=x", "run=7", "after=" + "9" * 30])
-def test_a_query_that_is_no_number_is_refused(client: TestClient, query: str):
+def test_a_query_that_is_not_a_number_is_rejected(client: TestClient, query: str):
     assert client.get(with_token(f"/data?{query}")).status_code == 400
 
 
-def test_a_damaged_step_is_an_answer_not_a_crash(tmp_path: Path):
+def test_a_damaged_step_gives_an_error_response(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     parquet.path_of(folder, 3).write_bytes(b"nonsense")
     answer = TestClient(app([folder], port=PORT, token=TOKEN), base_url=ADDRESS).get(with_token("/step/3"))
@@ -131,7 +131,7 @@ def test_a_damaged_step_is_an_answer_not_a_crash(tmp_path: Path):
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
-def test_a_port_in_use_is_told(small_run: Path):
+def test_a_port_in_use_is_reported(small_run: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}.*--port 0 takes a free one"):
@@ -144,7 +144,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from outdo.observability.page.server import serve
-serve([Path(sys.argv[1])], port=0, say=lambda line: print(line, flush=True))
+serve([Path(sys.argv[1])], port=0, report=lambda line: print(line, flush=True))
 """
 
 

@@ -17,7 +17,7 @@ from outdo.algorithms.objectives.corrections import off_policy_rows
 from outdo.algorithms.objectives.presets import dro, gspo, gspo_token, ppo, reinforce
 from outdo.algorithms.objectives.target.objective import target
 from outdo.config.names import OBJECTIVES
-from outdo.observability.record.bounds import bounds, out_of_reach, policy_push
+from outdo.observability.record.bounds import bounds, is_unreachable, policy_push
 from outdo.types import Batch, Terms, TokenScores
 
 ROWS = [[0.5, 0.25], [0.4, 0.3], [0.9, 0.2]]
@@ -79,12 +79,12 @@ BY_HAND: dict[str, ByHand] = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_a_bound_is_where_the_equation_says(name):
+def test_a_bound_matches_the_equation(name):
     expected = [[math.nan, *(BY_HAND[name](p, a) for p in row)] for row, a in zip(ROWS, SIGNS, strict=True)]
     close(found(objective(name), one_group(ROWS, SIGNS)), expected)
 
 
-def test_every_preset_is_worked_out_by_hand():
+def test_every_preset_has_an_expected_bound():
     assert set(OBJECTIVES) - set(BY_HAND) == {"target"}
 
 
@@ -103,7 +103,7 @@ def test_a_target_is_its_own_bound():
     rows=st.lists(st.lists(st.floats(0.02, 0.98), min_size=1, max_size=4), min_size=2, max_size=4),
     signs=st.lists(st.sampled_from([0.0, 0.2, -0.2, 1.0, -1.0]), min_size=4, max_size=4),
 )
-def test_just_short_of_the_bound_is_pushed_on_and_just_past_is_not(name, rows, signs):
+def test_the_push_ends_exactly_at_the_bound(name, rows, signs):
     asked, batch = objective(name), one_group(rows, signs[: len(rows)])
     batch = asked.prepare(batch.with_(old_entropy=batch.rollout_logprobs))
     assert batch.old_logprobs is not None
@@ -117,7 +117,7 @@ def test_just_short_of_the_bound_is_pushed_on_and_just_past_is_not(name, rows, s
     assert (policy_push(asked, batch, at + step.where(has, 0.0)) * push)[has].le(0).all()
 
 
-def test_of_an_answer_whose_tokens_are_pushed_both_ways_all_move_alike():
+def test_tokens_of_an_answer_with_opposite_pushes_move_by_the_same_distance():
     """Two up and one down: the mean goes by a third of the way, so that good tokens stop at 3 times the bound."""
     batch = one_group([[0.1, 0.2, 0.3]], [1.0])
     batch = batch.with_(advantages=batch.loss_mask * torch.tensor([0.0, 1.0, -1.0, 1.0], dtype=torch.float64))
@@ -125,7 +125,7 @@ def test_of_an_answer_whose_tokens_are_pushed_both_ways_all_move_alike():
     close(found(gspo_token(), batch), [[math.nan, math.log(0.1) + far, math.nan, math.log(0.3) + far]])
 
 
-def test_a_push_that_comes_again_farther_out_ends_where_it_first_ends():
+def test_the_bound_is_the_first_end_of_a_push_that_returns():
     """A good token is pushed up to 1 nat, then from 1.5 to 3; the other one always."""
 
     def hurdle(scores: TokenScores, batch: Batch) -> Terms:
@@ -138,13 +138,13 @@ def test_a_push_that_comes_again_farther_out_ends_where_it_first_ends():
     close(found(PlainObjective(hurdle), one_group([[0.1, 0.1]], [1.0])), [[math.nan, math.log(0.1) + 1, math.nan]])
 
 
-def test_how_far_is_looked_is_the_callers():
+def test_the_caller_sets_the_search_distance():
     batch = one_group([[0.5]], [0.3])
     assert bounds(dro(), batch, pushes(dro(), batch), farthest=2.9).isnan().all()
     assert bounds(dro(), batch, pushes(dro(), batch), farthest=3.1).isfinite().any()
 
 
-def test_a_gate_that_rounds_to_nothing_is_no_bound_in_single_precision_either():
+def test_a_gate_that_rounds_to_0_in_single_precision_is_not_a_bound():
     for name in ("sapo", "vespo"):
         batch = one_group([[0.01, 0.02, 0.03]] * 2, [1.0, -1.0])
         assert batch.old_logprobs is not None
@@ -152,7 +152,7 @@ def test_a_gate_that_rounds_to_nothing_is_no_bound_in_single_precision_either():
         assert found(objective(name), batch).isnan().all()
 
 
-def test_single_precision_is_enough():
+def test_single_precision_is_sufficient():
     batch = one_group(ROWS, SIGNS)
     assert batch.old_logprobs is not None
     single = batch.with_(old_logprobs=batch.old_logprobs.float())
@@ -161,7 +161,7 @@ def test_single_precision_is_enough():
     close(bound.double(), found(ppo(), batch))
 
 
-def test_a_push_that_is_exactly_zero_where_it_turns_has_its_bound_there():
+def test_a_push_that_is_exactly_0_where_it_changes_sign_has_its_bound_there():
     probabilities = torch.linspace(0.05, 0.9, 40).tolist()
     batch = one_group([probabilities], [-0.3536])
     assert batch.old_logprobs is not None
@@ -170,18 +170,18 @@ def test_a_push_that_is_exactly_zero_where_it_turns_has_its_bound_there():
     close(found(dro(), single)[:, 1:].double(), batch.old_logprobs[:, 1:] - 3.536, 2e-6)
 
 
-def test_how_much_a_token_counts_changes_no_bound():
+def test_the_weight_of_a_token_does_not_change_its_bound():
     batch = one_group(ROWS, SIGNS)
     close(found(replace(ppo(), weight=weights.prompt_mean), batch), found(ppo(), batch), 0.0)
 
 
-def test_neither_the_reference_nor_an_entropy_bonus_changes_a_bound():
+def test_reference_and_entropy_bonus_do_not_change_a_bound():
     batch = one_group(ROWS, SIGNS)
     close(found(replace(ppo(), beta=100.0), batch), found(ppo(), batch), 0.0)
     close(found(replace(ppo(), entropy_bonus=0.1), batch), found(ppo(), batch), 0.0)
 
 
-def test_a_correction_that_drops_an_answer_that_went_too_far_is_a_bound():
+def test_a_correction_that_drops_an_answer_sets_a_bound():
     dropping: ComposedObjective = replace(reinforce(), correction=off_policy_rows(limit=0.7, by="old"))
     batch = one_group([[0.5, 0.25], [0.4, 0.3]], [1.0, -1.0])
     expected = [[math.nan] * 3, [math.nan, math.log(0.4) - 0.7, math.log(0.3) - 0.7]]
@@ -191,7 +191,7 @@ def test_a_correction_that_drops_an_answer_that_went_too_far_is_a_bound():
 # --------------------------------------------------------------------------------------------------------- edges
 
 
-def test_what_is_not_pushed_or_not_trained_has_no_bound():
+def test_unpushed_and_untrained_tokens_have_no_bound():
     batch = one_group(ROWS, [0.3, 0.0, 0.3])
     mask = batch.loss_mask.clone()
     mask[2] = False
@@ -202,7 +202,7 @@ def test_what_is_not_pushed_or_not_trained_has_no_bound():
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_a_batch_with_nothing_to_train_on_has_no_bounds(name):
+def test_a_batch_without_trained_tokens_has_no_bounds(name):
     for groups in ([], groups_of([rollout(2, status="failed"), rollout(0)])):
         batch = Batch.from_groups(groups)
         nothing = torch.zeros_like(batch.rollout_logprobs)
@@ -212,26 +212,26 @@ def test_a_batch_with_nothing_to_train_on_has_no_bounds(name):
         assert bound.isnan().all()
 
 
-def test_without_old_logprobs_nothing_is_known():
+def test_missing_old_logprobs_are_an_error():
     batch = one_group(ROWS, SIGNS)
     with pytest.raises(ValueError, match="old_logprobs"):
         bounds(ppo(), batch.with_(old_logprobs=None), torch.ones_like(batch.rollout_logprobs))
 
 
-def test_a_bound_is_out_of_reach_where_it_is_a_probability_of_one_or_more():
+def test_a_bound_of_probability_one_or_more_is_unreachable():
     batch = one_group([[0.83, 0.84, 0.2]], [1.0])
-    assert out_of_reach(found(ppo(), batch), batch).tolist() == [[False, False, True, False]]  # 1 / 1.2 = 0.8333
+    assert is_unreachable(found(ppo(), batch), batch).tolist() == [[False, False, True, False]]  # 1 / 1.2 = 0.8333
     marked = batch.with_(prepared={"unreachable": torch.tensor([[True, True, False, False]])})
-    assert out_of_reach(found(ppo(), batch), marked).tolist() == [[False, True, True, False]]
+    assert is_unreachable(found(ppo(), batch), marked).tolist() == [[False, True, True, False]]
 
 
-def test_whatever_the_order_of_the_answers_what_depends_on_others_is_no_bound():
+def test_an_end_that_depends_on_other_answers_is_not_a_bound_in_any_order():
     """The middle one hardly counts: what ends the push of the first is how far the last has gone, and the reverse."""
     assert found(objective("tpo"), one_group([[0.5], [0.001] * 3, [0.5]], [0.0, 0.0, 0.2])).isnan().all()
     assert found(objective("tpo"), one_group([[0.5], [0.5], [0.001] * 3], [0.0, 0.2, 0.0])).isnan().all()
 
 
-def test_answers_of_one_sequence_move_together_in_any_number():
+def test_tokens_of_a_sequence_move_together_in_groups_of_any_size():
     batch = one_group([[0.5], [0.1, 0.2, 0.3, 0.4, 0.5], [0.9, 0.8]], [1.0, -1.0, 0.5])
     assert batch.old_logprobs is not None
     way = batch.advantages.sign()  # type: ignore[union-attr]

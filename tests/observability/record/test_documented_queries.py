@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from made_records import SPELLING, record_of, steps_of
+from made_records import TOKEN_TEXTS, record_of, steps_of
 
 from outdo.observability.record import parquet
-from outdo.observability.record.table import COLUMNS, table
+from outdo.observability.record.table import COLUMNS, record_table
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, TOUR = DOCS / "record.md", DOCS / "reading-a-run.md"
@@ -24,13 +24,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with three steps of the runs that the pages speak of, to be in."""
     for step in steps_of(3):
         for name in ("runs/mine", "quickstart/seed-0/run-1"):
-            parquet.write(tmp_path / name, step.index, table(step, record_of(step), SPELLING, about={}))
+            parquet.write(tmp_path / name, step.index, record_table(step, record_of(step), TOKEN_TEXTS, about={}))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs/mine"
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=["duckdb", "polars", "pandas", "carries"])
-def test_the_queries_of_the_page_answer(run, query):
+def test_the_documented_queries_return_rows(run, query):
     *before, last = ast.parse(query).body
     assert isinstance(last, ast.Expr)
     names: dict = {}

@@ -18,9 +18,9 @@ from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
 from outdo.observability.record import parquet
 from outdo.observability.record.external import TokenValues, record_step, rewind
-from outdo.observability.record.movement import moved_metrics
-from outdo.observability.record.table import COLUMNS, table
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.movement import movement_metrics
+from outdo.observability.record.table import COLUMNS, record_table
+from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import read_metrics
 from outdo.testing import tiny_model
@@ -97,10 +97,10 @@ def recorded(folder: Path, order: Sequence[int], step: Step, new: Tensor, **chan
     return record(folder, step=1, tokenizer=TOKENIZER, reward_parts=parts, objective=dapo(), **shuffled | changes)
 
 
-def test_the_record_and_the_metrics_are_those_of_outdos_own_loop(tmp_path: Path) -> None:
+def test_record_and_metrics_equal_those_of_the_outdo_loop(tmp_path: Path) -> None:
     step, new = one_step()
     record = token_record(step, dapo(), new)
-    own = table(step, record, Spelling(TOKENIZER), about={})
+    own = record_table(step, record, TokenTexts(TOKENIZER), about={})
     assert recorded(tmp_path, range(6), step, new) == parquet.path_of(tmp_path, 1)
     found = parquet.read(tmp_path, 1)
     assert found.schema.names == own.schema.names
@@ -109,7 +109,7 @@ def test_the_record_and_the_metrics_are_those_of_outdos_own_loop(tmp_path: Path)
             for a, b in zip(found[name].to_pylist(), own[name].to_pylist(), strict=True):
                 assert a == (pytest.approx(b, abs=1e-7) if name in {*COLUMNS, "advantage"} else b), name
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
-    expected = step_metrics(step) | moved_metrics(record, step.batch)
+    expected = step_metrics(step) | movement_metrics(record, step.batch)
     of_update = expected.keys() - line.keys()
     assert {name for name in of_update if not name.startswith("updates/")} <= step.updates[0].metrics.keys()
     assert not {name for name in line if name.startswith("updates/")}  # nothing is known of another loop's updates
@@ -117,14 +117,14 @@ def test_the_record_and_the_metrics_are_those_of_outdos_own_loop(tmp_path: Path)
     assert {"reward", "moved_right_way", "attained"} <= line.keys()
 
 
-def test_completions_of_a_prompt_are_a_group_wherever_they_stand(tmp_path: Path) -> None:
+def test_completions_of_a_prompt_form_a_group_in_any_order(tmp_path: Path) -> None:
     step, new = one_step()
     recorded(tmp_path / "a", range(6), step, new)
     recorded(tmp_path / "b", [0, 3, 1, 4, 2, 5], step, new)
     assert parquet.read(tmp_path / "b", 1).to_pylist() == parquet.read(tmp_path / "a", 1).to_pylist()
 
 
-def test_texts_and_rewards_are_enough(tmp_path: Path) -> None:
+def test_texts_and_rewards_are_sufficient(tmp_path: Path) -> None:
     record(
         tmp_path,
         step=3,
@@ -146,7 +146,7 @@ def test_texts_and_rewards_are_enough(tmp_path: Path) -> None:
     assert None not in line.values()
 
 
-def test_padded_tensors_and_one_advantage_a_completion_will_do(tmp_path: Path) -> None:
+def test_padded_tensors_and_one_advantage_per_completion_are_accepted(tmp_path: Path) -> None:
     given: dict[str, Any] = {"tokenizer": TOKENIZER, "prompts": ["a", "a"], "completions": ["4", "123"]}
     padded = torch.tensor([[-1.0, 9.0, 9.0], [-1.0, -2.0, -3.0]])
     record(tmp_path, step=1, **given, rewards=[1, 0], advantages=[1.0, -1.0], old_logprobs=padded)
@@ -160,7 +160,7 @@ def test_padded_tensors_and_one_advantage_a_completion_will_do(tmp_path: Path) -
     assert parquet.read(tmp_path, 2)["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
 
 
-def test_what_is_not_trained_on_is_left_out(tmp_path: Path) -> None:
+def test_untrained_tokens_are_left_out(tmp_path: Path) -> None:
     record(
         tmp_path,
         step=1,
@@ -178,7 +178,7 @@ def test_what_is_not_trained_on_is_left_out(tmp_path: Path) -> None:
     assert found["policy_push"].to_pylist() == [[0.5, None, 0.5]]
 
 
-def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
+def test_all_inconsistencies_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         record(
             tmp_path / "run",
@@ -200,7 +200,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_step_is_written_once_and_a_loop_that_goes_back_says_so(tmp_path: Path) -> None:
+def test_a_step_is_written_once_and_rewind_allows_it_again(tmp_path: Path) -> None:
     def written(step: int, text: str) -> None:
         record(tmp_path, step=step, tokenizer=TOKENIZER, prompts=["a"], completions=[text], rewards=[1.0])
 

@@ -13,7 +13,7 @@ from outdo.algorithms.objectives.presets import grpo, ppo, reinforce
 from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.progress import target_metrics
 from outdo.algorithms.objectives.target.rules import NOISE
-from outdo.observability.record.movement import moved_metrics
+from outdo.observability.record.movement import movement_metrics
 from outdo.observability.record.tokens import token_record
 from outdo.types import Batch
 
@@ -24,7 +24,7 @@ def moved(objective: Objective, batch: Batch, new: Tensor | None, **tokens: Tens
     batch = objective.prepare(batch)
     assert batch.old_logprobs is not None
     step = step_of(rows, batch, one_pass(objective, batch, batch.old_logprobs, **tokens))
-    return rounded(moved_metrics(token_record(step, objective, new), batch))
+    return rounded(movement_metrics(token_record(step, objective, new), batch))
 
 
 def at(*rows: Sequence[float]) -> Tensor:
@@ -33,7 +33,7 @@ def at(*rows: Sequence[float]) -> Tensor:
     return torch.tensor([[1.0, *row, *[1.0] * (width - len(row))] for row in rows], dtype=torch.float64).log()
 
 
-def test_shares_of_what_could_move_by_the_way_it_went():
+def test_shares_of_the_leverage_by_direction_of_movement():
     """Bounds are 0.6, 0.24 and 0.16. Gone: up, not at all, down as pushed; up against the push. All pushes are alike,
     so that a token counts by 1 - π_old: 0.5, 0.8, 0.8, 0.6."""
     batch = one_group([[0.5, 0.2], [0.2, 0.4]], [1.0, -1.0])
@@ -53,7 +53,7 @@ def test_shares_of_what_could_move_by_the_way_it_went():
     }
 
 
-def test_answers_that_begin_alike_push_one_probability_and_the_sum_is_what_counts():
+def test_pushes_of_answers_with_a_common_prefix_are_summed():
     """Three of four answers are bad, so that the sum of Â is -1: that the token went down is right for all of them."""
     batch = one_group([[0.5]] * 4, [2.0, -1.0, -1.0, -1.0], alike=True)
     found = moved(ppo(), batch, at(*[[0.4]] * 4))
@@ -64,13 +64,13 @@ def test_answers_that_begin_alike_push_one_probability_and_the_sum_is_what_count
     assert up["attained"] == -0.5  # 0.05 of the 0.1 down to 0.4, the other way; the good answer's bound does not count
 
 
-def test_pushes_that_cancel_leave_nothing_to_judge():
+def test_pushes_that_cancel_are_left_out():
     batch = one_group([[0.5, 0.3]] * 2, [1.0, -1.0], alike=True)
     found = moved(ppo(), batch, at([0.6, 0.3], [0.6, 0.3]))
     assert found == {"unreachable": 0.0, "cancelled": 1.0}
 
 
-def test_a_token_counts_by_how_far_its_push_could_move_it():
+def test_a_token_is_weighted_by_how_far_its_push_could_move_it():
     """Nine tenths of the weight is on the token that is a choice, whatever the certain one did."""
     batch = one_group([[0.1], [0.9]], [1.0, 1.0])
     assert moved(ppo(), batch, at([0.2], [0.8]))["moved_right_way"] == 0.9
@@ -80,20 +80,20 @@ def test_a_token_counts_by_how_far_its_push_could_move_it():
     ("progress", "reached", "overshot"),
     [(0.85, 0, 0), (0.95, 1, 0), (1.05, 1, 0), (1.15, 1, 1), (9.0, 1, 1), (-2, 0, 0)],
 )
-def test_reached_is_nine_tenths_of_the_way_or_farther(progress, reached, overshot):
+def test_a_bound_is_reached_after_nine_tenths_of_the_way(progress, reached, overshot):
     batch = one_group([[0.1]], [1.0])
     found = moved(ppo(), batch, at([0.1 * 1.2**progress]))
     assert (found["target_reached"], found["overshoot"]) == (reached, overshot)
 
 
 @pytest.mark.parametrize(("nats", "word"), [(NOISE / 2, "not"), (-NOISE / 2, "not"), (2 * NOISE, "right_way")])
-def test_noise_is_no_movement(nats, word):
+def test_changes_below_the_noise_are_not_movement(nats, word):
     batch = one_group([[0.5]], [1.0])
     assert batch.old_logprobs is not None
     assert moved(ppo(), batch, batch.old_logprobs + nats)[f"moved_{word}"] == 1.0
 
 
-def test_rows_that_were_not_measured_and_tokens_that_are_not_pushed_do_not_count():
+def test_unmeasured_rows_and_unpushed_tokens_do_not_count():
     batch = one_group([[0.5, 0.5], [0.5, 0.5], [0.5]], [1.0, 1.0, 0.0])
     new = at([0.6, 0.6], [0.4, 0.4], [0.4])
     new[1] = math.nan
@@ -108,14 +108,14 @@ def test_the_groups_of_the_estimate_are_counted():
     assert moved(ppo(), batch, at([0.6], [0.6], [0.6], [math.nan]))["moved/groups"] == 2.0
 
 
-def test_the_way_is_that_of_the_whole_push_over_all_passes():
+def test_the_direction_is_that_of_the_total_push_over_all_passes():
     """The policy term pushes up, the reference pulls down harder."""
     batch = one_group([[0.5]], [1.0])
     found = moved(grpo(), batch, at([0.4]), push=torch.tensor([[0.0, -1.0]]), policy_push=torch.tensor([[0.0, 1.0]]))
     assert found["moved_right_way"] == 1.0
 
 
-def test_what_nothing_is_known_of_is_left_out():
+def test_metrics_without_data_are_left_out():
     batch = one_group([[0.5], [0.995]], [-1.0, 1.0])
     assert moved(ppo(), batch, None) == {"unreachable": 0.5, "certain": 0.5, "cancelled": 0.0}
     assert set(moved(reinforce(), batch, at([0.5], [0.5]))) == {
@@ -130,31 +130,31 @@ def test_what_nothing_is_known_of_is_left_out():
     assert moved(ppo(), one_group([[0.5]], [0.0]), at([0.4])) == {}
 
 
-def test_nothing_was_trained():
+def test_a_step_without_training_has_no_metrics():
     batch = one_group([[0.5]], [1.0])
     step = step_of(groups_of([rollout(1)]), batch.with_(old_logprobs=None))
-    assert moved_metrics(token_record(step, ppo(), at([0.5])), batch) == {}
+    assert movement_metrics(token_record(step, ppo(), at([0.5])), batch) == {}
 
 
-def test_certain_is_the_share_of_push_spent_on_what_is_nearly_one_already():
+def test_certain_is_the_share_of_push_on_tokens_near_probability_one():
     push = torch.tensor([[0.0, 3.0, 1.0], [0.0, -4.0, -2.0]])
     batch = one_group([[0.995, 0.989], [0.995, 0.5]], [1.0, -1.0])
     assert moved(ppo(), batch, None, push=push, policy_push=push)["certain"] == 0.7
 
 
-def test_a_bound_out_of_reach_is_neither_reached_nor_missed():
+def test_unreachable_bounds_count_neither_as_reached_nor_as_missed():
     batch = one_group([[0.9, 0.5]], [1.0])
     found = moved(ppo(), batch, at([0.99, 0.6]))
     assert (found["target_reached"], found["attained"], found["unreachable"]) == (1.0, 1.0, 0.5)
 
 
-def test_what_is_not_pushed_asks_for_nothing_that_is_out_of_reach():
+def test_tokens_without_a_push_are_not_unreachable():
     batch = one_group([[0.5], [0.5]], [1.0, 0.0])
     marked = batch.with_(prepared={"unreachable": torch.tensor([[False, False], [False, True]])})
     assert moved(ppo(), marked, None)["unreachable"] == 0.0
 
 
-def test_with_targets_they_are_those_of_the_objective():
+def test_targets_of_the_objective_are_the_bounds():
     batch = one_group([[0.25, 0.36], [0.5, 0.4]], [1.0, -1.0])
     objective = target(merge="none")
     new = at([0.4, 0.61], [0.2, 0.5])

@@ -12,11 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_records import SPELLING, record_of, steps_of
+from made_records import TOKEN_TEXTS, record_of, steps_of
 
 import outdo.storage.atomic
 from outdo.observability.record import parquet
-from outdo.observability.record.table import table
+from outdo.observability.record.table import record_table
 from outdo.utils.errors import RunFolderError
 
 
@@ -25,7 +25,9 @@ def record(folder: Path, count: int = 3) -> Path:
     for step in steps_of(count):
         measured = [b % 2 == 0 for b in range(len(step.batch))]
         parquet.write(
-            folder, step.index, table(step, record_of(step, measured=measured, seed=step.index), SPELLING, about={})
+            folder,
+            step.index,
+            record_table(step, record_of(step, measured=measured, seed=step.index), TOKEN_TEXTS, about={}),
         )
     return folder
 
@@ -115,7 +117,7 @@ def reward_by_prompt(run: Path) -> list[list[tuple[str, float]]]:
 
 
 @pytest.mark.parametrize("query", [tokens_moved_the_wrong_way, clipped_by_position, reward_by_prompt])
-def test_duckdb_polars_and_pandas_give_one_answer(run: Path, query: Callable[[Path], list[list[tuple]]]) -> None:
+def test_duckdb_polars_and_pandas_give_the_same_result(run: Path, query: Callable[[Path], list[list[tuple]]]) -> None:
     first, *others = query(run)
     assert len(first) > 2
     for other in others:
@@ -123,7 +125,7 @@ def test_duckdb_polars_and_pandas_give_one_answer(run: Path, query: Callable[[Pa
         assert [value for _, value in other] == pytest.approx([value for _, value in first])
 
 
-def test_the_answers_are_those_of_the_records(run: Path) -> None:
+def test_query_results_match_the_records(run: Path) -> None:
     rows = [row for step in parquet.recorded_steps(run) for row in parquet.read(run, step).to_pylist()]
     moved = [
         ((new - old) * (1 if push > 0 else -1), piece)
@@ -142,29 +144,29 @@ def test_the_answers_are_those_of_the_records(run: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- whole or not
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     step = steps_of(1)[0]
-    written = table(step, record_of(step), SPELLING, about={"run": "add"})
+    written = record_table(step, record_of(step), TOKEN_TEXTS, about={"run": "add"})
     assert parquet.write(tmp_path, 40, written) == tmp_path / "tokens" / "step_000040.parquet"
     found = parquet.read(tmp_path, 40)
     assert found.to_pylist() == written.to_pylist()
     assert found.schema.names == written.schema.names
-    assert parquet.about(found.schema)["run"] == "add"
+    assert parquet.metadata_of(found.schema)["run"] == "add"
     assert parquet.read(tmp_path, 40, ["reward", "clip"]).schema.names == ["reward", "clip"]
 
 
-def test_only_published_names_are_steps(tmp_path: Path) -> None:
+def test_only_complete_files_are_steps(tmp_path: Path) -> None:
     assert parquet.recorded_steps(tmp_path) == []
     record(tmp_path, 2)
     for name in (".step_000003.parquet.tmp", "step_4.parquet", "step_000005.parquet.tmp", "notes.txt"):
         (tmp_path / "tokens" / name).write_bytes(b"")
     step = steps_of(1)[0]
-    parquet.write(tmp_path, 1_234_567, table(step, record_of(step), SPELLING, about={}))
+    parquet.write(tmp_path, 1_234_567, record_table(step, record_of(step), TOKEN_TEXTS, about={}))
     assert parquet.recorded_steps(tmp_path) == [1, 2, 1_234_567]
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "bit", "other"])
-def test_a_damaged_file_is_named_and_hides_no_other(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_named_and_others_stay_readable(tmp_path: Path, damage: str) -> None:
     path = parquet.path_of(record(tmp_path), 2)
     content = path.read_bytes()
     middle = len(content) // 3
@@ -197,7 +199,7 @@ def test_every_flipped_bit_of_the_numbers_is_found_or_harmless(tmp_path: Path) -
         assert found.to_pydict() == whole.to_pydict(), at
 
 
-def test_what_a_crash_left_half_written_breaks_no_reader(tmp_path: Path) -> None:
+def test_incomplete_files_of_a_crash_are_ignored(tmp_path: Path) -> None:
     path = parquet.path_of(record(tmp_path), 3)
     whole = [query(tmp_path) for query in (clipped_by_position, reward_by_prompt)]
     path.with_name(".step_000004.parquet.tmp").write_bytes(path.read_bytes()[:1000])
@@ -207,14 +209,14 @@ def test_what_a_crash_left_half_written_breaks_no_reader(tmp_path: Path) -> None
     assert not list((tmp_path / "tokens").glob(".*"))
 
 
-def test_a_step_without_record_and_a_column_that_is_not_there_are_named(run: Path) -> None:
+def test_missing_records_and_columns_are_named(run: Path) -> None:
     with pytest.raises(RunFolderError, match=r"step_000009\.parquet: step 9 has no record; recorded steps: 1, 2, 3"):
         parquet.read(run, 9)
     with pytest.raises(RunFolderError, match=r"has no column 'rewards'; did you mean reward\?"):
         parquet.read(run, 1, ["step", "rewards"])
 
 
-def test_a_record_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_a_record_of_a_newer_format_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     newer = pa.table({"a": [1]}, metadata={b"outdo": b'{"format": 2}'})
     pq.write_table(newer, parquet.path_of(tmp_path, 1))
@@ -223,11 +225,9 @@ def test_a_record_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["mkdir", "open", "write", "fsync", "rename"])
-def test_a_disk_that_refuses_leaves_the_old_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_a_failed_write_keeps_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     step = steps_of(1)[0]
-    new = table(step, record_of(step), SPELLING, about={})
+    new = record_table(step, record_of(step), TOKEN_TEXTS, about={})
     if operation != "mkdir":
         record(tmp_path, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("step_*.parquet")}

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from made_records import SPELLING, group, record_of, rollout, step_of
+from made_records import TOKEN_TEXTS, group, record_of, rollout, step_of
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from outdo.observability.record.table import COLUMNS, table
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.table import COLUMNS, record_table
+from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.types import FinishReason, Group, Prompt, Rollout, Step
 
@@ -35,7 +35,7 @@ RECORD = record_of(STEP, measured=MEASURED)
 
 
 def written(step: Step = STEP, record: TokenRecord = RECORD, **about: str) -> pa.Table:
-    return table(step, record, SPELLING, about=about)
+    return record_table(step, record, TOKEN_TEXTS, about=about)
 
 
 def test_a_row_is_a_rollout() -> None:
@@ -58,7 +58,7 @@ def test_a_row_is_a_rollout() -> None:
     assert found["measured"].to_pylist() == MEASURED
 
 
-def test_a_list_is_about_the_tokens_of_the_completion() -> None:
+def test_lists_have_one_entry_per_completion_token() -> None:
     found = written().to_pylist()
     record = {name: getattr(RECORD, name) for name in COLUMNS if name != "target"}
     rollouts = [each for group in STEP.groups for each in group.rollouts]
@@ -73,7 +73,7 @@ def test_a_list_is_about_the_tokens_of_the_completion() -> None:
                 assert row[name] == [None if np.isnan(number) else number for number in expected], name
 
 
-def test_tokens_are_spelled_where_they_stand() -> None:
+def test_pieces_depend_on_their_position() -> None:
     for row in written().to_pylist():
         assert "".join(row["prompt_pieces"]) == row["prompt"]
         assert "".join(row["pieces"]) == row["text"] + "<|end|>"
@@ -81,15 +81,15 @@ def test_tokens_are_spelled_where_they_stand() -> None:
         assert len(row["pieces"]) == len(row["token_bytes"]) == len(row["token_ids"])
 
 
-def test_a_completion_goes_on_where_its_prompt_ends() -> None:
+def test_the_text_of_a_completion_continues_that_of_its_prompt() -> None:
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"What": 0, "is": 1}, unk_token="is")))
     asked = Prompt(id="1", text="What", token_ids=(0,))
     step = step_of([Group(prompt=asked, rollouts=(rollout("", token_ids=(1,), loss_mask=(True,), logprobs=(0.0,)),))])
-    row = table(step, record_of(step), Spelling(words), about={}).to_pylist()[0]
+    row = record_table(step, record_of(step), TokenTexts(words), about={}).to_pylist()[0]
     assert (row["prompt_pieces"], row["pieces"], row["token_bytes"]) == (["What"], [" is"], [b" is"])
 
 
-def test_what_was_not_taken_has_no_list() -> None:
+def test_unmeasured_rows_have_no_list() -> None:
     found = written()
     assert found["new_logprobs"].is_null().to_pylist() == [not each for each in MEASURED]
     for absent in ("values", "target"):
@@ -99,7 +99,7 @@ def test_what_was_not_taken_has_no_list() -> None:
     assert "reward_parts" not in written(step_of(STEP.groups[:1]), record_of(step_of(STEP.groups[:1]))).column_names
 
 
-def test_targets_are_the_column_target() -> None:
+def test_targets_are_in_the_column_target() -> None:
     assert RECORD.advantages is not None
     record = replace(RECORD, targets=RECORD.advantages)
     found = written(record=record)
@@ -116,7 +116,7 @@ def test_the_advantage_is_the_mean_over_trained_tokens() -> None:
     assert written(record=replace(RECORD, advantages=None))["advantage"].null_count == 5
 
 
-def test_half_of_a_surrogate_pair_is_written_as_its_escape_and_nothing_else_changes() -> None:
+def test_only_half_a_surrogate_pair_is_escaped() -> None:
     torn, whole = "a\ud83d\x00\n<b>", "😀\x00\n\u2028"
     step = step_of([group("1", [_with_text(torn), _with_text(whole)], answer={"a": torn})])
     found = written(step, record_of(step))
@@ -126,7 +126,7 @@ def test_half_of_a_surrogate_pair_is_written_as_its_escape_and_nothing_else_chan
     assert written(strange, record_of(strange))["reward_parts"].to_pylist() == [{"a\\ud83d": 1.0}]
 
 
-def test_the_columns_of_a_step_do_not_depend_on_what_is_known_in_it() -> None:
+def test_every_step_has_the_same_columns() -> None:
     empty = step_of([])
     one = step_of([group("1", [rollout("1")])])
     unmeasured = record_of(one, measured=[False])
@@ -135,14 +135,14 @@ def test_the_columns_of_a_step_do_not_depend_on_what_is_known_in_it() -> None:
     assert schemas[0] == schemas[1] == schemas[2]
 
 
-def test_the_table_says_what_it_is() -> None:
+def test_the_table_has_metadata() -> None:
     assert (
         json.loads(written(run="add").schema.metadata[b"outdo"]).items()
         >= {"format": 1, "step": 40, "run": "add"}.items()
     )
 
 
-def test_a_completion_without_tokens_is_a_row_of_empty_lists() -> None:
+def test_a_completion_without_tokens_has_empty_lists() -> None:
     silent = rollout("", token_ids=(), loss_mask=(), logprobs=())
     step = step_of([group("1", [silent, rollout("1")])])
     row = written(step, record_of(step, measured=[False, True])).to_pylist()[0]

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from outdo.cli.quickstart.model import ALPHABET, character_tokenizer
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.token_text import TokenTexts
 from outdo.testing import byte_bpe_tokenizer
 
 TEXTS = ["What is 12 + 30? It is 42.", "Überraschung für 😀 und 日本語", "naïve café, e\u0301", "a\n\n  b\tc\x00"]
@@ -75,7 +75,7 @@ TOKENIZERS = {
     "characters": character_tokenizer(ALPHABET),
 }
 every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
-SPELLINGS = {name: Spelling(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+TOKEN_TEXTS = {name: TokenTexts(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 BYTE_LEVEL = TOKENIZERS["byte level"]
 
 
@@ -89,30 +89,30 @@ def test_pieces_join_to_the_text_and_bytes_to_its_utf8(text: str) -> None:
     for name, tokenizer in TOKENIZERS.items():
         ids = tokenizer.encode(text, add_special_tokens=False)
         whole = decoded(tokenizer, ids)
-        assert "".join(SPELLINGS[name].pieces(ids)) == whole, name
-        assert b"".join(SPELLINGS[name].bytes(ids)) == whole.encode(), name
+        assert "".join(TOKEN_TEXTS[name].pieces(ids)) == whole, name
+        assert b"".join(TOKEN_TEXTS[name].bytes(ids)) == whole.encode(), name
 
 
 @steady
 @given(ids=st.lists(st.integers(0, len(BYTE_LEVEL) + 3)))
-def test_any_ids_of_a_byte_level_vocabulary_join_to_what_the_tokenizer_says(ids: list[int]) -> None:
-    spelling = SPELLINGS["byte level"]
-    assert "".join(spelling.pieces(ids)) == decoded(BYTE_LEVEL, ids)
-    assert b"".join(spelling.bytes(ids)).decode("utf-8", "replace") == decoded(BYTE_LEVEL, ids)
+def test_pieces_of_any_byte_level_ids_join_to_the_decoded_text(ids: list[int]) -> None:
+    token_texts = TOKEN_TEXTS["byte level"]
+    assert "".join(token_texts.pieces(ids)) == decoded(BYTE_LEVEL, ids)
+    assert b"".join(token_texts.bytes(ids)).decode("utf-8", "replace") == decoded(BYTE_LEVEL, ids)
 
 
 @steady
 @given(text=TEXT)
-def test_no_character_is_torn(text: str) -> None:
+def test_no_character_is_split(text: str) -> None:
     for name in ("byte level", "byte fallback"):
         ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
-        pieces = SPELLINGS[name].pieces(ids)
+        pieces = TOKEN_TEXTS[name].pieces(ids)
         assert text.count("\ufffd") == "".join(pieces).count("\ufffd")
 
 
-def test_a_torn_character_belongs_to_the_token_that_completes_it() -> None:
+def test_a_split_character_belongs_to_the_token_that_completes_it() -> None:
     ids = BYTE_LEVEL.encode("x😀y", add_special_tokens=False)
-    pieces = SPELLINGS["byte level"].pieces(ids)
+    pieces = TOKEN_TEXTS["byte level"].pieces(ids)
     assert [piece for piece in pieces if piece] == ["x", "😀", "y"]
     assert pieces[-2:] == ["😀", "y"]
 
@@ -129,45 +129,45 @@ def test_a_torn_character_belongs_to_the_token_that_completes_it() -> None:
         ([b"\xe2", b"", b"a"], ["\ufffd", "", "a"]),
     ],
 )
-def test_what_is_no_utf8_is_marked_where_it_ends(chunks: list[bytes], pieces: list[str]) -> None:
-    spelling = SPELLINGS["byte level"]
-    named = {spelling.bytes([token_id])[0]: token_id for token_id in range(len(BYTE_LEVEL))}
+def test_invalid_utf8_is_marked_where_it_ends(chunks: list[bytes], pieces: list[str]) -> None:
+    token_texts = TOKEN_TEXTS["byte level"]
+    named = {token_texts.bytes([token_id])[0]: token_id for token_id in range(len(BYTE_LEVEL))}
     outside = len(BYTE_LEVEL)
     ids = [[named[bytes([byte])] for byte in chunk] or [outside] for chunk in chunks]
-    got = iter(spelling.pieces([each for chunk in ids for each in chunk]))
+    got = iter(token_texts.pieces([each for chunk in ids for each in chunk]))
     assert ["".join(next(got) for _ in chunk) for chunk in ids] == pieces
 
 
 @every_tokenizer
-def test_an_id_outside_of_the_vocabulary_spells_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
-    spelling = Spelling(tokenizer)
+def test_an_id_outside_the_vocabulary_has_no_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    token_texts = TokenTexts(tokenizer)
     for outside in (len(tokenizer) + 5, 1 << 40, -1):
-        assert spelling.pieces([outside]) == [""]
-        assert spelling.bytes([0, outside, 1])[1] == b""
+        assert token_texts.pieces([outside]) == [""]
+        assert token_texts.bytes([0, outside, 1])[1] == b""
     ids = tokenizer.encode("is it", add_special_tokens=False)
-    first, *rest = spelling.pieces(ids)
-    assert spelling.pieces([ids[0], len(tokenizer) + 5, *ids[1:]]) == [first, "", *rest]
+    first, *rest = token_texts.pieces(ids)
+    assert token_texts.pieces([ids[0], len(tokenizer) + 5, *ids[1:]]) == [first, "", *rest]
 
 
 @every_tokenizer
-def test_special_tokens_are_spelled(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_special_tokens_have_a_text(tokenizer: PreTrainedTokenizerFast) -> None:
     for token_id, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True):
-        assert Spelling(tokenizer).pieces([token_id]) == [token]
+        assert TokenTexts(tokenizer).pieces([token_id]) == [token]
 
 
 @every_tokenizer
 @steady
 @given(data=st.data())
-def test_a_text_may_be_spelled_in_two_parts(tokenizer: PreTrainedTokenizerFast, data: st.DataObject) -> None:
+def test_a_text_can_be_decoded_in_two_parts(tokenizer: PreTrainedTokenizerFast, data: st.DataObject) -> None:
     ids = tokenizer.encode("What is it? aw is, it 42.", add_special_tokens=False)
     cut = data.draw(st.integers(0, len(ids)))
-    spelling = Spelling(tokenizer)
-    assert spelling.pieces(ids[:cut]) + spelling.pieces(ids[cut:], after=ids[:cut]) == spelling.pieces(ids)
+    token_texts = TokenTexts(tokenizer)
+    assert token_texts.pieces(ids[:cut]) + token_texts.pieces(ids[cut:], after=ids[:cut]) == token_texts.pieces(ids)
 
 
-def test_blanks_of_the_kinds_are_where_a_reader_sees_them() -> None:
+def test_spaces_are_placed_as_in_the_text_for_each_kind_of_tokenizer() -> None:
     def pieces(name: str, text: str) -> list[str]:
-        return SPELLINGS[name].pieces(TOKENIZERS[name].encode(text, add_special_tokens=False))
+        return TOKEN_TEXTS[name].pieces(TOKENIZERS[name].encode(text, add_special_tokens=False))
 
     assert pieces("byte fallback, blank dropped", "a wis") == ["a", " w", "is"]
     assert pieces("words", "What is it") == ["What", " is", " it"]

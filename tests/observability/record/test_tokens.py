@@ -19,7 +19,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
 from outdo.observability.record.bounds import policy_push
-from outdo.observability.record.tokens import CLIP, TokenRecord, net, token_record
+from outdo.observability.record.tokens import CLIP, TokenRecord, net_pushes, token_record
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Rollout, Step, Update
 
@@ -63,7 +63,7 @@ def record_of(groups: list[Group], batch: Batch, objective: Objective, *moves: f
         (0.0, [0.0, HIGH], "neutral"),
     ],
 )
-def test_a_clipped_token_in_one_word(advantage, moves, word):
+def test_the_clip_state_of_a_token(advantage, moves, word):
     groups, batch = judged(rollout(2), advantages=[advantage])
     assert words(record_of(groups, batch, ppo(), *moves)) == [[word] * 2]
 
@@ -75,7 +75,7 @@ def test_a_token_that_is_pushed_back_is_beyond_its_bound():
     assert words(record_of(groups, batch, dro(), 0.0, -1.1)) == [["free"], ["low"]]
 
 
-def test_a_neutral_token_that_is_pulled_back_is_pushed():
+def test_a_neutral_token_with_a_push_is_free():
     groups, batch = judged(rollout(1), advantages=[0.0])
     assert words(record_of(groups, batch, dro(), 0.0)) == [["neutral"]]
     assert words(record_of(groups, batch, dro(), 0.0, 0.5)) == [["free"]]
@@ -88,37 +88,37 @@ def test_a_token_whose_bound_is_beyond_probability_one_is_unreachable():
     assert words(record_of(groups, batch, ppo(), 0.0)) == [["free"]]
 
 
-def test_a_token_whose_rule_asked_for_more_than_there_is_is_unreachable():
+def test_a_token_whose_rule_requires_more_than_probability_one_is_unreachable():
     groups, batch = judged(rollout(1), advantages=[1.0], old=0.9)
     assert words(record_of(groups, batch, target(rule="tilt", merge="none"), 0.0)) == [["unreachable"]]
 
 
-def test_a_neutral_token_asks_for_nothing():
+def test_a_neutral_token_is_not_unreachable():
     groups, batch = judged(rollout(1), rollout(1), advantages=[0.0, 1.0])
     batch = batch.with_(prepared={"unreachable": batch.loss_mask})
     assert words(record_of(groups, batch, ppo(), 0.0)) == [["neutral"], ["unreachable"]]
 
 
-def test_an_answer_that_went_far_enough_is_clipped_even_where_a_token_alone_could_not():
+def test_a_clipped_answer_clips_tokens_with_unreachable_bounds():
     groups, batch = judged(rollout(1), advantages=[1.0], old=1 - 1e-4)
     assert words(record_of(groups, batch, gspo(), 0.0)) == [["unreachable"]]
     assert words(record_of(groups, batch, gspo(), 0.0, 1e-3)) == [["high"]]
 
 
-def test_what_a_correction_drops_is_spared():
+def test_tokens_dropped_by_a_correction_are_spared():
     groups, batch = judged(rollout(2), advantages=[1.0])
     batch = batch.with_(rollout_logprobs=torch.tensor([[0.0, math.log(0.5), math.log(0.1)]]))  # π_old / π_rollout = 5
     assert words(record_of(groups, batch, replace(ppo(), correction=mask()), 0.0, HIGH)) == [["high", "spared"]]
 
 
-def test_what_an_entropy_mask_leaves_out_is_spared_and_not_neutral():
+def test_tokens_left_out_by_an_entropy_mask_are_spared():
     groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 0.0])
     batch = batch.with_(old_entropy=torch.tensor([[0.0, 2.0, 0.1], [0.0, 2.0, 2.0]]))
     thinned = replace(ppo(), batch_transform=high_entropy(share=0.5))
     assert words(record_of(groups, batch, thinned, 0.0)) == [["free", "spared"], ["neutral"] * 2]
 
 
-def test_what_is_not_trained_does_not_make_an_answer_one_that_was_thinned_out():
+def test_untrained_tokens_do_not_change_neutral_to_spared():
     groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 1.0])
     kept = torch.tensor([[False, True, True], [False, True, False]])
     batch = batch.with_(loss_mask=kept, advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
@@ -127,19 +127,19 @@ def test_what_is_not_trained_does_not_make_an_answer_one_that_was_thinned_out():
     assert words(record_of(groups, batch, thinned, 0.0)) == [["free"] * 2, ["neutral", "masked"]]
 
 
-def test_a_zero_among_the_tokens_of_an_answer_is_neutral_where_nothing_was_thinned_out():
+def test_a_zero_advantage_is_neutral_without_an_entropy_mask():
     groups, batch = judged(rollout(2), advantages=[1.0])
     batch = batch.with_(advantages=torch.tensor([[0.0, 1.0, 0.0]]))
     assert words(record_of(groups, batch, ppo(), 0.0)) == [["free", "neutral"]]
 
 
-def test_a_marked_token_of_kl_cov_is_beyond_its_bound_as_soon_as_it_moves():
+def test_a_selected_token_of_kl_cov_is_beyond_its_bound_after_any_move():
     groups, batch = judged(rollout(1), rollout(1), advantages=[0.5, -0.5])
     batch = batch.with_(old_logprobs=torch.tensor([[0.0, -0.1], [0.0, -1.0]]))
     assert words(record_of(groups, batch, kl_cov(), 0.0, 0.01)) == [["high"], ["free"]]
 
 
-def test_what_is_not_trained_on_says_why():
+def test_untrained_tokens_have_a_reason():
     answers = (
         rollout(2, 1.0),
         rollout(3, loss_mask=(True, False, True)),  # a tool answered in between
@@ -160,14 +160,14 @@ def test_what_is_not_trained_on_says_why():
     ]
 
 
-def test_a_truncated_answer_that_is_trained_on_is_like_any_other():
+def test_a_trained_truncated_answer_has_the_usual_states():
     groups, batch = judged(rollout(2, finish_reason=FinishReason.length), advantages=[1.0])
     kept = batch.loss_mask.clone()
     kept[0, 2] = False
     assert words(record_of(groups, batch.with_(loss_mask=kept), ppo(), 0.0)) == [["free", "masked"]]
 
 
-def test_prompts_and_padding_are_not_the_policys():
+def test_prompts_and_padding_are_environment_tokens():
     groups, batch = judged(rollout(1), rollout(2), advantages=[1.0, 1.0])
     record = record_of(groups, batch, ppo(), 0.0)
     assert [CLIP[code] for code in record.clip[0]] == ["environment", "free", "environment"]
@@ -185,7 +185,7 @@ def test_without_a_pass_of_the_policy_tokens_are_untrained(updates):
     assert record.rollout_logprobs[:, 1].tolist() == [-0.5, -0.5]
 
 
-def test_of_no_rollouts_there_is_a_record_of_none():
+def test_a_step_without_rollouts_has_an_empty_record():
     batch = Batch.from_groups([])
     assert token_record(step_of([], batch), ppo(), None).clip.shape == batch.token_ids.shape
 
@@ -211,7 +211,7 @@ def test_pushes_are_summed_over_the_passes_and_the_first_is_the_weight():
     assert record.bound[0, 1] == pytest.approx(math.log(0.5 * 1.2))
 
 
-def test_what_is_not_known_is_nan_and_what_there_is_not_is_none():
+def test_unknown_values_are_nan_and_missing_tensors_are_none():
     answers = (rollout(2, loss_mask=(True, False)), rollout(1, status="failed"))
     groups, batch = judged(*answers, advantages=[1.0, 0.0])
     batch = batch.with_(ref_logprobs=torch.zeros(2, 3), values=torch.zeros(2, 3).double())
@@ -228,7 +228,7 @@ def test_what_is_not_known_is_nan_and_what_there_is_not_is_none():
     assert (bare.ref_logprobs, bare.values) == (None, None)
 
 
-def test_targets_are_there_where_the_objective_sets_them():
+def test_targets_are_recorded_if_the_objective_sets_them():
     groups, batch = judged(rollout(1), advantages=[1.0], old=0.25)
     record = record_of(groups, batch, target(merge="none"), 0.0)
     assert record.targets is not None
@@ -236,7 +236,7 @@ def test_targets_are_there_where_the_objective_sets_them():
     assert record.bound[0, 1] == record.targets[0, 1]
 
 
-def test_new_logprobs_are_taken_where_they_were_measured():
+def test_new_logprobs_are_recorded_only_in_measured_rows():
     groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, -1.0])
     assert batch.old_logprobs is not None
     update = one_pass(ppo(), batch, batch.old_logprobs)
@@ -269,7 +269,7 @@ def trained(objective: Objective, *, passes: int, minibatches: int, measure: boo
     return step_of(groups, batch, *updates), policy.logprobs(batch)
 
 
-def test_a_single_pass_gives_the_old_logprobs_itself():
+def test_a_single_pass_provides_the_old_logprobs():
     measured, after = trained(ppo(), passes=1, minibatches=1, measure=True)
     alone, _ = trained(ppo(), passes=1, minibatches=1, measure=False)
     assert alone.batch.old_logprobs is None
@@ -279,7 +279,7 @@ def test_a_single_pass_gives_the_old_logprobs_itself():
             torch.testing.assert_close(getattr(found, name), value, equal_nan=True)
 
 
-def test_several_passes_of_several_minibatches_are_put_together():
+def test_passes_and_minibatches_are_combined():
     step, after = trained(ppo(), passes=3, minibatches=2, measure=True)
     assert step.batch.old_logprobs is not None
     record, mask = token_record(step, ppo(), after), step.batch.loss_mask
@@ -300,25 +300,25 @@ def test_several_passes_of_several_minibatches_are_put_together():
     assert (record.clip[~clipped & mask] == CLIP.index("free")).all()
 
 
-def test_answers_that_begin_alike_have_one_net_push_and_a_share_each():
+def test_answers_with_a_common_prefix_share_one_net_push():
     """Rewards of two answers that take the same first token, and then part."""
     batch = one_group([[0.5, 0.4], [0.5, 0.3], [0.2, 0.3]], [2.0, -1.0, -1.0])
     batch = batch.with_(token_ids=torch.tensor([[1, 5, 6], [1, 5, 7], [1, 8, 7]]))
     pushes = torch.tensor([[0.0, 2.0, 2.0], [0.0, -1.0, -1.0], [0.0, -1.0, -1.0]])
-    found, share = net(batch, pushes)
+    found, share = net_pushes(batch, pushes)
     assert found.tolist() == [[0.0, 1.0, 2.0], [0.0, 1.0, -1.0], [0.0, -1.0, -1.0]]
     assert share.tolist() == [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]]
 
 
-def test_the_noise_of_adding_up_is_no_push():
+def test_rounding_noise_of_a_sum_is_not_a_push():
     batch = one_group([[0.5], [0.5], [0.5]], [1.0, 1.0, 1.0], alike=True)
     third = torch.tensor([[0.0, 1 / 3], [0.0, 1 / 3], [0.0, -2 / 3 - 1e-6]])
-    assert net(batch, third)[0].tolist() == [[0.0, 0.0]] * 3
-    assert net(batch, third * torch.tensor([1.0, 1.1]))[0].tolist() == [[0.0, 0.0]] * 3
-    assert (net(batch, third + torch.tensor([0.0, 0.01]))[0][:, 1] > 0.02).all()
+    assert net_pushes(batch, third)[0].tolist() == [[0.0, 0.0]] * 3
+    assert net_pushes(batch, third * torch.tensor([1.0, 1.1]))[0].tolist() == [[0.0, 0.0]] * 3
+    assert (net_pushes(batch, third + torch.tensor([0.0, 0.01]))[0][:, 1] > 0.02).all()
 
 
-def test_bounds_are_those_of_the_rows_that_were_measured_or_of_all():
+def test_bounds_cover_the_measured_rows_or_all_rows():
     answers = [rollout(2), rollout(3), rollout(1)]
     groups, batch = judged(*answers, advantages=[1.0, 1.0, -1.0])
     new = torch.full(batch.token_ids.shape, torch.nan)
@@ -332,7 +332,7 @@ def test_bounds_are_those_of_the_rows_that_were_measured_or_of_all():
     assert everywhere.bound.shape == some.shape
 
 
-def test_bounds_that_are_targets_are_those_of_all_rows():
+def test_target_bounds_cover_all_rows():
     groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, 1.0], old=0.25)
     objective = target(merge="none")
     batch = objective.prepare(batch)

@@ -23,7 +23,7 @@ def seen(*steps: Sequence[Group]) -> dict[str, float]:
     return [transfer.observe(index, groups) for index, groups in enumerate(steps, 1)][-1]
 
 
-def test_fresh_answers_are_compared_with_the_last_ones():
+def test_new_answers_are_compared_with_those_of_the_previous_visit():
     before = [group("a", 0.0, 1.0), group("b", 0.0, 0.0, 1.0, 1.0), group("c", 0.0, 0.5), group("d", 0.0, 1.0)]
     after = [group("a", 1.0, 1.0), group("b", 0.0, 1.0), group("c", 0.0, 0.0), group("new", 1.0, 0.0)]
     assert seen(before, after) == {
@@ -33,21 +33,21 @@ def test_fresh_answers_are_compared_with_the_last_ones():
     }
 
 
-def test_a_first_visit_says_nothing():
+def test_a_first_visit_has_no_metrics():
     assert seen([group("a", 0.0, 1.0)]) == {}
     assert seen([]) == {}
 
 
-def test_a_group_without_a_difference_had_nothing_to_teach():
+def test_groups_with_equal_rewards_are_ignored():
     assert seen([group("a", 0.0, 0.0)], [group("a", 0.0, 1.0)]) == {}
     assert seen([group("a", 0.0, 0.0)], [group("a", 0.0, 1.0)], [group("a", 1.0)])["transfer"] == 0.5
 
 
-def test_it_is_the_last_visit_that_counts():
+def test_only_the_previous_visit_counts():
     assert seen([group("a", 0.0, 1.0)], [group("b", 1.0)], [group("a", 0.0, 0.0)], [group("a", 1.0)]) == {}
 
 
-def test_answers_without_a_reward_are_passed_over():
+def test_answers_without_a_reward_are_ignored():
     assert seen([group("a", 0.0, 1.0, None)], [group("a", None, 1.0)])["transfer"] == 0.5
     assert seen([group("a", None, 1.0)], [group("a", 0.0)]) == {}  # one reward alone is no difference
     assert seen([group("a", 0.0, 1.0)], [group("a", None)], [group("a", 1.0)])["transfer"] == 0.5
@@ -60,13 +60,13 @@ def test_two_groups_of_a_prompt_in_one_step_are_one_visit():
     assert seen([group("a", 0.0, 0.0), group("a", 1.0, 1.0)], [group("a", 1.0)]) == {}  # nothing was learnt of either
 
 
-def test_a_step_that_is_seen_again_is_not_compared_with_itself():
+def test_a_repeated_step_is_not_compared_with_itself():
     transfer = Transfer()
     transfer.observe(3, [group("a", 0.0, 1.0)])
     assert transfer.observe(3, [group("a", 1.0, 1.0)]) == {}
 
 
-def test_a_resumed_run_remembers():
+def test_visits_survive_a_checkpoint():
     before, resumed = Transfer(), Transfer()
     before.observe(1, [group("a", 0.0, 1.0), group("$b", 0.25, 0.5, 0.6)])
     tree, tensors = pack(before.state())

@@ -107,7 +107,7 @@ def test_every_step_is_recorded_with_its_groups(run: tuple[Path, GRPOTrainer, We
         assert {row["answer"] for row in rows} == {QUESTIONS[row["prompt"]] for row in rows}
 
 
-def test_log_probabilities_are_those_of_the_weights_before_and_after(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+def test_log_probabilities_match_the_weights_before_and_after(run: tuple[Path, GRPOTrainer, Weights]) -> None:
     folder, trainer, weights = run
     for step in (1, 2, 3):
         for row in parquet.read(folder, step).to_pylist():
@@ -116,7 +116,7 @@ def test_log_probabilities_are_those_of_the_weights_before_and_after(run: tuple[
                 assert row[name] == pytest.approx(expected, abs=1e-4)
 
 
-def test_rewards_stay_with_the_completions_that_earned_them(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+def test_rewards_stay_with_their_completions(run: tuple[Path, GRPOTrainer, Weights]) -> None:
     folder, _, _ = run
     for step in (1, 2, 3):
         rows = parquet.read(folder, step).to_pylist()
@@ -130,7 +130,7 @@ def test_rewards_stay_with_the_completions_that_earned_them(run: tuple[Path, GRP
             assert [row["advantage"] for row in by_reward] == sorted(row["advantage"] for row in members)
 
 
-def test_the_metrics_say_whether_it_moved(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+def test_the_metrics_show_whether_tokens_moved(run: tuple[Path, GRPOTrainer, Weights]) -> None:
     folder, _, _ = run
     lines = read_metrics(folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -148,7 +148,7 @@ def test_the_metrics_say_whether_it_moved(run: tuple[Path, GRPOTrainer, Weights]
     ],
     ids=["several steps on one generation, and a reference", "truncated completions left out"],
 )
-def test_other_ways_to_train_are_recorded_too(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_other_training_options_are_recorded(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer = trainer_of(tmp_path, **options, max_steps=2)
     trainer.add_callback(TrlRecord(trainer, tmp_path / "run", every=2))
     trainer.train()
@@ -162,7 +162,7 @@ def test_other_ways_to_train_are_recorded_too(tmp_path: Path, options: dict[str,
         assert all(set(row["clip"]) <= {"truncated", "environment"} and len(row["token_ids"]) == 6 for row in cut)
 
 
-def test_a_run_that_is_resumed_drops_what_came_after(run: tuple[Path, GRPOTrainer, Weights], tmp_path: Path) -> None:
+def test_a_resumed_run_deletes_later_records(run: tuple[Path, GRPOTrainer, Weights], tmp_path: Path) -> None:
     folder, trainer, _ = run
     shutil.copytree(folder, tmp_path / "run")
     resumed = TrlRecord(trainer, tmp_path / "run")
@@ -171,7 +171,7 @@ def test_a_run_that_is_resumed_drops_what_came_after(run: tuple[Path, GRPOTraine
     assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
-def test_a_loss_that_is_not_known_has_to_be_given(run: tuple[Path, GRPOTrainer, Weights], tmp_path: Path) -> None:
+def test_an_unknown_loss_needs_an_objective(run: tuple[Path, GRPOTrainer, Weights], tmp_path: Path) -> None:
     _, trainer, _ = run
     trainer.args.loss_type = "another"
     with pytest.raises(ValueError, match="loss_type 'another'"):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from outdo.observability.doctor.series import Finding, Run, change
+from outdo.observability.doctor.series import Finding, RunMetrics, significant_change
 from outdo.observability.doctor.tokens import step_size
 
 
-def too_easy(run: Run) -> Iterator[Finding]:
+def too_easy(run: RunMetrics) -> Iterator[Finding]:
     """Report that most groups are all right, so that there is nothing to learn."""
-    for span in run.lasting("frac_all_right", above=0.75):
+    for span in run.lasting_spans("frac_all_right", above=0.75):
         if run.mean("frac_reward_zero_std", span, unknown=1.0) > 0.5:
             yield span.finding(
                 "warning",
@@ -17,12 +17,12 @@ def too_easy(run: Run) -> Iterator[Finding]:
             )
 
 
-def too_hard(run: Run) -> Iterator[Finding]:
+def too_hard(run: RunMetrics) -> Iterator[Finding]:
     """Report that most groups are all wrong, so that there is nothing to learn."""
-    for span in run.lasting("frac_all_wrong", above=0.75):
+    for span in run.lasting_spans("frac_all_wrong", above=0.75):
         if run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5:
             continue
-        before = run.of("frac_all_wrong", last=span.steps[0] - 1)
+        before = run.span("frac_all_wrong", last=span.steps[0] - 1)
         if before.values and before.mean < 0.5:
             yield span.finding(
                 "warning",
@@ -39,9 +39,9 @@ def too_hard(run: Run) -> Iterator[Finding]:
             )
 
 
-def no_signal(run: Run) -> Iterator[Finding]:
+def no_signal(run: RunMetrics) -> Iterator[Finding]:
     """Report that the rewards of most groups are equal, although these groups are neither all right nor all wrong."""
-    for span in run.lasting("frac_reward_zero_std", above=0.8):
+    for span in run.lasting_spans("frac_reward_zero_std", above=0.8):
         one_sided = (run.mean(f"frac_all_{which}", span, unknown=0.0) for which in ("right", "wrong"))
         if max(one_sided) <= 0.75:
             yield span.finding(
@@ -52,9 +52,9 @@ def no_signal(run: Run) -> Iterator[Finding]:
             )
 
 
-def nothing_trained(run: Run) -> Iterator[Finding]:
+def nothing_trained(run: RunMetrics) -> Iterator[Finding]:
     """Report steps that did not train the policy."""
-    for span in run.lasting("updates/done", below=0.5, least=3):
+    for span in run.lasting_spans("updates/done", below=0.5, least=3):
         yield span.finding(
             "warning",
             "nothing was trained: no answer with a reward was left to train on. See frac_reward_zero_std, verdicts/* "
@@ -62,9 +62,9 @@ def nothing_trained(run: Run) -> Iterator[Finding]:
         )
 
 
-def refill_starved(run: Run) -> Iterator[Finding]:
+def groups_missing(run: RunMetrics) -> Iterator[Finding]:
     """Report that dynamic sampling could not replace all dropped groups."""
-    for span in run.lasting("refill/missing", above=0.5):
+    for span in run.lasting_spans("refill/missing", above=0.5):
         yield span.finding(
             "warning",
             f"after all rounds of train.dynamic_sampling, {span.mean:.1f} groups per step were still missing. Raise "
@@ -72,10 +72,10 @@ def refill_starved(run: Run) -> Iterator[Finding]:
         )
 
 
-def failed_rewards(run: Run) -> Iterator[Finding]:
+def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
     """Report answers for which the reward returned no number."""
     for kind in ("failed", "timed_out", "non_finite"):
-        found = run.of(f"verdicts/{kind}")
+        found = run.span(f"verdicts/{kind}")
         if count := sum(found.values):
             yield found.finding(
                 "warning",
@@ -84,9 +84,9 @@ def failed_rewards(run: Run) -> Iterator[Finding]:
             )
 
 
-def truncation(run: Run) -> Iterator[Finding]:
+def truncation(run: RunMetrics) -> Iterator[Finding]:
     """Report that many answers are truncated."""
-    for span in run.lasting("completions/clipped_ratio", above=0.2):
+    for span in run.lasting_spans("completions/clipped_ratio", above=0.2):
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
         yield span.finding(
             "warning",
@@ -95,10 +95,10 @@ def truncation(run: Run) -> Iterator[Finding]:
         )
 
 
-def longer_not_better(run: Run) -> Iterator[Finding]:
+def longer_not_better(run: RunMetrics) -> Iterator[Finding]:
     """Report that answers became longer and the reward did not rise."""
-    lengths, rewards = run.ends("completions/mean_length"), run.ends("reward")
-    if lengths and lengths[1].mean > 2 * lengths[0].mean and not (rewards and change(*rewards) > 0):
+    lengths, rewards = run.first_and_last("completions/mean_length"), run.first_and_last("reward")
+    if lengths and lengths[1].mean > 2 * lengths[0].mean and not (rewards and significant_change(*rewards) > 0):
         first, last = lengths
         yield last.finding(
             "warning",

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterator
 
-from outdo.observability.doctor.series import Finding, Metrics, Run, Span, change, is_number
+from outdo.observability.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
 
 EVALUATIONS = (("eval/greedy", "greedy"), ("eval/sampled", "sampled"))
 """Each evaluation metric, and the word for its answers."""
 
 
-def reward_rose(run: Run) -> Iterator[Finding]:
+def reward_rose(run: RunMetrics) -> Iterator[Finding]:
     """Report that the mean reward rose by more than the noise of single steps."""
-    ends = run.ends("reward")
-    if ends and change(*ends) > 0:
+    ends = run.first_and_last("reward")
+    if ends and significant_change(*ends) > 0:
         first, last = ends
         yield Span("reward", (*first.steps, *last.steps), (*first.values, *last.values)).finding(
             "good",
@@ -21,7 +21,7 @@ def reward_rose(run: Run) -> Iterator[Finding]:
         )
 
 
-def held_out_rose(run: Run) -> Iterator[Finding]:
+def held_out_accuracy_rose(run: RunMetrics) -> Iterator[Finding]:
     """Report that held-out accuracy rose; this is certain if the confidence intervals do not overlap."""
     for name, words in EVALUATIONS:
         tests = [line for line in run.lines if is_number(line.get(name))]
@@ -30,16 +30,16 @@ def held_out_rose(run: Run) -> Iterator[Finding]:
         first, last = tests[0], tests[-1]
         apart = first.get(f"{name}_high", math.inf) < last.get(f"{name}_low", -math.inf)
         sure = "" if apart else ". The 95 % intervals overlap: use more questions (eval.rows) to be certain"
-        yield run.of(name).finding(
+        yield run.span(name).finding(
             "good",
             f"{_with_interval(last, name)} of the {words} answers to held-out questions are right; at the start it was "
             f"{_with_interval(first, name)}{sure}.",
         )
 
 
-def not_followed(run: Run) -> Iterator[Finding]:
+def no_transfer(run: RunMetrics) -> Iterator[Finding]:
     """Report that the answers to questions that appear again are not better than at the previous visit."""
-    share, count = run.of("transfer/followed"), run.of("transfer/prompts")
+    share, count = run.span("transfer/followed"), run.span("transfer/prompts")
     visits = sum(count.values)
     if share.steps != count.steps or visits < 50:
         return
@@ -52,7 +52,7 @@ def not_followed(run: Run) -> Iterator[Finding]:
         )
 
 
-def accuracy_fell(run: Run) -> Iterator[Finding]:
+def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
     """Report that held-out accuracy fell, whether the reward rose or not.
 
     It does so only if the confidence intervals do not overlap, because the best of several evaluations is partly luck.
@@ -64,25 +64,25 @@ def accuracy_fell(run: Run) -> Iterator[Finding]:
         best, last = max(tests, key=lambda line: line[name]), tests[-1]
         if last.get(f"{name}_high", last[name] + 0.05) >= best.get(f"{name}_low", best[name] - 0.05):
             continue
-        before, after = (run.of("reward", line["step"] - 9, line["step"]) for line in (best, last))
+        before, after = (run.span("reward", line["step"] - 9, line["step"]) for line in (best, last))
         if before.values and after.values and after.mean > before.mean:
             rose = f"the reward rose from {before.mean:.3g} to {after.mean:.3g}"
             why, do = f"while {rose}: the reward does not measure what the questions ask", "Read the best groups"
         else:
             why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
         better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
-        yield run.of(name, best["step"]).finding(
+        yield run.span(name, best["step"]).finding(
             "warning",
             f"held-out accuracy of the {words} answers fell from {_with_interval(best, name)} to "
             f"{_with_interval(last, name)}, {why}. {do}{better}.",
         )
 
 
-def reward_fell(run: Run) -> Iterator[Finding]:
+def reward_fell(run: RunMetrics) -> Iterator[Finding]:
     """Report that the mean reward of all sampled groups fell by more than the noise of single steps."""
-    name = "refill/reward" if run.of("refill/reward").values else "reward"
-    ends = run.ends(name)
-    if ends and change(*ends) < 0:
+    name = "refill/reward" if run.span("refill/reward").values else "reward"
+    ends = run.first_and_last(name)
+    if ends and significant_change(*ends) < 0:
         first, last = ends
         yield Span(name, (*first.steps, *last.steps), (*first.values, *last.values)).finding(
             "warning",
@@ -91,13 +91,13 @@ def reward_fell(run: Run) -> Iterator[Finding]:
         )
 
 
-def parts_against_each_other(run: Run) -> Iterator[Finding]:
+def conflicting_reward_parts(run: RunMetrics) -> Iterator[Finding]:
     """Report that one part of the reward rose at the expense of another."""
     names = sorted({name for line in run.lines for name in line if name.startswith("rewards/")})
-    ends = {name: found for name in names if (found := run.ends(name))}
-    rising = [name for name, (first, last) in ends.items() if change(first, last) > 0]
+    ends = {name: found for name in names if (found := run.first_and_last(name))}
+    rising = [name for name, (first, last) in ends.items() if significant_change(first, last) > 0]
     for name, (first, last) in ends.items():
-        if rising and change(first, last) < 0:
+        if rising and significant_change(first, last) < 0:
             others = ", ".join(_part(other) for other in rising)
             yield last.finding(
                 "warning",

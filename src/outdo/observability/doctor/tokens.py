@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from outdo.observability.doctor.series import LASTING, Finding, Run, Span, change
+from outdo.observability.doctor.series import MIN_STEPS, Finding, RunMetrics, Span, significant_change
 
 CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp", "rloo_clip")
 """Objectives that clip the ratio of a token or an answer: with several passes, some tokens should be clipped."""
@@ -12,14 +12,14 @@ CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp"
 SEQUENCE = ("gspo", "gspo_token", "luspo")
 """Objectives that clip whole answers: their bounds for one token are so close that they say little about it."""
 
-HARDLY = 0.001
+SMALL_PROGRESS = 0.001
 """Share of the way to the bounds. With a good learning rate (1e-4) the quickstart goes a few hundredths of the way per
 step; with one that is a hundred times too low, a few ten-thousandths."""
 
 
-def not_moving(run: Run) -> Iterator[Finding]:
+def not_moving(run: RunMetrics) -> Iterator[Finding]:
     """Report that most pushed tokens did not move."""
-    for span in run.lasting("moved_not", above=0.5):
+    for span in run.lasting_spans("moved_not", above=0.5):
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of what was pushed did not move: the steps are too small"
@@ -27,24 +27,24 @@ def not_moving(run: Run) -> Iterator[Finding]:
         )
 
 
-def hardly_moving(run: Run) -> Iterator[Finding]:
+def hardly_moving(run: RunMetrics) -> Iterator[Finding]:
     """Report that tokens moved very little in most steps. Not in all: a single step may have only a few tokens."""
-    way, ends = run.of("attained"), run.ends("reward")
-    small = sum(abs(value) < HARDLY for value in way.values)
-    risen = ends is not None and change(*ends) > 0
-    if len(way.steps) >= LASTING and small >= 0.75 * len(way.steps) and not risen:
+    way, ends = run.span("attained"), run.first_and_last("reward")
+    small = sum(abs(value) < SMALL_PROGRESS for value in way.values)
+    risen = ends is not None and significant_change(*ends) > 0
+    if len(way.steps) >= MIN_STEPS and small >= 0.75 * len(way.steps) and not risen:
         yield way.finding(
             "warning",
-            f"in {small} of the {len(way.steps)} measured steps, tokens went less than {HARDLY:.1%} of the way to the "
-            f"bounds, and the reward did not rise: the steps are too small{step_size(run, way)}. Raise optim.lr, or "
-            "make more passes (train.passes).",
+            f"in {small} of the {len(way.steps)} measured steps, tokens went less than {SMALL_PROGRESS:.1%} of the way "
+            f"to the bounds, and the reward did not rise: the steps are too small{step_size(run, way)}. Raise "
+            "optim.lr, or make more passes (train.passes).",
         )
 
 
-def moving_away(run: Run) -> Iterator[Finding]:
+def moving_away(run: RunMetrics) -> Iterator[Finding]:
     """Report that more probability moved against the pushes than with them."""
-    for span in run.lasting("attained", below=-0.01):
-        wrong = run.of("moved_wrong_way", span.steps[0], span.steps[-1])
+    for span in run.lasting_spans("attained", below=-0.01):
+        wrong = run.span("moved_wrong_way", span.steps[0], span.steps[-1])
         if objective(run) in SEQUENCE or (wrong.values and wrong.mean < 0.5):
             continue
         share = f"; {wrong.mean:.0%} of what was pushed went the wrong way" if wrong.values else ""
@@ -56,9 +56,9 @@ def moving_away(run: Run) -> Iterator[Finding]:
         )
 
 
-def overshooting(run: Run) -> Iterator[Finding]:
+def overshooting(run: RunMetrics) -> Iterator[Finding]:
     """Report that many tokens went beyond the bound of the objective."""
-    for span in run.lasting("overshoot", above=0.1) if objective(run) not in SEQUENCE else ():
+    for span in run.lasting_spans("overshoot", above=0.1) if objective(run) not in SEQUENCE else ():
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the tokens went beyond the bound that the objective sets for them"
@@ -67,9 +67,9 @@ def overshooting(run: Run) -> Iterator[Finding]:
         )
 
 
-def spent_on_certain(run: Run) -> Iterator[Finding]:
+def spent_on_certain(run: RunMetrics) -> Iterator[Finding]:
     """Report that nearly all of the push goes to tokens that can hardly move."""
-    for span in run.lasting("certain", above=0.95):
+    for span in run.lasting_spans("certain", above=0.95):
         yield span.finding(
             "note",
             f"{span.mean:.0%} of the push goes to tokens that are already above 99 % and can hardly move. Train only "
@@ -77,9 +77,9 @@ def spent_on_certain(run: Run) -> Iterator[Finding]:
         )
 
 
-def out_of_reach(run: Run) -> Iterator[Finding]:
+def out_of_reach(run: RunMetrics) -> Iterator[Finding]:
     """Report that most bounds are beyond probability 1."""
-    for span in run.lasting("unreachable", above=0.8):
+    for span in run.lasting_spans("unreachable", above=0.8):
         yield span.finding(
             "note",
             f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: the clip limits almost "
@@ -88,9 +88,9 @@ def out_of_reach(run: Run) -> Iterator[Finding]:
         )
 
 
-def clipped_too_much(run: Run) -> Iterator[Finding]:
+def clipped_too_much(run: RunMetrics) -> Iterator[Finding]:
     """Report that the last pass has few tokens left to push."""
-    for span in run.lasting("clip_ratio/region_mean", above=0.4) if objective(run) not in SEQUENCE else ():
+    for span in run.lasting_spans("clip_ratio/region_mean", above=0.4) if objective(run) not in SEQUENCE else ():
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the tokens are clipped and get no gradient in the last pass. Use fewer passes "
@@ -98,12 +98,12 @@ def clipped_too_much(run: Run) -> Iterator[Finding]:
         )
 
 
-def clip_never_acts(run: Run) -> Iterator[Finding]:
+def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
     """Report that no token was clipped although a step makes several passes."""
-    passes = run.of("updates/done")
+    passes = run.span("updates/done")
     if objective(run) not in CLIPPED:
         return
-    for span in run.lasting("clip_ratio/region_mean", below=1e-6, least=4 * LASTING):
+    for span in run.lasting_spans("clip_ratio/region_mean", below=1e-6, least=4 * MIN_STEPS):
         if passes.values and run.mean("updates/done", span, unknown=1.0) > 1.5:
             yield span.finding(
                 "note",
@@ -112,11 +112,11 @@ def clip_never_acts(run: Run) -> Iterator[Finding]:
             )
 
 
-def pushes_arrived(run: Run) -> Iterator[Finding]:
+def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
     """Report that tokens moved as pushed. Without mixed groups the reference alone pushed them: no good news."""
-    moved = run.of("moved_right_way")
-    if len(moved.steps) >= LASTING and moved.mean > 0.7 and run.mean("frac_mixed", moved, unknown=1.0) > 0.2:
-        counted = sum(run.of("moved/tokens").values)
+    moved = run.span("moved_right_way")
+    if len(moved.steps) >= MIN_STEPS and moved.mean > 0.7 and run.mean("frac_mixed", moved, unknown=1.0) > 0.2:
+        counted = sum(run.span("moved/tokens").values)
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""
         yield moved.finding(
             "good",
@@ -125,16 +125,16 @@ def pushes_arrived(run: Run) -> Iterator[Finding]:
         )
 
 
-def objective(run: Run) -> Any:
+def objective(run: RunMetrics) -> Any:
     """Return the name of the run's objective, or None if its recipe is not known."""
     return run.setting("train.objective.name", run.setting("train.objective"))
 
 
-def step_size(run: Run, over: Span) -> str:
+def step_size(run: RunMetrics, over: Span) -> str:
     """Describe the size of the steps: the learning rate, and the norm of the gradient if it is clipped."""
     rate, norm = (run.mean(metric, over, unknown=math.nan) for metric in ("learning_rate", "grad_norm"))
     limit = float(run.setting("optim.clip_norm", 1.0))
-    said = "" if math.isnan(rate) else f" (learning rate {rate:.2g})"
+    description = "" if math.isnan(rate) else f" (learning rate {rate:.2g})"
     if norm > 10 * limit:
-        said += f"; the gradient norm, {norm:.3g}, is clipped to {limit:g} (optim.clip_norm)"
-    return said
+        description += f"; the gradient norm, {norm:.3g}, is clipped to {limit:g} (optim.clip_norm)"
+    return description

@@ -1,7 +1,7 @@
 """Collect from a run folder, as plain data, what the page shows, and nothing else.
 
 Damaged or partial data is left out, and a finding reports it. Reading is limited: only the tokens of the chosen steps,
-of these only the groups to show, one column at a time; and at most `LONGEST_CURVE` points per curve.
+of these only the groups to show, one column at a time; and at most `MOST_POINTS` points per curve.
 """
 
 import re
@@ -15,12 +15,18 @@ from pyarrow import parquet
 from outdo.observability import doctor, glossary
 from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
-from outdo.observability.page.select import DAMAGED, TOKENS, Comparison, choose, entry
+from outdo.observability.page.select import (
+    DEFAULT_TOKENS,
+    READ_ERRORS,
+    CheckpointComparison,
+    encoded_step,
+    informative_steps,
+)
 from outdo.observability.record import parquet as files
 from outdo.storage.run_folder import is_alive
 from outdo.utils.errors import RunFolderError
 
-LONGEST_CURVE = 2_000
+MOST_POINTS = 2_000
 """The maximum number of points of a curve. A longer run shows the last value of every few steps."""
 
 MOST_CURVES = 1_000
@@ -29,10 +35,10 @@ MOST_CURVES = 1_000
 LONGEST_NAME = 200
 """The maximum number of characters in the name of a metric."""
 
-PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=\?)\S*=\S*")
+SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=\?)\S*=\S*")
 """Text that may be a secret: before the host of a URL, with the prefix of a known token, or in the query of a URL."""
 
-Run = dict[str, Any]
+PageData = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,64 +47,64 @@ class View:
 
     steps: Sequence[int] = ()  # empty: the most informative ones
     groups: int | None = None  # per step; None: as many as `tokens` allows
-    tokens: int = TOKENS
-    comparison: Comparison | None = None
+    tokens: int = DEFAULT_TOKENS
+    comparison: CheckpointComparison | None = None
 
 
-USUAL = View()
+DEFAULT_VIEW = View()
 
 
-def collect_run(folder: Path, shown: View = USUAL) -> Run:
+def collect_run(folder: Path, view: View = DEFAULT_VIEW) -> PageData:
     """Collect what the page shows of the run in `folder`. It writes nothing into the folder.
 
     Raises: RunFolderError if a file of the folder cannot be opened.
     """
-    story = RunData(folder)
+    run_data = RunData(folder)
     recorded = files.recorded_steps(folder)
-    chosen = _chosen(recorded, story, shown)
-    comparison, compared = shown.comparison, None
+    chosen = _steps_to_show(recorded, run_data, view)
+    comparison, compared = view.comparison, None
     entries: list[dict[str, Any]] = []
-    left = shown.tokens
+    left = view.tokens
     for place, (step, why) in enumerate(chosen):
-        here = comparison if comparison and comparison.step == step else None
+        step_comparison = comparison if comparison and comparison.step == step else None
         share = left // (len(chosen) - place)
         try:
-            made, used = entry(folder, step, why, groups=shown.groups, tokens=share, comparison=here)
+            made, used = encoded_step(folder, step, why, groups=view.groups, tokens=share, comparison=step_comparison)
         except RunFolderError as error:
-            story.say(f"The tokens of step {step} are left out: {error}", step)
+            run_data.add_warning(f"The tokens of step {step} are left out: {error}", step)
             continue
         entries.append(made)
         left = max(0, left - used)
-        compared = {"step": step, "a": here.a, "b": here.b} if here else compared
-    told = {"recorded": recorded, "chosen": entries, "compared": compared}
-    return {**story.to_dict(after=-1), "about": _about(folder, story, recorded), **told}
+        compared = {"step": step, "a": step_comparison.a, "b": step_comparison.b} if step_comparison else compared
+    record = {"recorded": recorded, "chosen": entries, "compared": compared}
+    return {**run_data.to_dict(after=-1), "about": _description(folder, run_data, recorded), **record}
 
 
-def metrics_since(folder: Path, *, after: int) -> Run:
+def metrics_since(folder: Path, *, after: int) -> PageData:
     """Return what is new in `folder` since step `after`: metrics, findings and recorded steps, without tokens."""
-    story = RunData(folder)
+    run_data = RunData(folder)
     recorded = files.recorded_steps(folder)
-    told = {"recorded": recorded, "chosen": [], "compared": None}
-    return {**story.to_dict(after=after), "about": _about(folder, story, recorded), **told}
+    record = {"recorded": recorded, "chosen": [], "compared": None}
+    return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
 
 
-def chosen_step(folder: Path, step: int, *, tokens: int = TOKENS) -> dict[str, Any] | None:
+def step_tokens(folder: Path, step: int, *, tokens: int = DEFAULT_TOKENS) -> dict[str, Any] | None:
     """Return the tokens of one step as the page shows them; None if they are not recorded.
 
     Raises: RunFolderError with the name of the file if it is damaged.
     """
     if step not in files.recorded_steps(folder):
         return None
-    return entry(folder, step, "asked for", groups=None, tokens=tokens)[0]
+    return encoded_step(folder, step, "asked for", groups=None, tokens=tokens)[0]
 
 
-def _chosen(recorded: Sequence[int], story: "RunData", shown: View) -> list[tuple[int, str]]:
+def _steps_to_show(recorded: Sequence[int], run_data: "RunData", view: View) -> list[tuple[int, str]]:
     """Return the steps to show tokens of: the requested or the most informative ones, and the compared one."""
-    best = _table_in(story.summary, "best").get("step")
-    usual = choose(recorded, story.metrics, story.findings, best if read.is_step(best) else None)
-    chosen = dict([(step, "asked for") for step in shown.steps] if shown.steps else usual)
-    if shown.comparison:
-        chosen.setdefault(shown.comparison.step, "compared")
+    best = _subtable(run_data.summary, "best").get("step")
+    usual = informative_steps(recorded, run_data.metrics, run_data.findings, best if read.is_step(best) else None)
+    chosen = dict([(step, "asked for") for step in view.steps] if view.steps else usual)
+    if view.comparison:
+        chosen.setdefault(view.comparison.step, "compared")
     return sorted(chosen.items())
 
 
@@ -114,88 +120,88 @@ class RunData:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.left_out: list[dict[str, Any]] = []
-        steps = {record["step"]: record for record in read.metrics(folder, self.say)}
-        self.recipe = read.table(folder, "recipe.toml", self.say)
-        self.summary = read.table(folder, "summary.json", self.say)
-        self.environment = read.table(folder, "environment.json", self.say)
+        steps = {record["step"]: record for record in read.metrics(folder, self.add_warning)}
+        self.recipe = read.table(folder, "recipe.toml", self.add_warning)
+        self.summary = read.table(folder, "summary.json", self.add_warning)
+        self.environment = read.table(folder, "environment.json", self.add_warning)
         lines = [{"step": step, **_numbers(steps[step])} for step in sorted(steps)]
-        before = {"before": _numbers(_table_in(self.summary, "before"))}
-        self.metrics = [*doctor.from_the_start(lines, before)]
+        before = {"before": _numbers(_subtable(self.summary, "before"))}
+        self.metrics = [*doctor.with_initial_evaluation(lines, before)]
         self.findings = [asdict(finding) for finding in doctor.diagnose(self.metrics, recipe=self.recipe or None)]
 
-    def say(self, text: str, step: int = 0) -> None:
+    def add_warning(self, text: str, step: int = 0) -> None:
         """Add a finding about the files of the run, not about its metrics."""
         self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
 
-    def to_dict(self, *, after: int) -> Run:
+    def to_dict(self, *, after: int) -> PageData:
         """Return what the page shows except tokens, with the metrics after a step."""
         lines = [line for line in self.metrics if line["step"] > after]
         written = sorted({name for line in lines for name in line} - {"step"})
         names = [name for name in written if len(name) <= LONGEST_NAME][:MOST_CURVES]
         if len(names) < len(written):
-            self.say(f"The page shows {len(names):,} of {len(written):,} metrics.")
-        every = -(-len(lines) // LONGEST_CURVE) or 1
+            self.add_warning(f"The page shows {len(names):,} of {len(written):,} metrics.")
+        every = -(-len(lines) // MOST_POINTS) or 1
         bins = [lines[max(0, end - every) : end] for end in range(len(lines), 0, -every)][::-1]
-        values = {name: [_last(name, some) for some in bins] for name in names}
+        values = {name: [_last_value(name, some) for some in bins] for name in names}
         if every > 1:
-            self.say(f"The run is long: the curves show the last value of every {every} steps.")
+            self.add_warning(f"The run is long: the curves show the last value of every {every} steps.")
         return {
-            "name": _safe(self.folder.resolve().name),
+            "name": _redacted(self.folder.resolve().name),
             "alive": is_alive(self.folder),
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
-            "words": _words(names),
+            "words": _glossary_texts(names),
             "findings": [*self.findings, *self.left_out],
         }
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are finite numbers, rounded to six significant digits."""
-    found = {name: number_or_none(value) for name, value in record.items() if name != "step"}
-    return {name: float(f"{value:.6g}") for name, value in found.items() if value is not None}
+    numbers = {name: number_or_none(value) for name, value in record.items() if name != "step"}
+    return {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
 
 
-def _last(name: str, lines: Sequence[Mapping[str, float]]) -> float | None:
+def _last_value(name: str, lines: Sequence[Mapping[str, float]]) -> float | None:
     return next((line[name] for line in reversed(lines) if name in line), None)
 
 
-def _words(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _glossary_texts(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the glossary entries of the metrics that have one."""
     entries = {name: glossary.entry(name) for name in names}
-    told = ("title", "what", "healthy", "otherwise", "better", "topic")
-    return {name: {key: getattr(each, key) for key in told} for name, each in entries.items() if each is not None}
+    fields = ("title", "what", "healthy", "otherwise", "better", "topic")
+    return {name: {key: getattr(each, key) for key in fields} for name, each in entries.items() if each is not None}
 
 
-def _about(folder: Path, story: RunData, recorded: Sequence[int]) -> list[list[str]]:
+def _description(folder: Path, run_data: RunData, recorded: Sequence[int]) -> list[list[str]]:
     """Return a short description of the run. Only these fields are shown: no command, no other setting, no secret."""
-    recipe, environment = story.recipe, story.environment
-    record = _told_by_record(folder, recorded) if recorded else {}
-    train, data = _table_in(recipe, "train"), _table_in(recipe, "data")
+    recipe, environment = run_data.recipe, run_data.environment
+    record = _record_metadata(folder, recorded) if recorded else {}
+    train, data = _subtable(recipe, "train"), _subtable(recipe, "data")
     objective = train.get("objective")
     method = objective.get("name") if isinstance(objective, dict) else objective
-    told = {
+    description = {
         "method": method or (recipe and "grpo") or record.get("method"),
         "model": recipe.get("model") or record.get("model"),
         "data": data.get("path"),
         "seed": recipe.get("seed", environment.get("seed")),
         **{name: environment.get(name) for name in ("device", "started", "outdo", "torch", "transformers", "python")},
     }
-    told["outdo"] = told["outdo"] or record.get("version")
-    return [[label, _safe(value)] for label, value in told.items() if isinstance(value, str | int)]
+    description["outdo"] = description["outdo"] or record.get("version")
+    return [[label, _redacted(value)] for label, value in description.items() if isinstance(value, str | int)]
 
 
-def _table_in(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = table.get(name)
-    return found if isinstance(found, Mapping) else {}
+def _subtable(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = table.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
-def _told_by_record(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]:
+def _record_metadata(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]:
     """Return the metadata of the last recorded step: all that is known about a run that outdo did not make."""
     try:
-        return files.about(parquet.read_schema(read.own(folder, files.path_of(folder, recorded[-1]))))
-    except (*DAMAGED, RunFolderError):
+        return files.metadata_of(parquet.read_schema(read.file_inside(folder, files.path_of(folder, recorded[-1]))))
+    except (*READ_ERRORS, RunFolderError):
         return {}  # a finding reports that its tokens are left out
 
 
-def _safe(value: Any) -> str:
+def _redacted(value: Any) -> str:
     """Return a value as short text, without anything that looks like a secret."""
-    return shortened(PASSWORD.sub("***", str(value)), 200)
+    return shortened(SECRET.sub("***", str(value)), 200)

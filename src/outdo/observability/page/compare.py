@@ -16,20 +16,20 @@ from outdo.models.device import choose_device
 from outdo.models.loading import load_model
 from outdo.models.scorer import BatchSizes, Scorer
 from outdo.observability.page.encode import Table
-from outdo.observability.page.select import Comparison
+from outdo.observability.page.select import CheckpointComparison
 from outdo.storage import checkpoint
 from outdo.types import Batch
 from outdo.utils.errors import CheckpointError
 
 
-def comparison(step: int, a: Path, b: Path, *, device: str = "auto") -> Comparison:
+def compare_checkpoints(step: int, a: Path, b: Path, *, device: str = "auto") -> CheckpointComparison:
     """Compare the checkpoints in the folders `a` and `b` on the completions of `step`.
 
     Raises: CheckpointError with everything that is wrong with the two checkpoints.
     """
     if faults := [fault for folder in (a, b) for fault in checkpoint.verify(folder)]:
         raise CheckpointError("\n".join(faults))
-    return Comparison(step=step, a=a.name, b=b.name, rescore=partial(rescore, a=a, b=b, device=device))
+    return CheckpointComparison(step=step, a=a.name, b=b.name, rescore=partial(rescore, a=a, b=b, device=device))
 
 
 def rescore(table: Table, *, a: Path, b: Path, device: str = "auto") -> Table:
@@ -51,11 +51,11 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
     chosen, _ = choose_device(device)
     scorer = Scorer(Forward.choose(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
     scores = scorer.logprobs(batch)
-    found: list[Any] = [None] * len(order)
+    values: list[Any] = [None] * len(order)
     lengths = batch.attention_mask.sum(1)
     for row, place in enumerate(order):
-        found[place] = scores[row, batch.prompt_lengths[row] : lengths[row]].to(torch.float32).numpy()
-    return found
+        values[place] = scores[row, batch.prompt_lengths[row] : lengths[row]].to(torch.float32).numpy()
+    return values
 
 
 def _batch(table: Table) -> tuple[Batch, Sequence[int]]:

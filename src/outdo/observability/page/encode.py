@@ -38,7 +38,10 @@ FLOATS: Mapping[str, str] = {
 }
 """The page's name for each number of a token, and the column of the record that holds it."""
 
-BESIDE: Mapping[str, str] = {**dict.fromkeys(("new", "ref", "rollout", "target", "bound", "a"), "old"), "b": "a"}
+STORED_AS_DIFFERENCE: Mapping[str, str] = {
+    **dict.fromkeys(("new", "ref", "rollout", "target", "bound", "a"), "old"),
+    "b": "a",
+}
 """Log-probabilities that are stored as differences from another one, because readers look at the differences."""
 
 REQUIRED = ("group", "rollout", "token_ids", "pieces")
@@ -50,7 +53,7 @@ LONGEST_PIECE = 200
 LONGEST_TEXT = 2_000
 """The maximum number of characters shown of an answer, a verdict or an id."""
 
-ROUGH, FEW_BITS = ("ref", "rollout"), 10
+COARSE, COARSE_BITS = ("ref", "rollout"), 10
 """Columns close to π_old, and the bits kept of their difference from it: three digits."""
 
 KEPT_BITS = 13
@@ -74,27 +77,29 @@ def pack(table: Table) -> bytes:
     vocabulary = _Vocabulary()
     tokens = vocabulary.indices(table, "token_ids", "pieces", "token_bytes")
     groups, numbers = _groups(table, vocabulary)
-    clip, words = _clip(table, lengths)
+    clip, words = _clip_states(table, lengths)
     columns: dict[str, Array | None] = {"token": tokens, "trained": _trained(table, lengths), "clip": clip}
     for name, column in FLOATS.items():
         if name not in ("a", "b") or column in table.column_names:
             columns[name] = _floats(table, column, lengths)
     body = _Body()
-    columns["others"] = _others(table, lengths)
-    described = {name: body.add(values) for name, values in columns.items() if name not in BESIDE}
-    for name in [name for name in BESIDE if name in columns]:
-        kept = FEW_BITS if name in ROUGH else KEPT_BITS
-        described[name] = _described(body, columns[name], columns.get(BESIDE[name]), BESIDE[name], kept)
+    columns["others"] = _other_pushes(table, lengths)
+    places = {name: body.add(values) for name, values in columns.items() if name not in STORED_AS_DIFFERENCE}
+    for name in [name for name in STORED_AS_DIFFERENCE if name in columns]:
+        kept = COARSE_BITS if name in COARSE else KEPT_BITS
+        places[name] = _add_difference(
+            body, columns[name], columns.get(STORED_AS_DIFFERENCE[name]), STORED_AS_DIFFERENCE[name], kept
+        )
     header = {
         "step": table["step"][0].as_py() if len(table) and "step" in table.column_names else None,
         "groups": groups,
         "rows": _rows(table, numbers, lengths),
         "clip": words,
         "vocabulary": vocabulary.entries,
-        "columns": described,
+        "columns": places,
     }
-    written = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    return struct.pack("<I", len(written)) + written + bytes(body.content)
+    header_bytes = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    return struct.pack("<I", len(header_bytes)) + header_bytes + bytes(body.content)
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -105,12 +110,12 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     total = sum(row["length"] for row in header["rows"])
     columns: dict[str, Array] = {}
     for name, column in header["columns"].items():
-        values = _unpacked(column, body, total)
+        values = _decoded_column(column, body, total)
         columns[name] = values + columns[column["beside"]] if "beside" in column else values
     return header, columns
 
 
-def _unpacked(column: Mapping[str, Any], body: Array, total: int) -> Array:
+def _decoded_column(column: Mapping[str, Any], body: Array, total: int) -> Array:
     if column["kind"] == "constant":
         return numpy.full(total, math.nan if column["value"] is None else column["value"], numpy.float32)
     width, start, count = (1 if column["kind"] == "u8" else 4), column["offset"], column["count"]
@@ -128,13 +133,13 @@ def rounded(values: Floats, kept: int = KEPT_BITS) -> Floats:
     return numpy.where(numpy.isnan(values), numpy.float32(numpy.nan), nearest.view(numpy.float32)).astype("<f4")
 
 
-def _described(body: "_Body", values: Floats | None, old: Floats | None, base: str, kept: int) -> dict[str, Any]:
+def _add_difference(body: "_Body", values: Floats | None, old: Floats | None, base: str, kept: int) -> dict[str, Any]:
     """Store a log-probability as its difference from another one, if that is known; return its place."""
-    apart = None if values is None or old is None else _beside(values, old)
-    return body.add(values) if apart is None else {**body.add(apart, kept), "beside": base}
+    difference = None if values is None or old is None else _difference(values, old)
+    return body.add(values) if difference is None else {**body.add(difference, kept), "beside": base}
 
 
-def _beside(values: Floats, old: Floats) -> Floats | None:
+def _difference(values: Floats, old: Floats) -> Floats | None:
     """Return `values` minus `old`, so that a small difference keeps its four digits; None if `old` is not known.
 
     A value of at most 0 stays at most 0 after decoding, because rounding keeps the order: no probability exceeds 1.
@@ -190,10 +195,10 @@ class _Vocabulary:
         texts = table[pieces].combine_chunks().flatten().to_pylist()
         known = spelt in table.column_names
         octets = table[spelt].combine_chunks().flatten().to_pylist() if known else [None] * len(numbers)
-        found = [self._of(*token) for token in zip(numbers, texts, octets, strict=True)]
-        return numpy.array(found, numpy.uint32)
+        indices = [self._index_of(*token) for token in zip(numbers, texts, octets, strict=True)]
+        return numpy.array(indices, numpy.uint32)
 
-    def _of(self, number: int, piece: str, octets: bytes | None) -> int:
+    def _index_of(self, number: int, piece: str, octets: bytes | None) -> int:
         differ = octets is not None and octets != piece.encode()
         key = (number, shortened(piece, LONGEST_PIECE), octets[:LONGEST_PIECE].hex() if octets and differ else None)
         if key not in self._index:
@@ -229,7 +234,9 @@ def _groups(table: Table, vocabulary: _Vocabulary) -> tuple[list[dict[str, Any]]
             "answer": _text(head.get("answer")),
             "baseline": number_or_none(head.get("baseline")),
         }
-        for number, prompt, head in zip(order, prompts, _values(heads, "prompt_id", "answer", "baseline"), strict=True)
+        for number, prompt, head in zip(
+            order, prompts, _row_dicts(heads, "prompt_id", "answer", "baseline"), strict=True
+        )
     ]
     place = {number: index for index, number in enumerate(order)}
     return groups, [place[number] for number in numbers]
@@ -256,12 +263,12 @@ def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str,
             "measured": bool(row.get("measured")),
         }
         for group, start, length, row in zip(
-            groups, starts, lengths.tolist(), _values(table, *names, *others), strict=True
+            groups, starts, lengths.tolist(), _row_dicts(table, *names, *others), strict=True
         )
     ]
 
 
-def _values(table: Table, *names: str) -> list[dict[str, Any]]:
+def _row_dicts(table: Table, *names: str) -> list[dict[str, Any]]:
     """Return the rows of the columns that exist."""
     present = [name for name in names if name in table.column_names]
     return table.select(present).to_pylist() if present else [{} for _ in range(len(table))]
@@ -285,7 +292,7 @@ def _floats(table: Table, name: str, lengths: Array) -> Floats | None:
     return values
 
 
-def _others(table: Table, lengths: Array) -> Floats | None:
+def _other_pushes(table: Table, lengths: Array) -> Floats | None:
     """Return the push of the group's other rollouts on the same probability: the net push minus the token's own.
 
     Most tokens share their probability with no other rollout; for them this is 0.
@@ -293,17 +300,17 @@ def _others(table: Table, lengths: Array) -> Floats | None:
     net, policy, pull = (_floats(table, name, lengths) for name in ("net_push", "policy_push", "kl_pull"))
     if net is None or policy is None or pull is None:
         return None
-    rest = net - (policy + pull)
-    return numpy.where(numpy.abs(rest) <= 1e-6 * (numpy.abs(policy) + numpy.abs(pull)), numpy.float32(0), rest)
+    others = net - (policy + pull)
+    return numpy.where(numpy.abs(others) <= 1e-6 * (numpy.abs(policy) + numpy.abs(pull)), numpy.float32(0), others)
 
 
 def _trained(table: Table, lengths: Array) -> Array | None:
     """Return 1 for tokens in the loss mask, else 0."""
-    found = _floats(table, "loss_mask", lengths)
-    return None if found is None else numpy.nan_to_num(found).astype(numpy.uint8)
+    mask = _floats(table, "loss_mask", lengths)
+    return None if mask is None else numpy.nan_to_num(mask).astype(numpy.uint8)
 
 
-def _clip(table: Table, lengths: Array) -> tuple[Array | None, list[str]]:
+def _clip_states(table: Table, lengths: Array) -> tuple[Array | None, list[str]]:
     """Return the word index of each token, and the words; None and no words if the record has no such column."""
     if "clip" not in table.column_names:
         return None, []

@@ -32,25 +32,25 @@ NO_SCRIPT = (
     "they fetch nothing. `outdo inspect RUN --terminal` shows a step without a browser."
 )
 
-ENDING = re.compile(r"</(script|style)|<!--", re.IGNORECASE)
+CLOSING_TAG = re.compile(r"</(script|style)|<!--", re.IGNORECASE)
 """Text that would close a script or style element too early."""
 
 
-def page(runs: Sequence[Mapping[str, Any]], *, live: Mapping[str, str] | None = None) -> str:
+def render_page(runs: Sequence[Mapping[str, Any]], *, live: Mapping[str, str] | None = None) -> str:
     """Return the page of one run, or of two side by side. `live` is the URL and the token of a served page.
 
     `runs` is the result of `collect_run` for each run. The page is complete: it opens from disk, can be sent by mail,
     and makes no network requests.
     """
     scripts, styles = _sources()
-    data = embedded({"format": FORMAT, "runs": runs, "live": live})
+    data = script_json({"format": FORMAT, "runs": runs, "live": live})
     title = html.escape(" and ".join(str(run["name"]) for run in runs), quote=True)
     lines = [
         "<!doctype html>",
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(live=live is not None)}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{security_policy(live=live is not None)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
         '<meta name="referrer" content="no-referrer">',
@@ -69,12 +69,12 @@ def page(runs: Sequence[Mapping[str, Any]], *, live: Mapping[str, str] | None = 
     return "\n".join(lines).encode("utf-8", "replace").decode() + "\n"
 
 
-def embedded(data: Any) -> str:
+def script_json(data: Any) -> str:
     """Return JSON that is safe in a script element, whatever its content: ASCII only, without `<`."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def policy(*, live: bool = False) -> str:
+def security_policy(*, live: bool = False) -> str:
     """Return the content security policy: these scripts and styles only; `live` allows requests to the own server."""
     scripts, styles = _sources()
     return "; ".join(
@@ -90,12 +90,12 @@ def policy(*, live: bool = False) -> str:
     )
 
 
-def notebook(page: str, height: int = 900) -> str:
+def notebook_frame(html_text: str, height: int = 900) -> str:
     """Return a page as a frame for a notebook, `height` pixels high. The frame cannot access the notebook."""
     allowed = "allow-scripts allow-downloads"
     return (
         f'<iframe title="outdo" sandbox="{allowed}" width="100%" height="{int(height)}" frameborder="0" '
-        f'srcdoc="{html.escape(page, quote=True)}"></iframe>'
+        f'srcdoc="{html.escape(html_text, quote=True)}"></iframe>'
     )
 
 
@@ -110,7 +110,7 @@ def _sources() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _source(name: str) -> str:
     """Return a static file as it appears in the page."""
     text = (STATIC / name).read_text(encoding="utf-8").replace("\r\n", "\n")
-    assert not ENDING.search(text), f"{name} would close its own element"
+    assert not CLOSING_TAG.search(text), f"{name} would close its own element"
     return text
 
 

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 """A function that takes a sentence about data that is left out."""
 
 
-def own(folder: Path, path: Path) -> Path:
+def file_inside(folder: Path, path: Path) -> Path:
     """Return the real path of `path` if it is a regular file in `folder`.
 
     Raises: FileNotFoundError if there is nothing; RunFolderError if it leads elsewhere, or is a pipe or a device.
@@ -46,7 +46,7 @@ def table(folder: Path, name: str, say: Say) -> dict[str, Any]:
     """Read a small JSON or TOML file with one table; return an empty table if it is missing or damaged."""
     parse = tomllib.loads if name.endswith(".toml") else json.loads
     try:
-        with own(folder, folder / name).open("rb") as file:
+        with file_inside(folder, folder / name).open("rb") as file:
             content = file.read(LARGEST_TABLE + 1)
         found = parse(content.decode()) if len(content) <= LARGEST_TABLE else None
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def metrics(folder: Path, say: Say) -> list[Mapping[str, Any]]:
     the file exists and cannot be opened.
     """
     try:
-        path = own(folder, folder / "metrics.jsonl")
+        path = file_inside(folder, folder / "metrics.jsonl")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -16,35 +16,35 @@ import pyarrow
 from pyarrow import parquet
 
 from outdo.observability.page.encode import FLOATS, Array, Table, lengths_of, pack
-from outdo.observability.page.read import own
+from outdo.observability.page.read import file_inside
 from outdo.observability.record import parquet as files
 from outdo.utils.errors import RunFolderError
 
-TOKENS = 65_536
+DEFAULT_TOKENS = 65_536
 """The default number of completion tokens on a page, and of prompt tokens."""
 
-STEPS = 6
+DEFAULT_STEPS = 6
 """The default number of steps with tokens on a page."""
 
-BY_TOKEN = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
-TOLD = (
+TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
+SHOWN_COLUMNS = (
     *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
     *("verdict", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
-    *BY_TOKEN,
+    *TOKEN_COLUMNS,
 )
 """Columns of the record that the page shows, and those of them with one entry per completion token."""
 
 MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29
 """The maximum entries and bytes of a column: 33 million tokens in one step."""
 
-DAMAGED = (OSError, pyarrow.ArrowException, ValueError, TypeError, KeyError, IndexError, RecursionError)
+READ_ERRORS = (OSError, pyarrow.ArrowException, ValueError, TypeError, KeyError, IndexError, RecursionError)
 """The exceptions that reading a file raises if it is not a valid record."""
 
 Rescore = Callable[[Table], Table]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SelectedRows:
     """The rows of a step on a page."""
 
     table: Table
@@ -53,7 +53,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class CheckpointComparison:
     """The comparison of one step's completions under two checkpoints, `a` and `b`."""
 
     step: int
@@ -65,7 +65,7 @@ class Comparison:
 # ------------------------------------------------------------------------------------------------------------- steps
 
 
-def choose(
+def informative_steps(
     recorded: Sequence[int],
     metrics: Sequence[Mapping[str, float]],
     findings: Sequence[Mapping[str, Any]],
@@ -79,9 +79,9 @@ def choose(
     reasons: dict[int, list[str]] = {}
     for step, why in _reasons(recorded, metrics, findings, best) if recorded else ():
         near = min(recorded, key=lambda known: (abs(known - step), known))
-        if near in reasons or len(reasons) < STEPS:
-            told = reasons.setdefault(near, [])
-            told += [why] if near == step else [f"{why} at step {step}"]
+        if near in reasons or len(reasons) < DEFAULT_STEPS:
+            reasons_of_step = reasons.setdefault(near, [])
+            reasons_of_step += [why] if near == step else [f"{why} at step {step}"]
     return [(step, ", ".join(dict.fromkeys(reasons[step]))) for step in sorted(reasons)]
 
 
@@ -121,18 +121,24 @@ def _extreme(
 # ------------------------------------------------------------------------------------------------------------ tokens
 
 
-def entry(
-    folder: Path, step: int, why: str, *, groups: int | None, tokens: int, comparison: Comparison | None = None
+def encoded_step(
+    folder: Path,
+    step: int,
+    why: str,
+    *,
+    groups: int | None,
+    tokens: int,
+    comparison: CheckpointComparison | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Return a step's tokens in the form that the page reads, and their number.
 
     Raises: RunFolderError with the name of the file if it is damaged.
     """
     try:
-        rows = select(folder, step, groups=groups, tokens=tokens)
+        rows = select_rows(folder, step, groups=groups, tokens=tokens)
         table = rows.table if comparison is None else comparison.rescore(rows.table)
         content = pack(table)
-    except DAMAGED as error:
+    except READ_ERRORS as error:
         raise RunFolderError(f"{files.path_of(folder, step)}: {str(error).splitlines()[0]}") from error
     used = int(lengths_of(rows.table, "token_ids").sum())
     if rows.cut is not None:
@@ -141,13 +147,14 @@ def entry(
     return {"step": step, "why": why, "groups_in_all": rows.groups, "blob": blob}, used
 
 
-def select(folder: Path, step: int, *, groups: int | None = None, tokens: int = TOKENS) -> Rows:
+def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: int = DEFAULT_TOKENS) -> SelectedRows:
     """Read whole groups of a step, measured and mixed ones first: `groups` of them, or as many as fit `tokens` tokens.
 
-    If the first group alone has more tokens, its completions are cut. Raises what `DAMAGED` lists, and RunFolderError.
+    If the first group alone has more tokens, its completions are cut. Raises what `READ_ERRORS` lists, and
+    RunFolderError.
     """
-    path = own(folder, files.path_of(folder, step))
-    _bounded(path)
+    path = file_inside(folder, files.path_of(folder, step))
+    _check_column_sizes(path)
     present = parquet.read_schema(path).names
     heads = files.read(folder, step, [name for name in ("group", "reward", "measured") if name in present])
     lists = [name for name in ("token_ids", "prompt_token_ids") if name in present]
@@ -155,16 +162,16 @@ def select(folder: Path, step: int, *, groups: int | None = None, tokens: int = 
     if heads["group"].null_count:
         raise ValueError("rows without a group")
     numbers = heads["group"].to_numpy()
-    chosen, cut = _groups(heads, numbers, lengths, groups=groups, tokens=tokens)
+    chosen, cut = _choose_groups(heads, numbers, lengths, groups=groups, tokens=tokens)
     shown = pyarrow.array(numpy.isin(numbers, chosen))
     columns = {}
-    for name in (name for name in TOLD if name in present):
+    for name in (name for name in SHOWN_COLUMNS if name in present):
         column = files.read(folder, step, [name]).filter(shown)[name]
-        columns[name] = _cut(column, cut) if cut is not None and name in BY_TOKEN else column
-    return Rows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())), cut=cut)
+        columns[name] = _truncated(column, cut) if cut is not None and name in TOKEN_COLUMNS else column
+    return SelectedRows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())), cut=cut)
 
 
-def _bounded(path: Path) -> None:
+def _check_column_sizes(path: Path) -> None:
     """Raise ValueError if a column is too large for the memory: a small file can hold one value a billion times."""
     about = parquet.read_metadata(path)
     parts = [about.row_group(number) for number in range(about.num_row_groups)]
@@ -177,7 +184,7 @@ def _bounded(path: Path) -> None:
             raise ValueError(f"{name} has {entries:,} entries in {size:,} bytes: too many to show")
 
 
-def _groups(
+def _choose_groups(
     heads: Table, numbers: Array, lengths: Mapping[str, Array], *, groups: int | None, tokens: int
 ) -> tuple[list[int], int | None]:
     """Return the groups to show, and the number of tokens to which their completions are cut, or None."""
@@ -202,20 +209,20 @@ def _priority(heads: Table, numbers: Array) -> Callable[[int], tuple[bool, bool,
     """Return a sort key for groups: measured and mixed, then measured, then mixed, then others; in record order."""
     rewards = heads["reward"].to_pylist() if "reward" in heads.column_names else [None] * len(heads)
     measured = heads["measured"].to_pylist() if "measured" in heads.column_names else [False] * len(heads)
-    known: dict[int, set[float]] = {}
-    asked: set[int] = set()
+    rewards_of: dict[int, set[float]] = {}
+    measured_groups: set[int] = set()
     for number, reward, was in zip(numbers.tolist(), rewards, measured, strict=True):
-        known.setdefault(number, set()).update(() if reward is None else (reward,))
-        asked.update((number,) if was else ())
+        rewards_of.setdefault(number, set()).update(() if reward is None else (reward,))
+        measured_groups.update((number,) if was else ())
 
     def key(number: int) -> tuple[bool, bool, bool, int]:
-        plain, alike = number not in asked, len(known[number]) < 2
-        return plain or alike, plain, alike, number
+        unmeasured, same_rewards = number not in measured_groups, len(rewards_of[number]) < 2
+        return unmeasured or same_rewards, unmeasured, same_rewards, number
 
     return key
 
 
-def _cut(column: Any, most: int) -> Any:
+def _truncated(column: Any, most: int) -> Any:
     """Return a list column with the first `most` entries of each list; a null becomes an empty list."""
     whole = column.combine_chunks()
     lengths = whole.value_lengths().fill_null(0).to_numpy()

@@ -2,7 +2,7 @@
 
     GET /?token=T                   the page
     GET /data?token=T&after=40      what is new since step 40 (`collect.metrics_since`)
-    GET /step/40?token=T            the tokens of a step (`collect.chosen_step`)
+    GET /step/40?token=T            the tokens of a step (`collect.step_tokens`)
 
 `run=1` in a query means the second of two runs. The server listens only on the loopback address and answers only
 requests with the token: none from a page of another site (`Origin`), and none for another host name that points here
@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outdo.observability.page.collect import USUAL, View, chosen_step, collect_run, metrics_since
-from outdo.observability.page.html import page, policy
+from outdo.observability.page.collect import DEFAULT_VIEW, View, collect_run, metrics_since, step_tokens
+from outdo.observability.page.html import render_page, security_policy
 from outdo.utils.errors import RunFolderError, UserError
 
 HOST = "127.0.0.1"
@@ -37,31 +37,31 @@ HEADERS = {
 """The headers of every response, including errors; the page's policy is added."""
 
 
-def app(runs: Sequence[Path], *, port: int, token: str, shown: View = USUAL) -> ASGIApp:
+def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIEW) -> ASGIApp:
     """Return the server's application for the run folders `runs`, at `port`, for requests with `token`."""
-    headers = {**HEADERS, "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'"}
+    headers = {**HEADERS, "Content-Security-Policy": f"{security_policy(live=True)}; frame-ancestors 'none'"}
 
-    def answer(request: Request) -> Response:
+    def respond(request: Request) -> Response:
         run = _number(request.query_params.get("run", "0"))
         after = _number(request.query_params.get("after", "0"))
         if run is None or run >= len(runs) or after is None:
             return PlainTextResponse("run and after must be numbers, and the run must exist", 400)
         match request.scope["path"].split("/"):
             case ["", ""]:
-                told = [collect_run(each, shown) for each in runs]
-                return HTMLResponse(page(told, live={"url": "/", "token": token}))
+                page_data = [collect_run(each, view) for each in runs]
+                return HTMLResponse(render_page(page_data, live={"url": "/", "token": token}))
             case ["", "data"]:
                 return _json(metrics_since(runs[run], after=after))
             case ["", "step", number] if (step := _number(number)) is not None:
-                found = chosen_step(runs[run], step)
-                return PlainTextResponse("this step is not recorded", 404) if found is None else _json(found)
+                tokens = step_tokens(runs[run], step)
+                return PlainTextResponse("this step is not recorded", 404) if tokens is None else _json(tokens)
         return PlainTextResponse("there is nothing here", 404)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # websockets and lifespans are switched off
         request = Request(scope, receive)
         try:
-            response = _refusal(request, port, token) or answer(request)
+            response = _error_response(request, port, token) or respond(request)
         except RunFolderError as error:
             response = PlainTextResponse(str(error), 500)
         response.headers.update(headers)
@@ -70,7 +70,7 @@ def app(runs: Sequence[Path], *, port: int, token: str, shown: View = USUAL) -> 
     return application
 
 
-def serve(runs: Sequence[Path], *, port: int, shown: View = USUAL, say: Callable[[str], None] = print) -> None:
+def serve(runs: Sequence[Path], *, port: int, view: View = DEFAULT_VIEW, report: Callable[[str], None] = print) -> None:
     """Serve the page until interrupted. Port 0 takes a free port; `say` gets the address, which includes the token.
 
     Raises: UserError if the port is not available.
@@ -84,16 +84,16 @@ def serve(runs: Sequence[Path], *, port: int, shown: View = USUAL, say: Callable
         except (OSError, OverflowError) as error:
             raise UserError([f"inspect: --port {port}: {error}; --port 0 takes a free one"]) from error
         port = listening.getsockname()[1]
-        application = app(runs, port=port, token=token, shown=shown)
+        application = app(runs, port=port, token=token, view=view)
         # The access log would show the token. There is no proxy before this server whose headers can be trusted.
         settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "proxy_headers": False}
         settings |= {"lifespan": "off", "ws": "none", "server_header": False, "timeout_graceful_shutdown": 1}
         config = uvicorn.Config(application, **settings)
-        say(f"http://{HOST}:{port}/?token={token}")
+        report(f"http://{HOST}:{port}/?token={token}")
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _refusal(request: Request, port: int, token: str) -> Response | None:
+def _error_response(request: Request, port: int, token: str) -> Response | None:
     """Return the error response if a request is not allowed, else None."""
     names = [f"{name}:{port}" for name in (HOST, "localhost")]
     if request.headers.getlist("host") not in [[name] for name in names]:

@@ -13,7 +13,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "record")
-        self._under_way: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -23,15 +23,15 @@ class BackgroundWriter:
 
     def begin(self, write: Callable[[], None]) -> None:
         """Start `write` in the background. Call `wait` first if an earlier `write` was started."""
-        assert self._under_way is None
-        self._under_way = self._thread.submit(write)
+        assert self._pending is None
+        self._pending = self._thread.submit(write)
 
     def wait(self) -> RunFolderError | None:
         """Wait for the running call. Return its RunFolderError, if it raised one; raise any other error."""
-        under_way, self._under_way = self._under_way, None
+        pending, self._pending = self._pending, None
         try:
-            if under_way:
-                under_way.result()
+            if pending:
+                pending.result()
         except RunFolderError as error:
             return error
         return None

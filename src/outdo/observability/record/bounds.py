@@ -9,13 +9,13 @@ from outdo.algorithms.objectives.base import Objective, given
 from outdo.algorithms.objectives.target.rules import FULL
 from outdo.types import Batch, TokenScores
 
-SCANNED = 8
+SCAN_STEPS = 8
 """The number of coarse search steps, so that the search finds the first stop and not a later one."""
-HALVINGS = 23
+BISECTIONS = 23
 """The number of bisections of the way to the first stop: 5 nats / 2^23 is 6e-7."""
-FADED = 1e-4
+FADED_SHARE = 1e-4
 """A push that falls below this share of its start and then rounds to 0 has faded, as with `sapo`: this is no bound."""
-FARTHER = 1.001
+SIGN_MARGIN = 1.001
 """Where a push changes sign, it can round to 0; this much farther out the new sign is certain."""
 
 
@@ -25,8 +25,8 @@ def bounds(
     push: Tensor,
     *,
     farthest: float = 5.0,
-    scanned: int = SCANNED,
-    halvings: int = HALVINGS,
+    scan_steps: int = SCAN_STEPS,
+    bisections: int = BISECTIONS,
 ) -> Tensor:
     """Find the log-probability at which the objective stops pushing each token. [B, T] nats
 
@@ -43,29 +43,29 @@ def bounds(
     """
     if batch.targets is not None:
         return batch.targets.where(batch.loss_mask, torch.nan)
-    way = push.sign()
-    if not way.any():
+    direction = push.sign()
+    if not direction.any():
         return torch.full_like(push, torch.nan)
     old = given(batch.old_logprobs, "old_logprobs")
 
-    def pushed(distance: Tensor) -> Tensor:
+    def push_at(distance: Tensor) -> Tensor:
         """Return how strongly each token is pushed on at this distance; below 0 it is pushed back. [B, T]"""
-        return policy_push(objective, batch, old + way * distance) * way
+        return policy_push(objective, batch, old + direction * distance) * direction
 
-    short, past = _search(pushed, way, farthest, scanned, halvings)
-    start = pushed(torch.zeros_like(old))
+    short, past = _search(push_at, direction, farthest, scan_steps, bisections)
+    start = push_at(torch.zeros_like(old))
 
     def stops(rows: Tensor) -> Tensor:
         """Return whether the push ends between `short` and `past` if only these rows [B, 1] move."""
-        before, after = pushed(_together(short) * rows), pushed(_together(past) * rows)
-        turned = pushed(FARTHER * _together(past) * rows) < 0
-        return (before > 0) & ~(after > 0) & (turned | (before > FADED * start))
+        before, after = push_at(_fill_missing(short) * rows), push_at(_fill_missing(past) * rows)
+        turned = push_at(SIGN_MARGIN * _fill_missing(past) * rows) < 0
+        return (before > 0) & ~(after > 0) & (turned | (before > FADED_SHARE * start))
 
-    found = stops(torch.ones_like(old[:, :1]))
+    has_bound = stops(torch.ones_like(old[:, :1]))
     if objective.requires.whole_groups:  # for any two answers, move only one: its push must end at the same place
-        for half in _halves(batch.group):
-            found &= torch.where(half, stops(half), stops(~half))
-    return (old + way * (short + past) / 2).where(found, torch.nan)
+        for half in _row_splits(batch.group):
+            has_bound &= torch.where(half, stops(half), stops(~half))
+    return (old + direction * (short + past) / 2).where(has_bound, torch.nan)
 
 
 def policy_push(objective: Objective, batch: Batch, logprobs: Tensor) -> Tensor:
@@ -78,38 +78,38 @@ def policy_push(objective: Objective, batch: Batch, logprobs: Tensor) -> Tensor:
     return torch.autograd.grad(terms.policy, leaf)[0]
 
 
-def out_of_reach(bound: Tensor, batch: Batch) -> Tensor:
+def is_unreachable(bound: Tensor, batch: Batch) -> Tensor:
     """Return tokens whose bound is a probability of 1 or more, or whose rule asks for one. [B, T] bool"""
     beyond = batch.prepared.get("unreachable", torch.zeros_like(batch.loss_mask))
     return (beyond | (bound > -FULL)) & batch.loss_mask
 
 
 def _search(
-    pushed: Callable[[Tensor], Tensor], way: Tensor, farthest: float, scanned: int, halvings: int
+    push_at: Callable[[Tensor], Tensor], direction: Tensor, farthest: float, scan_steps: int, bisections: int
 ) -> tuple[Tensor, Tensor]:
     """Return the distances just before and just after the first stop; NaN without one. [B, T] each"""
-    past = torch.full_like(way, torch.nan).where(way != 0, 0.0)
-    for stride in range(1, scanned + 1):
-        distance = torch.full_like(way, farthest * stride / scanned)
-        stopped = ~(pushed(distance) > 0)
+    past = torch.full_like(direction, torch.nan).where(direction != 0, 0.0)
+    for stride in range(1, scan_steps + 1):
+        distance = torch.full_like(direction, farthest * stride / scan_steps)
+        stopped = ~(push_at(distance) > 0)
         past = past.where(past.isfinite() | ~stopped, distance)
         if past.isfinite().all():
             break
     short = torch.zeros_like(past).where(past.isfinite(), torch.nan)
-    for _ in range(halvings if (past > 0).any() else 0):
+    for _ in range(bisections if (past > 0).any() else 0):
         middle = (short + past) / 2
-        still = pushed(_together(middle)) > 0
+        still = push_at(_fill_missing(middle)) > 0
         short, past = short.where(~still, middle), past.where(still, middle)
     return short, past
 
 
-def _together(distance: Tensor) -> Tensor:
+def _fill_missing(distance: Tensor) -> Tensor:
     """Give tokens without a bound the largest distance of their answer. [B, T]"""
     known = distance.nan_to_num(0.0)
     return distance.where(distance.isfinite(), known.amax(1, keepdim=True))
 
 
-def _halves(group: Tensor) -> list[Tensor]:
+def _row_splits(group: Tensor) -> list[Tensor]:
     """Return row masks [B, 1] such that any two rows of a group, which are contiguous, differ in at least one."""
     largest = int(group.unique(return_counts=True)[1].max())
     number = torch.arange(len(group), device=group.device)[:, None]

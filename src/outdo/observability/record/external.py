@@ -30,9 +30,9 @@ from outdo.algorithms.objectives.presets import reinforce
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.observability.metrics import step_metrics
 from outdo.observability.record import parquet
-from outdo.observability.record.movement import moved_metrics
-from outdo.observability.record.table import table
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.movement import movement_metrics
+from outdo.observability.record.table import record_table
+from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import RunFolder
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, TokenScores, Update
@@ -94,21 +94,25 @@ def record_step(
     per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
     tokens = tokens or TokenValues()
     per_token = {field.name: getattr(tokens, field.name) for field in fields(TokenValues)}
-    given = _Given(tokenizer, prompts, completions, per_completion, per_token)
+    given = _StepInput(tokenizer, prompts, completions, per_completion, per_token)
     groups = given.groups(reward_parts or {}, temperature)
-    batch = given.filled(Batch.from_groups(groups))
+    batch = given.with_token_values(Batch.from_groups(groups))
     chosen = objective or replace(reinforce(), weight=token_mean)
     updates: list[Update] = []
     if batch.totals.tokens and batch.old_logprobs is not None and batch.advantages is not None:
         batch = chosen.prepare(batch)
-        updates.append(_first_push(batch, chosen, given.padded("entropy", batch)))
+        updates.append(_first_update(batch, chosen, given.padded("entropy", batch)))
     done = Step(index=step, sampled=Sampled(groups=groups), batch=batch, updates=updates)
     record = token_record(done, chosen, given.padded("new_logprobs", batch))
     known = {name: value for name, value in step_metrics(done).items() if not name.startswith("updates/")}
-    found = known | moved_metrics(record, batch) | dict(metrics or {})
+    all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
-        run.append_metrics(step, {name: value for name, value in found.items() if math.isfinite(value)})
-        return parquet.write(run.path, step, table(done, record, Spelling(tokenizer), about={}))
+        run.append_metrics(step, _finite(all_metrics))
+        return parquet.write(run.path, step, record_table(done, record, TokenTexts(tokenizer), about={}))
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def rewind(folder: str | Path, step: int) -> None:
@@ -119,7 +123,7 @@ def rewind(folder: str | Path, step: int) -> None:
         parquet.remove_leftovers(run.path)
 
 
-def _first_push(batch: Batch, objective: Objective, entropy: Tensor | None) -> Update:
+def _first_update(batch: Batch, objective: Objective, entropy: Tensor | None) -> Update:
     """Compute what a pass over the batch would find; as log πθ is known, this needs no model."""
     old, advantages = batch.old_logprobs, batch.advantages
     assert old is not None
@@ -139,7 +143,7 @@ def _first_push(batch: Batch, objective: Objective, entropy: Tensor | None) -> U
     return Update(metrics={}, tokens=tokens)
 
 
-class _Given:
+class _StepInput:
     """The caller's data as tokens and groups. Raises UserError if it does not fit together."""
 
     def __init__(
@@ -151,12 +155,12 @@ class _Given:
         per_token: Mapping[str, Any],
     ) -> None:
         self.tokenizer = tokenizer
-        self.prompts = [_ids(tokenizer, each, begins=True) for each in prompts]
-        self.completions = [_ids(tokenizer, each, begins=False) for each in completions]
+        self.prompts = [_token_ids(tokenizer, each, begins=True) for each in prompts]
+        self.completions = [_token_ids(tokenizer, each, begins=False) for each in completions]
         self.per_completion = {name: values for name, values in per_completion.items() if values is not None}
         lengths = [len(each) for each in self.completions]
-        self.per_token = {name: _rows(values, lengths) for name, values in per_token.items() if values is not None}
-        if mistakes := self._mistakes():
+        self.per_token = {name: _lists(values, lengths) for name, values in per_token.items() if values is not None}
+        if mistakes := self._problems():
             raise UserError(mistakes)
         places: dict[tuple[int, ...], list[int]] = {}
         for place, prompt in enumerate(self.prompts):
@@ -164,21 +168,21 @@ class _Given:
         self.members = list(places.values())  # of each group, as indices into the given lists
         self.order = [place for members in self.members for place in members]
 
-    def _mistakes(self) -> list[str]:
+    def _problems(self) -> list[str]:
         """Return one sentence for each thing that does not fit."""
         count = len(self.completions)
         lists = {"prompts": self.prompts, **self.per_completion, **self.per_token}
-        found = [
+        problems = [
             f"{name}: {len(values)} entries for {count} completions"
             for name, values in lists.items()
             if len(values) != count
         ]
-        found += [f"prompts[{place}]: no tokens" for place, prompt in enumerate(self.prompts) if not prompt]
+        problems += [f"prompts[{place}]: no tokens" for place, prompt in enumerate(self.prompts) if not prompt]
         for name, rows in self.per_token.items():
             for place, (row, tokens) in enumerate(zip(rows, self.completions, strict=False)):
                 if len(row) != len(tokens):
-                    found.append(f"{name}[{place}]: {len(row)} numbers for a completion of {len(tokens)} tokens")
-        return found
+                    problems.append(f"{name}[{place}]: {len(row)} numbers for a completion of {len(tokens)} tokens")
+        return problems
 
     def groups(self, parts: Mapping[str, Sequence[float | None]], temperature: float) -> list[Group]:
         """Return the completions of each prompt as a group."""
@@ -194,11 +198,11 @@ class _Given:
         ids = self.prompts[place]
         name = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]  # the same whenever the prompt appears
         text = str(self.tokenizer.decode(list(ids)))
-        return Prompt(id=name, text=text, token_ids=ids, answer=self._of(place, "answers", None))
+        return Prompt(id=name, text=text, token_ids=ids, answer=self._value(place, "answers", None))
 
     def _rollout(self, place: int, parts: Mapping[str, Sequence[float | None]], temperature: float) -> Rollout:
         ids = self.completions[place]
-        given = self._of(place, "rewards", None)
+        given = self._value(place, "rewards", None)
         reward = math.nan if given is None else float(given)
         unknown, everywhere = [math.nan] * len(ids), [True] * len(ids)
         return Rollout(
@@ -209,16 +213,16 @@ class _Given:
             reward=reward if math.isfinite(reward) else 0.0,
             status="ok" if math.isfinite(reward) else "failed",
             reward_parts={name: values[place] for name, values in parts.items()},
-            finish_reason=FinishReason.length if self._of(place, "truncated", False) else FinishReason.stop,
+            finish_reason=FinishReason.length if self._value(place, "truncated", False) else FinishReason.stop,
             policy_version=0,
             temperature=temperature,
         )
 
-    def _of(self, place: int, name: str, otherwise: Any) -> Any:
+    def _value(self, place: int, name: str, otherwise: Any) -> Any:
         values = self.per_completion.get(name)
         return otherwise if values is None else values[place]
 
-    def filled(self, batch: Batch) -> Batch:
+    def with_token_values(self, batch: Batch) -> Batch:
         """Return the batch with the given numbers of its tokens."""
         names = ("advantages", "old_logprobs", "ref_logprobs")
         return batch.with_(**{name: self.padded(name, batch) for name in names})
@@ -234,12 +238,12 @@ class _Given:
         return values
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: Text, *, begins: bool) -> tuple[int, ...]:
+def _token_ids(tokenizer: PreTrainedTokenizerBase, text: Text, *, begins: bool) -> tuple[int, ...]:
     """Return token ids unchanged; encode a text, with special tokens if it is the beginning."""
     return tuple(tokenizer.encode(text, add_special_tokens=begins) if isinstance(text, str) else map(int, text))
 
 
-def _rows(values: Any, lengths: Sequence[int]) -> list[list[float]]:
+def _lists(values: Any, lengths: Sequence[int]) -> list[list[float]]:
     """Return one list per completion, from a tensor padded on the right, from lists, or from one number each."""
     if isinstance(values, Tensor):
         rows = values.tolist()
@@ -247,7 +251,7 @@ def _rows(values: Any, lengths: Sequence[int]) -> list[list[float]]:
     else:
         rows, padded = [each.tolist() if isinstance(each, Tensor) else each for each in values], False
     if len(rows) != len(lengths):
-        return rows  # `_mistakes` reports this
+        return rows  # `_StepInput._problems` reports this
     return [
         [row] * length if isinstance(row, int | float) else list(row[:length] if padded else row)
         for row, length in zip(rows, lengths, strict=True)

@@ -5,7 +5,7 @@ from torch import Tensor
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.objectives.target import progress
 from outdo.algorithms.objectives.target.rules import NOISE
-from outdo.observability.record.bounds import out_of_reach
+from outdo.observability.record.bounds import is_unreachable
 from outdo.observability.record.tokens import TokenRecord
 from outdo.types import Batch
 
@@ -13,12 +13,13 @@ CERTAIN = 0.99
 """A token with a larger probability can hardly gain any more."""
 
 
-def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
+def movement_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
     """Compute the metrics of how the pushed tokens moved. Metrics without data are left out.
 
-    A token that several answers of a group have in the same context counts once, with its net push (`tokens.net`). Its
-    weight is how far that push could move it, to first order: a gradient of n with respect to log π is one of n (1 - π)
-    with respect to the token's own logit, so that the **leverage** of a token is |n| (1 - π_old).
+    A token that several answers of a group have in the same context counts once, with its net push
+    (`tokens.net_pushes`). Its weight is how far that push could move it, to first order: a gradient of n with respect
+    to log π is one of n (1 - π) with respect to the token's own logit, so that the **leverage** of a token is |n| (1 -
+    π_old).
 
         moved_right_way, moved_wrong_way, moved_not
                          shares of the leverage; not: by no more than the noise of a log-probability. They add up to 1
@@ -40,49 +41,49 @@ def moved_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
     old, new = record.old_logprobs.nan_to_num(0.0), record.new_logprobs.nan_to_num(0.0)
     batch = batch.with_(old_logprobs=old, prepared={**batch.prepared, "share": record.share})
     measured = (net != 0) & record.new_logprobs.isfinite()
-    found = _of_push(push, net, record, batch)
+    metrics = _push_metrics(push, net, record, batch)
     if measured.any():
         leverage = record.share.double() * net.abs() * -old.expm1().clamp(max=0.0)
-        found |= _ways(((new - old) * net.sign())[measured], leverage[measured])
-        found |= {
+        metrics |= _movement_shares(((new - old) * net.sign())[measured], leverage[measured])
+        metrics |= {
             "moved/tokens": float(record.share[measured].double().sum().round()),
             "moved/groups": float(len(batch.group[measured.any(1)].unique())),
         }
-    reachable = measured & (push * net > 0) & record.bound.isfinite() & ~out_of_reach(record.bound, batch)
-    return found | _to_bounds(batch.with_(loss_mask=reachable, targets=record.bound.where(reachable, old)), new)
+    reachable = measured & (push * net > 0) & record.bound.isfinite() & ~is_unreachable(record.bound, batch)
+    return metrics | _bound_metrics(batch.with_(loss_mask=reachable, targets=record.bound.where(reachable, old)), new)
 
 
-def _of_push(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) -> dict[str, float]:
+def _push_metrics(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) -> dict[str, float]:
     """Compute the metrics that do not need `new_logprobs`."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     old = given(batch.old_logprobs, "old_logprobs")
-    beyond, pushed = out_of_reach(record.bound, batch), push != 0
+    beyond, pushed = is_unreachable(record.bound, batch), push != 0
     within = pushed & record.bound.isfinite()
     if (within | (pushed & beyond)).any():
-        asked = batch.with_(
+        targeted = batch.with_(
             loss_mask=within | (pushed & beyond),
             targets=record.bound.where(within, old),
             prepared={**batch.prepared, "unreachable": beyond},
         )
-        found["unreachable"] = progress.unreachable(asked)
+        metrics["unreachable"] = progress.unreachable(targeted)
     spent = record.share.double() * net.abs()
     if pushed.any():
-        found["cancelled"] = max(0.0, 1.0 - float(spent.sum() / push.double().abs().sum()))
+        metrics["cancelled"] = max(0.0, 1.0 - float(spent.sum() / push.double().abs().sum()))
     if spent.any():
-        found["certain"] = float(spent.where(old.exp() > CERTAIN, 0.0).sum() / spent.sum())
-    return found
+        metrics["certain"] = float(spent.where(old.exp() > CERTAIN, 0.0).sum() / spent.sum())
+    return metrics
 
 
-def _ways(gone: Tensor, leverage: Tensor) -> dict[str, float]:
+def _movement_shares(moved: Tensor, leverage: Tensor) -> dict[str, float]:
     """Return shares of the leverage, by how many nats each token moved in the direction of its net push. [N] each"""
-    whole = float(leverage.sum())
-    if whole == 0:  # every token is certain
+    total = float(leverage.sum())
+    if total == 0:  # every token is certain
         return {}
-    ways = {"moved_right_way": gone > NOISE, "moved_wrong_way": gone < -NOISE, "moved_not": gone.abs() <= NOISE}
-    return {name: float(leverage[those].sum()) / whole for name, those in ways.items()}
+    masks = {"moved_right_way": moved > NOISE, "moved_wrong_way": moved < -NOISE, "moved_not": moved.abs() <= NOISE}
+    return {name: float(leverage[those].sum()) / total for name, those in masks.items()}
 
 
-def _to_bounds(batch: Batch, new: Tensor) -> dict[str, float]:
+def _bound_metrics(batch: Batch, new: Tensor) -> dict[str, float]:
     """Compute how far tokens came on the way to their bounds, which `batch` has as targets."""
     moves = progress.movable(batch)
     if not moves.any():

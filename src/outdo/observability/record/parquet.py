@@ -34,7 +34,7 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / "tokens" / f"step_{step:06d}.parquet"
 
 
-def make_room(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create the folder for records if it is missing.
 
     Raises: RunFolderError if the disk refuses, or if something else has that name.
@@ -53,10 +53,10 @@ def write(folder: Path, step: int, table: pa.Table) -> Path:
 
     Raises: RunFolderError if the disk refuses. Earlier records do not change then.
     """
-    make_room(folder)
+    make_folder(folder)
     path = path_of(folder, step)
     content = pa.BufferOutputStream()
-    words = _columns_of_words(table.schema)  # numbers hardly repeat: a dictionary of them costs time and space
+    words = _dictionary_columns(table.schema)  # numbers hardly repeat: a dictionary of them costs time and space
     pq.write_table(
         table,
         content,
@@ -92,17 +92,17 @@ def read(folder: Path, step: int, columns: Sequence[str] | None = None) -> pa.Ta
         raise RunFolderError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def about(schema: pa.Schema) -> dict[str, Any]:
+def metadata_of(schema: pa.Schema) -> dict[str, Any]:
     """Return the metadata of a record: format, step, version of outdo, and what its run added; empty if it has none.
 
     `schema` is, for example, `read(folder, step).schema`.
     """
-    said = (schema.metadata or {}).get(KEY, b"{}")
+    text = (schema.metadata or {}).get(KEY, b"{}")
     try:
-        known = json.loads(said)
+        metadata = json.loads(text)
     except ValueError:
         return {}
-    return known if isinstance(known, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def drop_after(folder: Path, step: int) -> None:
@@ -123,7 +123,7 @@ def _remove(paths: Sequence[Path]) -> None:
             raise RunFolderError(f"{path}: was not removed: {error.strerror}") from error
 
 
-def _columns_of_words(schema: pa.Schema) -> list[str]:
+def _dictionary_columns(schema: pa.Schema) -> list[str]:
     """Return the columns of texts, ids and booleans, under Parquet's names for list elements."""
 
     def inside(name: str, kind: pa.DataType) -> list[str]:
@@ -135,10 +135,10 @@ def _columns_of_words(schema: pa.Schema) -> list[str]:
 
 
 def _check(path: Path, schema: pa.Schema, columns: Sequence[str] | None) -> None:
-    version = about(schema).get("format")
+    version = metadata_of(schema).get("format")
     if version != FORMAT:
-        told = f"has format {version}; this outdo reads {FORMAT}" if version else "not a record of outdo"
-        raise RunFolderError(f"{path}: {told}")
+        problem = f"has format {version}; this outdo reads {FORMAT}" if version else "not a record of outdo"
+        raise RunFolderError(f"{path}: {problem}")
     for column in columns or ():
         if column not in schema.names:
             hint = did_you_mean(column, schema.names) or f"; there are {', '.join(schema.names)}"

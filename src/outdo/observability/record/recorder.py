@@ -12,9 +12,9 @@ from torch import Tensor
 from outdo.algorithms.objectives.base import Objective
 from outdo.models.policy import Policy
 from outdo.observability.record import parquet
-from outdo.observability.record.movement import moved_metrics
-from outdo.observability.record.table import table
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.movement import movement_metrics
+from outdo.observability.record.table import record_table
+from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.observability.record.transfer import Transfer
 from outdo.types import Group, Step
@@ -45,41 +45,41 @@ class Recorder:
         self.share = 1.0 if after == "all" else after
         self.seed = seed
         self.transfer = Transfer()
-        self.spelling = Spelling(policy.tokenizer)
+        self.token_texts = TokenTexts(policy.tokenizer)
 
     def __call__(self, step: Step, folder: Path) -> dict[str, float]:
         """Record a step in the run folder `folder`, if it is due; return its metrics.
 
         Raises: RunFolderError if the disk refuses.
         """
-        found, write = self.taken(step, folder)
+        metrics, write = self.measure(step, folder)
         write()
-        return found
+        return metrics
 
-    def taken(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None]]:
+    def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None]]:
         """Do what must run before the weights change; return the metrics, and a function that writes the record."""
-        found = self.transfer.observe(step.index, step.groups) if self.every else {}
+        metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
         if not self.every or step.index % self.every or not len(step.batch):
-            return found, lambda: None
-        record = token_record(step, self.objective, self.measured(step))
+            return metrics, lambda: None
+        record = token_record(step, self.objective, self.new_logprobs(step))
 
         def write() -> None:
-            parquet.write(folder, step.index, table(step, record, self.spelling, about={}))
+            parquet.write(folder, step.index, record_table(step, record, self.token_texts, about={}))
 
-        return found | moved_metrics(record, step.batch), write
+        return metrics | movement_metrics(record, step.batch), write
 
-    def measured(self, step: Step) -> Tensor | None:
+    def new_logprobs(self, step: Step) -> Tensor | None:
         """Compute log πθ [B, T] after the step; NaN in groups that are not measured, None if no group is."""
-        batch, asked = step.batch, self._asked(step)
-        if not asked:
+        batch, groups = step.batch, self._groups_to_measure(step)
+        if not groups:
             return None
-        rows = torch.isin(batch.group, torch.tensor(asked)).nonzero().squeeze(1)
-        found = self.policy.logprobs(batch.rows(rows))  # [b, t]
-        measured = torch.full(batch.token_ids.shape, torch.nan)
-        measured[rows, : found.shape[1]] = found
-        return measured
+        rows = torch.isin(batch.group, torch.tensor(groups)).nonzero().squeeze(1)
+        logprobs = self.policy.logprobs(batch.rows(rows))  # [b, t]
+        new_logprobs = torch.full(batch.token_ids.shape, torch.nan)
+        new_logprobs[rows, : logprobs.shape[1]] = logprobs
+        return new_logprobs
 
-    def _asked(self, step: Step) -> list[int]:
+    def _groups_to_measure(self, step: Step) -> list[int]:
         """Return the groups to measure: all trained ones if `share` is 1, else some of those with a push."""
         pushes = [update.tokens["push"] for update in step.updates if update.tokens]
         if not pushes:
@@ -88,10 +88,10 @@ class Recorder:
         if self.share == 1:
             return trained
         pushed = step.batch.group[(torch.stack(pushes) != 0).any(0).any(1)].unique().tolist()
-        by_lot = sorted(pushed, key=lambda number: self._lot(step.index, number, step.groups[number]))
-        return by_lot[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, despite rounding errors
+        ordered = sorted(pushed, key=lambda number: self._random_order(step.index, number, step.groups[number]))
+        return ordered[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, despite rounding errors
 
-    def _lot(self, step: int, number: int, group: Group) -> float:
+    def _random_order(self, step: int, number: int, group: Group) -> float:
         """Return a random number in [0, 1): groups are measured in this order."""
         key = stream_key(self.seed, Stream("record", step, group.prompt.id, number))
         return float(uniforms(numpy.array([key], numpy.uint64), numpy.zeros(1, numpy.uint64))[0])

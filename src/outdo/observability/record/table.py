@@ -18,7 +18,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from outdo.observability.record.parquet import FORMAT, KEY
-from outdo.observability.record.token_text import Spelling
+from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.storage.provenance import version_of
 from outdo.types import Group, Rollout, Step
@@ -43,7 +43,7 @@ COLUMNS = (
 """The columns with one number per token, float32; see `TokenRecord`."""
 
 
-def table(step: Step, record: TokenRecord, spelling: Spelling, *, about: Mapping[str, str]) -> pa.Table:
+def record_table(step: Step, record: TokenRecord, token_texts: TokenTexts, *, about: Mapping[str, str]) -> pa.Table:
     """Return the rollouts of a step as a table, in the order of its groups. `about` describes the run, as metadata.
 
     Half of a surrogate pair, which UTF-8 cannot hold, is written as its escape `\\ud83d`.
@@ -57,15 +57,17 @@ def table(step: Step, record: TokenRecord, spelling: Spelling, *, about: Mapping
         "step": pa.array([step.index] * len(rows), pa.int32()),
         "group": of_group,
         "rollout": pa.array([n for _, n, _ in rows], pa.int32()),
-        **{name: values.take(of_group) for name, values in _prompts(step.groups, spelling).items()},
-        **_completions(step.groups, lists, spelling),
+        **{name: values.take(of_group) for name, values in _prompts(step.groups, token_texts).items()},
+        **_completions(step.groups, lists, token_texts),
         **_outcomes(rollouts),
         "advantage": lists.means(record.advantages),
         "policy_version": pa.array([each.policy_version for each in rollouts], pa.int64()),
         "temperature": pa.array([each.temperature for each in rollouts], pa.float64()),
         "measured": pa.array(measured, pa.bool_()),
-        "loss_mask": lists.of(pa.array(lists.flat(batch.loss_mask), pa.bool_())),
-        "clip": lists.of(pa.DictionaryArray.from_arrays(lists.flat(record.clip), pa.array(CLIP, pa.string()))),
+        "loss_mask": lists.per_completion(pa.array(lists.flat(batch.loss_mask), pa.bool_())),
+        "clip": lists.per_completion(
+            pa.DictionaryArray.from_arrays(lists.flat(record.clip), pa.array(CLIP, pa.string()))
+        ),
         **{
             name: lists.numbers(values, where=measured if name == "new_logprobs" else None)
             for name, values in _numbers(record).items()
@@ -90,7 +92,7 @@ class _Lists:
         """Return the values of the completions, one after the other, from [B, T]."""
         return values.numpy()[self.inside]
 
-    def of(self, flat: pa.Array) -> pa.ListArray:
+    def per_completion(self, flat: pa.Array) -> pa.ListArray:
         """Return one list per completion."""
         return pa.ListArray.from_arrays(_offsets(self.lengths), flat)
 
@@ -120,9 +122,9 @@ def _numbers(record: TokenRecord) -> dict[str, Tensor | None]:
     return {name: getattr(record, "targets" if name == "target" else name) for name in COLUMNS}
 
 
-def _prompts(groups: Sequence[Group], spelling: Spelling) -> dict[str, pa.Array]:
+def _prompts(groups: Sequence[Group], token_texts: TokenTexts) -> dict[str, pa.Array]:
     """Return the columns that all rollouts of a group share, with one row per group."""
-    pieces = [spelling.pieces(group.prompt.token_ids) for group in groups]
+    pieces = [token_texts.pieces(group.prompt.token_ids) for group in groups]
     return {
         "prompt_id": _texts(group.prompt.id for group in groups),
         "prompt": _texts("".join(each) for each in pieces),
@@ -133,7 +135,7 @@ def _prompts(groups: Sequence[Group], spelling: Spelling) -> dict[str, pa.Array]
     }
 
 
-def _completions(groups: Sequence[Group], lists: _Lists, spelling: Spelling) -> dict[str, pa.Array]:
+def _completions(groups: Sequence[Group], lists: _Lists, token_texts: TokenTexts) -> dict[str, pa.Array]:
     """Return the tokens of the rollouts, and the text and bytes of each."""
     pieces: list[str] = []
     raw: list[bytes] = []
@@ -142,25 +144,25 @@ def _completions(groups: Sequence[Group], lists: _Lists, spelling: Spelling) -> 
         before = group.prompt.token_ids
         for rollout in group.rollouts:
             ids += rollout.token_ids
-            spelled, octets = spelling.both(rollout.token_ids, after=before)
+            spelled, octets = token_texts.pieces_and_bytes(rollout.token_ids, after=before)
             pieces += spelled
             raw += octets
     return {
         "text": _texts(rollout.text for group in groups for rollout in group.rollouts),
-        "token_ids": lists.of(pa.array(ids, pa.int32())),
-        "pieces": lists.of(pa.array(pieces, pa.string())),
-        "token_bytes": lists.of(pa.array(raw, pa.binary())),
+        "token_ids": lists.per_completion(pa.array(ids, pa.int32())),
+        "pieces": lists.per_completion(pa.array(pieces, pa.string())),
+        "token_bytes": lists.per_completion(pa.array(raw, pa.binary())),
     }
 
 
 def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
     """Return how the rollouts were rewarded and how they ended."""
     names = sorted({name for each in rollouts for name in each.reward_parts})
-    parts = {_safe(name): pa.array([_part(each, name) for each in rollouts], pa.float64()) for name in names}
-    together = pa.StructArray.from_arrays(list(parts.values()), list(parts)) if parts else None
+    parts = {_valid_utf8(name): pa.array([_part(each, name) for each in rollouts], pa.float64()) for name in names}
+    parts_struct = pa.StructArray.from_arrays(list(parts.values()), list(parts)) if parts else None
     return {
         "reward": pa.array([each.reward if each.scored else None for each in rollouts], pa.float64()),
-        **({} if together is None else {"reward_parts": together}),
+        **({} if parts_struct is None else {"reward_parts": parts_struct}),
         "verdict": _texts(each.status for each in rollouts),  # the status; the column's name is part of the format
         "right": pa.array([each.right for each in rollouts], pa.bool_()),
         "finish_reason": _texts(str(each.finish_reason) for each in rollouts),
@@ -179,8 +181,8 @@ def _answer(answer: Any) -> str | None:
 
 
 def _texts(texts: Iterable[str | None]) -> pa.Array:
-    return pa.array([None if text is None else _safe(text) for text in texts], pa.string())
+    return pa.array([None if text is None else _valid_utf8(text) for text in texts], pa.string())
 
 
-def _safe(text: str) -> str:
+def _valid_utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()

@@ -15,7 +15,7 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """The name of a byte in a vocabulary with byte fallback."""
 
 
-class Spelling:
+class TokenTexts:
     """Decodes single tokens with `tokenizer`, including special tokens, and caches the results.
 
     The ids are a part of a text; `after` are the tokens before them, if any. An id outside the vocabulary, which a
@@ -25,9 +25,9 @@ class Spelling:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         decoders = _decoders(tokenizer)
-        self._read = _reader(decoders)
-        self._drops_first_blank = any(each["type"] == "Strip" and each["start"] for each in decoders)
-        self._token = lru_cache(maxsize=None)(self._token)
+        self._to_bytes = _bytes_function(decoders)
+        self._strips_first_space = any(each["type"] == "Strip" and each["start"] for each in decoders)
+        self._token_name = lru_cache(maxsize=None)(self._token_name)
         self._bytes_of = lru_cache(maxsize=None)(self._bytes_of)
         self._text_of = lru_cache(maxsize=1 << 20)(self._text_of)
 
@@ -37,29 +37,29 @@ class Spelling:
         A character that is split over several tokens belongs to the token that completes it, and the others get "".
         Invalid UTF-8 becomes U+FFFD, and belongs to the token where it ends.
         """
-        return self._texts(ids, after) if self._read is None else _characters(self.bytes(ids, after=after))
+        return self._texts(ids, after) if self._to_bytes is None else _characters(self.bytes(ids, after=after))
 
-    def both(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> tuple[list[str], list[bytes]]:
+    def pieces_and_bytes(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> tuple[list[str], list[bytes]]:
         """Return pieces and bytes, in the time of one of them."""
-        if self._read is None:
+        if self._to_bytes is None:
             texts = self._texts(ids, after)
             return texts, [text.encode() for text in texts]
         raw = self.bytes(ids, after=after)
         return _characters(raw), raw
 
-    def _token(self, token_id: int) -> str | None:
+    def _token_name(self, token_id: int) -> str | None:
         """Return the name of a token in the vocabulary."""
         inside = 0 <= token_id < 1 << 32  # larger ids overflow in the tokenizer
         name: Any = self._tokenizer.convert_ids_to_tokens(token_id) if inside else None
         return name
 
     def _bytes_of(self, token_id: int) -> bytes:
-        token = self._token(token_id)
-        assert self._read is not None
-        return b"" if token is None else self._read(token)
+        token = self._token_name(token_id)
+        assert self._to_bytes is not None
+        return b"" if token is None else self._to_bytes(token)
 
     def _texts(self, ids: Sequence[int], after: Sequence[int]) -> list[str]:
-        before = next((each for each in reversed(after) if self._token(each) is not None), None)
+        before = next((each for each in reversed(after) if self._token_name(each) is not None), None)
         texts: list[str] = []
         for token_id in ids:
             text = self._text_of(before, token_id)
@@ -69,7 +69,7 @@ class Spelling:
 
     def _text_of(self, before: int | None, token_id: int) -> str | None:
         """Return what a token adds to a text that ends with `before`, or begins here; None for an unknown id."""
-        if self._token(token_id) is None:
+        if self._token_name(token_id) is None:
             return None
         if before is None:
             return self._decode([token_id])
@@ -81,10 +81,10 @@ class Spelling:
     # The last method of the class: below it, its name hides the type `bytes`.
     def bytes(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> list[bytes]:
         """Return the bytes of each token; joined, they are the text of `ids` in UTF-8."""
-        if self._read is None:
+        if self._to_bytes is None:
             return [text.encode() for text in self._texts(ids, after)]
         spelled = list(map(self._bytes_of, ids))
-        if self._drops_first_blank and not any(map(self._bytes_of, after)):
+        if self._strips_first_space and not any(map(self._bytes_of, after)):
             first = next((n for n, some in enumerate(spelled) if some), None)
             if first is not None:
                 spelled[first] = spelled[first].removeprefix(b" ")
@@ -107,7 +107,7 @@ def _flat(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _flat(each)
 
 
-def _reader(decoders: Sequence[dict[str, Any]]) -> Callable[[str], bytes] | None:
+def _bytes_function(decoders: Sequence[dict[str, Any]]) -> Callable[[str], bytes] | None:
     """Return the function from a token's name to its bytes; None if the vocabulary holds texts."""
     kinds = {each["type"] for each in decoders}
     if "ByteLevel" in kinds:
@@ -149,36 +149,36 @@ def _byte_level(token: str) -> bytes:
 
 def _characters(chunks: Sequence[bytes]) -> list[str]:
     """Return the characters that each chunk completes. Joined, they are the decoded text of all chunks."""
-    alone = list(map(_whole, chunks))
+    alone = list(map(_decoded_or_none, chunks))
     if None not in alone:
         return alone  # pyright: ignore[reportReturnType]
     pieces: list[str] = []
-    torn, last = b"", 0  # the beginning of an incomplete character, and the last chunk with a part of it
+    incomplete, last = b"", 0  # the beginning of an incomplete character, and the last chunk with a part of it
     for n, (chunk, whole) in enumerate(zip(chunks, alone, strict=True)):
-        if whole is not None and not torn:
+        if whole is not None and not incomplete:
             pieces.append(whole)
             continue
-        if torn and _breaks_off(torn, chunk[:1]):
+        if incomplete and _cannot_continue(incomplete, chunk[:1]):
             pieces[last] += "\ufffd"
-            torn = b""
-        text, used = codecs.utf_8_decode(torn + chunk, "replace")
-        torn = (torn + chunk)[used:]
+            incomplete = b""
+        text, used = codecs.utf_8_decode(incomplete + chunk, "replace")
+        incomplete = (incomplete + chunk)[used:]
         pieces.append(text)
         last = n if chunk else last
-    if torn:
+    if incomplete:
         pieces[last] += "\ufffd"
     return pieces
 
 
 @lru_cache(maxsize=1 << 18)
-def _whole(chunk: bytes) -> str | None:
+def _decoded_or_none(chunk: bytes) -> str | None:
     try:
         return chunk.decode()
     except UnicodeDecodeError:
         return None
 
 
-def _breaks_off(torn: bytes, byte: bytes) -> bool:
+def _cannot_continue(incomplete: bytes, byte: bytes) -> bool:
     """Return whether a character that begins with `torn` cannot continue with `byte`."""
-    together = torn + byte
+    together = incomplete + byte
     return codecs.utf_8_decode(together, "replace")[0].startswith("\ufffd") and together != "\ufffd".encode()

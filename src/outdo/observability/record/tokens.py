@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, as_it_is, given
 from outdo.algorithms.objectives.target.rules import prefix_tree
-from outdo.observability.record.bounds import bounds, out_of_reach, policy_push
+from outdo.observability.record.bounds import bounds, is_unreachable, policy_push
 from outdo.types import Batch, Step
 
 CLIP = (
@@ -29,10 +29,10 @@ CLIP = (
 
 FREE, LOW, HIGH, UNREACHABLE, NEUTRAL, SPARED, UNSCORED, TRUNCATED, MASKED, ENVIRONMENT, UNTRAINED = range(len(CLIP))
 
-MEASURED = ("ratio", "entropy", "policy_push", "kl_pull", "weight", "bound")
+PASS_FIELDS = ("ratio", "entropy", "policy_push", "kl_pull", "weight", "bound")
 """Fields of a record that need at least one pass."""
 
-CANCELLED = 1e-4
+CANCELLED_SHARE = 1e-4
 """Relative to the summed absolute pushes: a sum below this is rounding noise."""
 
 
@@ -55,7 +55,7 @@ class TokenRecord:
     entropy: Tensor  # nats, in the last pass
     policy_push: Tensor  # derivative of the policy term with respect to log πθ, summed over the passes
     kl_pull: Tensor  # the same of all other terms: the pull of the reference
-    net_push: Tensor  # all terms, summed over the group's answers with this token in this context: see `net`
+    net_push: Tensor  # all terms, summed over the group's answers with this token in this context: see `net_pushes`
     share: Tensor  # 1 / the number of these answers; 0 for tokens that are not trained
     weight: Tensor  # `policy_push` of the first pass alone: how fast the token is pushed
     bound: Tensor  # where the objective stops pushing: how far; see `bounds`, and `token_record` for its rows
@@ -70,38 +70,38 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
     """
     batch = step.batch
     passes = [update.tokens for update in step.updates if update.tokens]  # empty: no token, or only the critic learnt
-    chosen = _chosen(batch, step)
+    chosen = _policy_tokens(batch, step)
     state = torch.full(chosen.shape, UNTRAINED, dtype=torch.int8)
     measured: dict[str, Tensor] = {}
     if passes:
         if batch.old_logprobs is None:  # one pass with one optimiser step: π_old is what it measured
             batch = batch.with_(old_logprobs=passes[0]["logprobs"])
         start = policy_push(objective, batch, given(batch.old_logprobs, "old_logprobs"))
-        measured = _measured(passes) | {"bound": _bounds(objective, batch, start, new_logprobs)}
-        state = _state(objective, batch, start, passes[-1]["policy_push"], measured["bound"])
+        measured = _pass_measurements(passes) | {"bound": _bounds(objective, batch, start, new_logprobs)}
+        state = _clip_states(objective, batch, start, passes[-1]["policy_push"], measured["bound"])
 
-    def known(values: Tensor) -> Tensor:
+    def trained_only(values: Tensor) -> Tensor:
         """Set the values outside the trained tokens to NaN."""
         return values.float().where(batch.loss_mask, torch.nan)
 
     def optional(values: Tensor | None) -> Tensor | None:
-        return None if values is None else known(values)
+        return None if values is None else trained_only(values)
 
     unknown = torch.full(chosen.shape, torch.nan)
-    whole = measured["policy_push"] + measured["kl_pull"] if measured else torch.zeros(chosen.shape)
-    net_push, share = net(batch, whole)
+    total_push = measured["policy_push"] + measured["kl_pull"] if measured else torch.zeros(chosen.shape)
+    net_push, share = net_pushes(batch, total_push)
     return TokenRecord(
-        old_logprobs=known(unknown if batch.old_logprobs is None else batch.old_logprobs),
-        new_logprobs=known(unknown if new_logprobs is None else new_logprobs),
+        old_logprobs=trained_only(unknown if batch.old_logprobs is None else batch.old_logprobs),
+        new_logprobs=trained_only(unknown if new_logprobs is None else new_logprobs),
         ref_logprobs=optional(batch.ref_logprobs),
         rollout_logprobs=batch.rollout_logprobs.float().where(chosen, torch.nan),
         values=optional(batch.values),
         advantages=optional(batch.advantages),
         targets=optional(batch.targets),
-        clip=state.where(batch.loss_mask, _left_out(batch, chosen)),
-        net_push=known(net_push),
+        clip=state.where(batch.loss_mask, _untrained_reasons(batch, chosen)),
+        net_push=trained_only(net_push),
         share=share,
-        **{name: known(measured.get(name, unknown)) for name in MEASURED},
+        **{name: trained_only(measured.get(name, unknown)) for name in PASS_FIELDS},
     )
 
 
@@ -109,17 +109,17 @@ def _bounds(objective: Objective, batch: Batch, start: Tensor, new_logprobs: Ten
     """Return the bounds of the measured rows, NaN in the others. [B, T]"""
     if batch.targets is not None:
         return bounds(objective, batch, start)
-    asked = batch.loss_mask.any(1) if new_logprobs is None else new_logprobs.isfinite().any(1)
-    rows = asked.nonzero().squeeze(1)
-    found = torch.full(start.shape, torch.nan)
+    measured_rows = batch.loss_mask.any(1) if new_logprobs is None else new_logprobs.isfinite().any(1)
+    rows = measured_rows.nonzero().squeeze(1)
+    bound = torch.full(start.shape, torch.nan)
     if len(rows):
         part = batch.rows(rows)  # [b, t]
         width = part.token_ids.shape[1]
-        found[rows, :width] = bounds(objective, part, start[rows, :width]).float()
-    return found
+        bound[rows, :width] = bounds(objective, part, start[rows, :width]).float()
+    return bound
 
 
-def net(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
+def net_pushes(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the pushes on the same probability; return the sum, and 1 / the number of answers in it. [B, T] each
 
     Answers of a group with the same beginning have the same tokens in the same contexts: they push the same
@@ -127,12 +127,12 @@ def net(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
     noise is set to 0: the pushes cancel.
     """
     mask = batch.loss_mask
-    _, taken = prefix_tree(batch)
-    _, token, answers = taken[mask].unique(return_inverse=True, return_counts=True)  # N distinct tokens
+    _, node = prefix_tree(batch)
+    _, token, answers = node[mask].unique(return_inverse=True, return_counts=True)  # N distinct tokens
     values = push[mask].double()
     summed = torch.zeros(len(answers), dtype=torch.float64).index_add(0, token, values)
     size = torch.zeros(len(answers), dtype=torch.float64).index_add(0, token, values.abs())
-    summed = summed.where(summed.abs() > CANCELLED * size, 0.0)
+    summed = summed.where(summed.abs() > CANCELLED_SHARE * size, 0.0)
     nothing = torch.zeros(mask.shape)
     return (
         nothing.masked_scatter(mask, summed[token].float()),
@@ -140,7 +140,7 @@ def net(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _measured(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _pass_measurements(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the measurements of the passes, each [B, T]."""
     policy = torch.stack([tokens["policy_push"] for tokens in passes]).sum(0)
     whole = torch.stack([tokens["push"] for tokens in passes]).sum(0)
@@ -153,7 +153,7 @@ def _measured(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def _state(objective: Objective, batch: Batch, start: Tensor, last: Tensor, bound: Tensor) -> Tensor:
+def _clip_states(objective: Objective, batch: Batch, start: Tensor, last: Tensor, bound: Tensor) -> Tensor:
     """Return the first state that holds for each trained token, by its pushes at π_old and in the last pass. [B, T]"""
     neutral = torch.zeros_like(batch.loss_mask) if batch.advantages is None else batch.advantages == 0
     if (
@@ -162,19 +162,19 @@ def _state(objective: Objective, batch: Batch, start: Tensor, last: Tensor, boun
         neutral = neutral & neutral.where(batch.loss_mask, True).all(1, keepdim=True)
     stopped = (start != 0) & (last * start <= 0)
     pushed = last != 0
-    return _first(
+    return _first_case(
         (stopped & (start < 0), LOW),
         (stopped, HIGH),
-        (out_of_reach(bound, batch) & ~(neutral & ~pushed), UNREACHABLE),
+        (is_unreachable(bound, batch) & ~(neutral & ~pushed), UNREACHABLE),
         (pushed, FREE),
         (neutral, NEUTRAL),
         (torch.ones_like(pushed), SPARED),
     )
 
 
-def _left_out(batch: Batch, chosen: Tensor) -> Tensor:
+def _untrained_reasons(batch: Batch, chosen: Tensor) -> Tensor:
     """Return the first reason that holds for each token that is not trained on. [B, T]"""
-    return _first(
+    return _first_case(
         (~chosen, ENVIRONMENT),
         (~batch.scored[:, None], UNSCORED),
         (batch.truncated[:, None] & ~batch.loss_mask.any(1, keepdim=True), TRUNCATED),
@@ -182,7 +182,7 @@ def _left_out(batch: Batch, chosen: Tensor) -> Tensor:
     )
 
 
-def _chosen(batch: Batch, step: Step) -> Tensor:
+def _policy_tokens(batch: Batch, step: Step) -> Tensor:
     """Return the tokens that the policy chose, trained or not. [B, T] bool"""
     after_prompt = torch.arange(batch.token_ids.shape[1]) >= batch.prompt_lengths[:, None]
     masks = [rollout.loss_mask for group in step.groups for rollout in group.rollouts]
@@ -190,7 +190,7 @@ def _chosen(batch: Batch, step: Step) -> Tensor:
     return torch.zeros_like(batch.loss_mask).masked_scatter(batch.attention_mask & after_prompt, flat)
 
 
-def _first(*cases: tuple[Tensor, int]) -> Tensor:
+def _first_case(*cases: tuple[Tensor, int]) -> Tensor:
     """Return the code of the first case that holds. [B, T] int8"""
     shape = torch.broadcast_shapes(*(case.shape for case, _ in cases))
     codes = torch.zeros(shape, dtype=torch.int8)

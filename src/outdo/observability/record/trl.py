@@ -24,10 +24,10 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
 from outdo.observability.record.external import TokenValues, record_step, rewind
 
-KEPT = "outdo"
+OUTCOMES_KEY = "outdo"
 """The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
 
-PASSED_ON = (
+MODEL_INPUTS = (
     "pixel_values",
     "image_grid_thw",
     "num_images",
@@ -69,7 +69,7 @@ class TrlRecord(TrainerCallback):
         self.folder = folder
         self.objective = objective or objective_of(trainer)
         self.every = every
-        self._seen: list[_Seen] = []  # the micro-batches of the current optimiser step
+        self._micro_batches: list[_MicroBatch] = []  # the micro-batches of the current optimiser step
         _keep_outcomes(trainer, answer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -78,20 +78,20 @@ class TrlRecord(TrainerCallback):
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Keep a micro-batch after its backward pass, if others follow."""
-        self._look(state.global_step + 1)
+        self._keep_micro_batch(state.global_step + 1)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Keep the last micro-batch after its backward pass."""
-        self._look(state.global_step + 1)
+        self._keep_micro_batch(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the step after the optimiser step."""
-        seen, self._seen = self._seen, []
-        if seen:
-            rows = [row for each in seen for row in _rows(self.trainer, each, self._measure(each.inputs)[0])]
+        micro_batches, self._micro_batches = self._micro_batches, []
+        if micro_batches:
+            rows = [row for each in micro_batches for row in _rows(self.trainer, each, self._measure(each.inputs)[0])]
             self._write(state.global_step, rows)
 
-    def _look(self, step: int) -> None:
+    def _keep_micro_batch(self, step: int) -> None:
         """Keep the micro-batch that was just trained on, and its scores under the policy before the optimiser step."""
         if step % self.every == 0:
             buffered = self.trainer._buffered_inputs
@@ -99,7 +99,7 @@ class TrlRecord(TrainerCallback):
             old, entropy = inputs.get("old_per_token_logps"), None
             if old is None:
                 old, entropy = self._measure(inputs)
-            self._seen.append(_Seen(inputs, old, entropy))
+            self._micro_batches.append(_MicroBatch(inputs, old, entropy))
 
     @torch.no_grad()
     def _measure(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class TrlRecord(TrainerCallback):
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].shape[1],
             compute_entropy=True,
-            **{name: inputs[name] for name in PASSED_ON if name in inputs},
+            **{name: inputs[name] for name in MODEL_INPUTS if name in inputs},
         )
         model.train(training)
         return logprobs, entropy
@@ -136,7 +136,7 @@ class TrlRecord(TrainerCallback):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _MicroBatch:
     """A micro-batch, and its scores under the policy before the optimiser step."""
 
     inputs: Mapping[str, Any]
@@ -144,18 +144,18 @@ class _Seen:
     entropy: Tensor | None  # [b, t]
 
 
-def _rows(trainer: Any, seen: _Seen, new: Tensor) -> list[dict[str, Any]]:
+def _rows(trainer: Any, micro_batch: _MicroBatch, new: Tensor) -> list[dict[str, Any]]:
     """Return the completions of a micro-batch in the form of `record_step`, without padding."""
-    inputs = seen.inputs
+    inputs = micro_batch.inputs
     advantages = inputs["advantages"]
     trained = inputs["completion_mask"] * inputs.get("tool_mask", 1)
     per_token = {
         "completions": inputs["completion_ids"],
         "loss_mask": trained,
         "advantages": advantages[:, None].expand_as(trained) if advantages.ndim == 1 else advantages,
-        "old_logprobs": seen.old,
+        "old_logprobs": micro_batch.old,
         "new_logprobs": new,
-        "entropy": seen.entropy,
+        "entropy": micro_batch.entropy,
         "ref_logprobs": inputs.get("ref_per_token_logps"),
         "rollout_logprobs": inputs.get("sampling_per_token_logps"),
     }
@@ -165,7 +165,7 @@ def _rows(trainer: Any, seen: _Seen, new: Tensor) -> list[dict[str, Any]]:
             **{name: None if v is None else v[b, : kept["length"]].tolist() for name, v in per_token.items()},
             **{name: kept[name] for name in ("rewards", "reward_parts", "answers", "truncated")},
         }
-        for b, kept in enumerate(inputs[KEPT])
+        for b, kept in enumerate(inputs[OUTCOMES_KEY])
     ]
 
 
@@ -176,7 +176,7 @@ def _keep_outcomes(trainer: Any, answer: str) -> None:
     def generate_and_keep(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         inputs = generate(examples)
         scores = {name: list(values)[-len(examples) :] for name, values in trainer._logs["rewards"].items()}
-        inputs[KEPT] = [
+        inputs[OUTCOMES_KEY] = [
             {
                 **_outcome({name: values[b] for name, values in scores.items()}, trainer.reward_weights.tolist()),
                 **_ending(trainer, inputs["completion_ids"][b], inputs["completion_mask"][b]),
