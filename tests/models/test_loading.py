@@ -105,7 +105,7 @@ def test_a_device_is_chosen_with_a_reason_or_taken_at_its_word():
     device, why = choose_device("auto")
     assert device.type in {"cpu", "cuda", "mps"}
     assert "found" in why
-    assert choose_device("cpu") == (torch.device("cpu"), "as asked")
+    assert choose_device("cpu") == (torch.device("cpu"), "as requested")
     with pytest.raises(UserError, match="'gpu7' is not usable here"):
         choose_device("gpu7")
 

@@ -116,8 +116,9 @@ def test_a_kl_added_to_a_preset_is_multiplied_with_the_ratio_where_that_is_right
 
 
 def test_a_setting_in_the_recipe_overrides_a_convention():
-    written = objective_of(recipe("train.compat=trl", "train.objective={name='grpo', kl_ratio=false, limit=5.0}"))
-    assert (written.kl_ratio, written.limit) == (False, 5.0)
+    changes = "train.objective={name='grpo', kl_ratio=false, log_ratio_clamp=5.0}"
+    written = objective_of(recipe("train.compat=trl", changes))
+    assert (written.kl_ratio, written.log_ratio_clamp) == (False, 5.0)
     left = objective_of(recipe("train.compat=trl"))
     assert (left.kl_ratio, left.log_ratio_clamp) == (True, float("inf"))
 

@@ -165,7 +165,7 @@ def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
     except UserError as error:
         usable = {number: row[name] for number, row in bare.items() if isinstance(row.get(name), str | list)}
         return usable, list(error.problems)
-    return {int(each.id): each.prompt for each in checked}, []
+    return {int(each.id): each.text for each in checked}, []
 
 
 def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:
