@@ -12,7 +12,7 @@ import outdo
 from outdo.algorithms.advantages import group_standardised, per_token
 
 SOURCE = Path(outdo.__file__).parent
-MOST = 32
+MOST = 28
 
 
 def executed(run: Callable[[], Any]) -> set[str]:
@@ -44,13 +44,14 @@ def steps() -> Iterator[outdo.Step]:
     sample = outdo.GroupSampler(outdo.BuiltinEngine(policy), outdo.SingleTurn(reward), group_size=4, sampling=sampling)
     objective = outdo.grpo(beta=0)
     models = outdo.Models.of(policy, objective)
-    return outdo.train(models, [prompts], sample, per_token(group_standardised), objective)
+    return outdo.train(models, [prompts] * 2, sample, per_token(group_standardised), objective)
 
 
 def test_a_step_runs_through_few_files():
-    prepared, done = steps(), []
-    files = executed(lambda: done.extend(prepared))
-    assert done[0].update.metrics["grad_norm"] > 0
+    training, done = steps(), []
+    done.append(next(training))  # the first step also prepares the run
+    files = executed(lambda: done.append(next(training)))
+    assert done[1].update.metrics["grad_norm"] > 0
     print(*sorted(files), len(files), sep="\n")
     assert len(files) <= MOST, sorted(files)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from outdo.algorithms.advantages import Advantage, compute_advantages
-from outdo.algorithms.early_stopping import Stop, never
+from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.bundle import Models
@@ -29,7 +29,7 @@ def train(
     objective: Objective,
     *,
     passes: int = 1,
-    stop: Stop = never,
+    stop: Stop | None = None,
     start: int = 1,
 ) -> Iterator[Step]:
     """Train `models.policy` and yield every step. Each item of `prompts` is the batch of questions of one step.
@@ -49,7 +49,9 @@ def train(
         reason = ""
         while batch.totals.tokens and len(updates) < passes and not reason:  # μ
             updates.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
-            reason = stop(batch, updates) if updates[-1].tokens else ""  # without tokens only the critic learned
+            reason = (
+                stop(batch, updates) if stop and updates[-1].tokens else ""
+            )  # without tokens only the critic learned
         models.refresh(index)  # π_ref ← πθ when an iteration ends
         yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
 

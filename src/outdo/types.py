@@ -15,9 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from outdo.utils.batching import pack_by_tokens
+from outdo.utils.batching import check_tensors, floats, pack_by_tokens, pad_rows, plain_fields, token_fields
 from outdo.utils.rng import Stream
-from outdo.utils.tensors import check_tensors, floats, pad_rows, plain_fields, token_fields
 
 RIGHT = 1.0 - 1e-6
 """An answer counts as right when its reward is 1 or more, up to a rounding error."""

@@ -20,11 +20,6 @@ Stop = Callable[[Batch, Sequence[Update]], str]
 """`(batch, passes so far) -> reason` to end the passes over the batch; an empty text to continue."""
 
 
-def never(batch: Batch, passes: Sequence[Update]) -> str:
-    """Never stop: make all passes."""
-    return ""
-
-
 UNBOUNDED = ("plateau", "kl", "clip_high")
 """Options of `first_of` that are not shares and may be above 1."""
 

@@ -66,7 +66,7 @@ class Run:
     sampler: GroupSampler | DynamicSampling
     advantage: Advantage
     objective: Objective
-    stop: Stop
+    stop: Stop | None
     reward: Reward
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
     online_reward_models: Sequence[OnlineRewardModel]  # reward models that keep learning during the run

@@ -15,7 +15,7 @@ from torch import nn
 
 from outdo.algorithms.adaptive import Adaptive
 from outdo.algorithms.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
-from outdo.algorithms.early_stopping import Stop, never
+from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product
@@ -145,9 +145,9 @@ def known_values(recipe: Recipe) -> dict[str, Any]:
     return {"length": recipe.sampling.max_tokens, "max_tokens": recipe.sampling.max_tokens}
 
 
-def stop_of(recipe: Recipe) -> Stop:
+def stop_of(recipe: Recipe) -> Stop | None:
     """Build the rule that ends the passes over a batch. Raises `UserError` for an option out of its range."""
-    return never if recipe.train.stop is None else _within_range("train.stop", instantiate, recipe.train.stop, STOPS)
+    return None if recipe.train.stop is None else _within_range("train.stop", instantiate, recipe.train.stop, STOPS)
 
 
 def optimiser_of(recipe: Recipe) -> OptimiserSettings:

@@ -1,8 +1,14 @@
-"""Micro-batches: how rows are packed into them, and how gradients are accumulated over them."""
+"""Batches: rows of unequal length as tensors, rows packed into micro-batches, and gradients accumulated over them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
-from typing import TypeVar
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, groupby
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from outdo.utils.errors import UserError
 
 MicroBatch = TypeVar("MicroBatch")
 Loss = TypeVar("Loss")
@@ -55,3 +61,103 @@ def accumulate(
         del loss
         results.append(result)
     return results
+
+
+ALLOWED = {"advantages": ("[B, T]", "[B]"), "group": ("[B]",), "rewards": ("[B]",)}
+"""The shapes of arguments of `Batch.of` that are not [B, T]."""
+
+
+def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype, starts: Sequence[int] = ()) -> Tensor:
+    """Stack rows of values into [B, T], with zeros to their right, and with `starts` zeros to their left."""
+    if not rows:
+        return torch.zeros(0, 1, dtype=dtype)
+    first = torch.tensor(starts or [0] * len(rows))[:, None]  # [B, 1]
+    last = first + torch.tensor([len(row) for row in rows])[:, None]  # [B, 1]
+    column = torch.arange(int(last.max()))  # [T]
+    inside = (first <= column) & (column < last)  # [B, T]
+    flat = torch.tensor([*chain.from_iterable(rows)], dtype=dtype)  # one tensor for each row would take longer
+    return torch.zeros(inside.shape, dtype=dtype).masked_scatter(inside, flat)
+
+
+def token_fields(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[bool]],
+    group: Sequence[int],
+) -> dict[str, Any]:
+    """Return the fields of a `Batch` that follow from token ids, from the masks of the completions and from groups."""
+    starts = [len(prompt) for prompt in prompts]
+    rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
+    token_ids = pad_rows(rows, torch.int64)
+    lengths = torch.tensor([len(row) for row in rows])
+    return {
+        "token_ids": token_ids,
+        "attention_mask": torch.arange(token_ids.shape[1]) < lengths[:, None],
+        "loss_mask": pad_rows(masks, torch.bool, starts),
+        "prompt_lengths": torch.tensor(starts, dtype=torch.int64),
+        "group": torch.tensor(group, dtype=torch.int64),
+    }
+
+
+def floats(values: Sequence[float | None]) -> Tensor:
+    """Return the values as float32, with NaN for None."""
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
+
+
+def check_tensors(function: str, mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
+    """Raise `UserError` with one sentence for each argument of `function` that has a wrong shape or dtype.
+
+    `mask` is [B, T] bool, `advantages` [B, T] or [B]. Of the others `group` and `rewards` are [B], and `group` and
+    `token_ids` hold integers.
+    """
+    if mask.dim() != 2:
+        raise UserError([f"{function}: mask has shape {list(mask.shape)}, expected [B, T]"])
+    shapes = {"[B, T]": list(mask.shape), "[B]": [len(mask)]}
+    wrong = _wrong_dtype("mask", mask, "bool")
+    for name, value in {"advantages": advantages, **tensors}.items():
+        if value is None:
+            continue
+        allowed = ALLOWED.get(name, ("[B, T]",))
+        if list(value.shape) not in [shapes[shape] for shape in allowed]:
+            wanted = " or ".join(f"{shape} = {shapes[shape]}" for shape in allowed)
+            wrong.append(f"{name} has shape {list(value.shape)}, expected {wanted}")
+        wrong += _wrong_dtype(name, value, "int" if name in ("token_ids", "group") else "float")
+    wrong = wrong or _scattered(tensors.get("group"))
+    if wrong:
+        raise UserError([f"{function}: {each}" for each in wrong])
+
+
+def plain_fields(mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    """Return the fields of a `Batch`, without its totals, from checked tensors; see `Batch.of` for the defaults."""
+    column = torch.arange(mask.shape[1], device=mask.device)
+    number = torch.arange(len(mask), device=mask.device)
+    starts = mask.int().argmax(1)  # the first True of a row; 0 where there is none
+    old = tensors["old_logprobs"]
+    defaults = {
+        "token_ids": (1 + number[:, None] * mask.shape[1] + column) * (column >= starts[:, None]),
+        "rollout_logprobs": advantages.new_full(mask.shape, math.nan) if old is None else old,
+        "group": number,
+        "rewards": advantages.new_zeros(len(mask)),
+    }
+    return {
+        **defaults,
+        **{name: value for name, value in tensors.items() if value is not None},
+        "attention_mask": column <= (column * mask).amax(1, keepdim=True),
+        "loss_mask": mask,
+        "prompt_lengths": starts,
+        "scored": torch.ones_like(number, dtype=torch.bool),
+        "truncated": torch.zeros_like(number, dtype=torch.bool),
+        "temperature": advantages.new_ones(len(mask)),
+        "advantages": advantages[:, None] * mask if advantages.dim() == 1 else advantages,
+    }
+
+
+def _scattered(group: Tensor | None) -> list[str]:
+    if group is None or len(group.unique()) == len(group.unique_consecutive()):
+        return []
+    return ["the rows of a group must be neighbours in `group`"]
+
+
+def _wrong_dtype(name: str, value: Tensor, expected: str) -> list[str]:
+    kind = "bool" if value.dtype == torch.bool else "float" if value.dtype.is_floating_point else "int"
+    return [] if kind == expected else [f"{name} has dtype {str(value.dtype).removeprefix('torch.')}, not {expected}"]

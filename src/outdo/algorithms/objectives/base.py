@@ -8,14 +8,14 @@ form is a class of its own that has the methods of the protocol.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, SupportsFloat
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from outdo.algorithms.objectives.corrections import Correction, none
+from outdo.algorithms.objectives.corrections import Correction
 from outdo.algorithms.objectives.divergences import Divergence, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, log_ratio, token
 from outdo.algorithms.objectives.surrogates import Surrogate
@@ -55,7 +55,7 @@ class ComposedObjective:
 
     surrogate: Surrogate
     level: Level = token
-    correction: Correction = none
+    correction: Correction | None = None
     divergence: Divergence = k3
     beta: SupportsFloat = 0.0
     kl_ratio: bool = False  # multiply D by ρ, including its gradient: then it is unbiased off-policy
@@ -64,18 +64,15 @@ class ComposedObjective:
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
     batch_transform: BatchTransform = as_it_is
     log_ratio_clamp: float = LOG_RATIO_CLAMP  # log-ratios are clamped to ± this number
+    requires: Requires = field(init=False, repr=False, compare=False)  # of the pieces; π_ref for β, the entropy for η
 
     def __post_init__(self) -> None:
         for name in ("beta", "entropy_bonus"):
             if not 0 <= float(getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-
-    @property
-    def requires(self) -> Requires:
-        """Return the requirements of the pieces; the reference where β is used, the entropy where η is."""
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
         own = Requires(reference=_is_used(self.beta), entropy=_is_used(self.entropy_bonus))
-        return own | requirements_of(*pieces, self.entropy_weight)
+        object.__setattr__(self, "requires", own | requirements_of(*pieces, self.entropy_weight))
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the transformed batch, or the batch itself where there is no token to train on."""
@@ -100,9 +97,10 @@ class ComposedObjective:
 
         surrogate = self.surrogate(ratio, logprobs, advantages, batch)
         surrogate = check(surrogate, TOKENS, "surrogate", self.surrogate)
-        factor = self.correction(logprobs.detach(), batch)
-        factor = check(factor, FACTOR, "correction", self.correction)
-        policy = weighted(factor * surrogate, self.weight)
+        if self.correction is not None:
+            factor = self.correction(logprobs.detach(), batch)
+            surrogate = check(factor, FACTOR, "correction", self.correction) * surrogate
+        policy = weighted(surrogate, self.weight)
         divergence = entropy = torch.zeros_like(policy)
         if _is_used(self.beta):
             distance = self.divergence(logprobs, given(batch.ref_logprobs, "ref_logprobs"))
