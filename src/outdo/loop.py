@@ -49,9 +49,8 @@ def train(
         reason = ""
         while batch.totals.tokens and len(updates) < passes and not reason:  # μ
             updates.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
-            reason = (
-                stop(batch, updates) if stop and updates[-1].tokens else ""
-            )  # without tokens only the critic learned
+            if stop is not None and updates[-1].tokens:  # without tokens only the critic learned
+                reason = stop(batch, updates)
         models.refresh(index)  # π_ref ← πθ when an iteration ends
         yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
 
