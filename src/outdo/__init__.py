@@ -114,7 +114,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-HOME = {  # public name: the room it lives in
+HOME = {  # public name: the module that defines it
     "AdaptiveBonus": "outdo.algorithms.adaptive",
     "AdaptiveCoefficient": "outdo.algorithms.adaptive",
     "Batch": "outdo.types",

@@ -39,9 +39,7 @@ class LossAndGrads:
 
     terms: dict[str, float]  # the loss and its parts; those of all micro-batches add up
     tokens: dict[str, Tensor]  # each [b, t]
-    grads: tuple[
-        Tensor, Tensor | None
-    ]  # the loss's derivatives with respect to log-probabilities and entropies, [b, t]
+    grads: tuple[Tensor, Tensor | None]  # ∂loss/∂log-probabilities and ∂loss/∂entropies, [b, t] each
 
 
 Loss = Callable[[TokenScores, Batch], LossAndGrads]
