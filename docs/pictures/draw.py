@@ -1,6 +1,6 @@
 """Draw a run's learning curve as an SVG: python docs/pictures/draw.py RUN FILE.svg
 
-One dot per training step: the share of its answers that were right. Two marks at each end: the held-out questions.
+A dot is the share of right answers in a training step; a ring is the accuracy on the held-out questions.
 """
 
 import json
@@ -13,7 +13,7 @@ FONT = "font-family='system-ui, sans-serif'"
 
 
 def main(run: Path, target: Path) -> None:
-    """Read `metrics.jsonl` and `summary.json` of a run, and write the picture."""
+    """Draw the picture from `metrics.jsonl` and `summary.json` of a run."""
     shares = [json.loads(line)["right"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run / "summary.json").read_text())
     steps = len(shares)
@@ -43,11 +43,11 @@ def main(run: Path, target: Path) -> None:
             parts.append(
                 f"<circle cx='{x:.1f}' cy='{y:.1f}' r='5.5' fill='white' stroke='{colour}' stroke-width='2.5'/>"
             )
-    for name, words, shift in (("greedy", "likeliest answer", -4), ("sampled", "sampled", 16)):
+    for name, shift in (("greedy", -4), ("sampled", 16)):
         before, after = summary["before"][name], summary["after"][name]
         colour = ORANGE if name == "greedy" else BLUE
         y = place(0, after)[1] + shift
-        text = f"{words}: {before:.0%} to {after:.0%}"
+        text = f"{name}: {before:.0%} to {after:.0%}"
         parts.append(f"<text x='{WIDTH - RIGHT + 14}' y='{y:.1f}' fill='{colour}'>{text}</text>")
     y = place(0, summary["after"]["sampled"])[1] + 36
     parts.append(
