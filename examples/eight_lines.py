@@ -1,4 +1,4 @@
-"""GRPO in eight lines of Python, with the model folder and the questions that `make quickstart` has made."""
+"""GRPO in eight lines of Python, with the model and the questions that `make quickstart` makes."""
 
 from itertools import islice
 
@@ -8,9 +8,9 @@ policy = outdo.Policy.load("quickstart/seed-0/warm", optimiser=outdo.OptimiserSe
 questions = outdo.tokenise(outdo.questions_from("quickstart/seed-0/questions.jsonl"), policy.tokenizer)
 prompts = outdo.Prompts(questions, per_step=32)
 environment = outdo.SingleTurn(outdo.load_reward("exact"))
-rollout = outdo.GroupSampler(
+sampler = outdo.GroupSampler(
     outdo.BuiltinEngine(), environment, group_size=8, sampling=outdo.SamplingParams(max_tokens=48)
 )
 objective, advantage = outdo.grpo(beta=0.0), outdo.per_token(outdo.group_standardised)
-for step in islice(outdo.train(outdo.Models.of(policy, objective), prompts, rollout, advantage, objective), 20):
+for step in islice(outdo.train(outdo.Models.of(policy, objective), prompts, sampler, advantage, objective), 20):
     print(f"step {step.index}: {step.batch.rewards.mean():.0%} right")

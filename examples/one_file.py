@@ -1,17 +1,18 @@
-"""GRPO in one file: a language model teaches itself to add, with nothing but torch and a model.
+"""GRPO in one file: a language model learns to add, with nothing but torch and a model from transformers.
 
     python examples/one_file.py
 
-Read it from top to bottom; each section is one idea. A model has learned from a careless teacher, and errs even more.
-Then it answers every question several times, and is told which of its answers were right, never how. Those that did
-better than their fellows become more likely, the others less: it outdoes its teacher.
+Read it from top to bottom; each section has one idea. First the model is fine-tuned on the answers of a careless
+teacher, and makes even more mistakes. Then it answers each question several times. A reward shows which answers are
+right, but not where the others are wrong. Answers with a higher reward than the mean of their group become more likely,
+the others less likely. In the end the model is better than its teacher.
 
 Shapes: B sequences (all groups of a step, one after the other), T padded length, V vocabulary, G answers to a question.
 Index t of every [B, T] tensor is about token t. Log-probabilities are in nats.
 
-The method is that of DeepSeekMath (arXiv 2402.03300, section 4.1): a group's own mean in place of a value model, PPO's
-clipped ratio (arXiv 1707.06347), 1/G · 1/|o| in front of every token, and, if asked for, a penalty for leaving the
-reference model. What it leaves to the reader is the standard deviation's divisor, here G - 1.
+The method is that of DeepSeekMath (arXiv 2402.03300, section 4.1): the mean reward of a group replaces a value model;
+the ratio is clipped as in PPO (arXiv 1707.06347); each token has the factor 1/G · 1/|o|; a KL penalty towards the
+reference model is optional. The paper does not define the divisor of the standard deviation: here it is G - 1.
 """
 
 import copy
@@ -24,7 +25,7 @@ from torch.nn.functional import pad
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 # ------------------------------------------------------------------------------------------------------ 1. Questions
-# A token is a character. "47+85:" asks; "7+5=12,4+8+1=13#132." answers column by column, and "." ends the sequence.
+# A token is a character. "47+85:" is a question, "7+5=12,4+8+1=13#132." its answer, column by column; "." ends it.
 
 CHARACTERS = "0123456789+=:,#."
 END = CHARACTERS.index(".")
@@ -45,16 +46,19 @@ def prompt(question: Question) -> str:
 
 
 def worked_answer(question: Question, careless: float = 0.0) -> str:
-    """What a teacher writes: the ones, the tens with what was carried, the sum; each step one too high if careless."""
+    """Return a teacher's answer: the ones, the tens with the carry, the sum.
+
+    With probability `careless` the ones are 1 too high, and with the same probability the tens are.
+    """
     a, b = question
     ones = a % 10 + b % 10 + (random.random() < careless)
-    carried = "+1" if ones > 9 else ""
+    carry = "+1" if ones > 9 else ""
     tens = a // 10 + b // 10 + ones // 10 + (random.random() < careless)
-    return f"{a % 10}+{b % 10}={ones},{a // 10}+{b // 10}{carried}={tens}#{10 * tens + ones % 10}."
+    return f"{a % 10}+{b % 10}={ones},{a // 10}+{b // 10}{carry}={tens}#{10 * tens + ones % 10}."
 
 
 def reward(question: Question, answer: str) -> float:
-    """1 if the answer ends, and the number after "#" is the sum. The working is not looked at."""
+    """Return 1 if the answer ends with the right sum after "#", else 0. The steps before it do not count."""
     return float(answer.endswith(f"#{sum(question)}."))
 
 
@@ -62,7 +66,7 @@ def reward(question: Question, answer: str) -> float:
 
 
 def small_model() -> nn.Module:
-    """An ordinary Hugging Face model, small enough for one CPU core. Any causal model would do."""
+    """Build a Hugging Face model that is small enough for one CPU core. Any causal language model works."""
     config = Qwen3Config(
         vocab_size=len(CHARACTERS),
         hidden_size=96,
@@ -77,13 +81,13 @@ def small_model() -> nn.Module:
         eos_token_id=END,
         pad_token_id=None,
     )
-    return Qwen3ForCausalLM(config).eval()  # .eval(): nothing random but what we sample
+    return Qwen3ForCausalLM(config).eval()  # .eval(): no dropout; only sampling is random
 
 
 def logprobs(model: nn.Module, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """log π(token t | tokens before t) of every token: [B, T] -> [B, T].
+    """Compute log π(token t | tokens before t) of every token: [B, T] -> [B, T].
 
-    The logits at t - 1 predict token t. Nothing predicts index 0: it gets 0, and no mask may ever ask for it.
+    The logits at t - 1 predict token t. Nothing predicts index 0: its value is 0, and every mask leaves it out.
     """
     logits = model(input_ids=token_ids, attention_mask=attention_mask).logits  # [B, T, V]
     distribution = logits[:, :-1].log_softmax(-1)  # [B, T-1, V]
@@ -96,10 +100,10 @@ def logprobs(model: nn.Module, token_ids: Tensor, attention_mask: Tensor) -> Ten
 
 @torch.no_grad()
 def sample(model: nn.Module, prompt_ids: list[int], group_size: int, limit: int = 24) -> list[list[int]]:
-    """Draw `group_size` answers to one prompt at temperature 1; each ends with END, or is cut at `limit` tokens."""
+    """Sample `group_size` answers to a prompt at temperature 1. Each ends with END, or after `limit` tokens."""
     new = torch.tensor([prompt_ids] * group_size)  # [G, prompt]
     answers = torch.empty(group_size, 0, dtype=torch.int64)  # [G, tokens so far]
-    cache = None  # the keys and values of what was read, so that each token is read once
+    cache = None  # keys and values of all earlier tokens, so that the model reads each token once
     while answers.shape[1] < limit and not (answers == END).any(1).all():
         output = model(input_ids=new, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
@@ -109,14 +113,14 @@ def sample(model: nn.Module, prompt_ids: list[int], group_size: int, limit: int 
 
 
 def until_end(tokens: list[int]) -> list[int]:
-    """The tokens up to the first END, and END itself: the policy chose it, so it is trained like any other."""
+    """Return the tokens up to the first END, END included: the policy sampled it, so it is trained too."""
     return tokens[: tokens.index(END) + 1] if END in tokens else tokens
 
 
 def padded(prompts: list[list[int]], answers: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack [prompt | answer | padding] into rows: `token_ids`, `attention_mask` and `loss_mask`, each [B, T].
+    """Return rows of [prompt | answer | padding]: `token_ids`, `attention_mask` and `loss_mask`, each [B, T].
 
-    `attention_mask` is True on real tokens, `loss_mask` on those that the policy chose.
+    `attention_mask` is True for prompt and answer, `loss_mask` for the answer.
     """
     starts = torch.tensor([len(question) for question in prompts])[:, None]
     ends = starts + torch.tensor([len(answer) for answer in answers])[:, None]
@@ -131,13 +135,13 @@ def padded(prompts: list[list[int]], answers: list[list[int]]) -> tuple[Tensor, 
 
 
 def advantages(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
-    """How much better was this answer than its fellows? Â = (r - mean) / (std + eps) in its group: [B], [B] -> [B].
+    """Compute Â = (r - mean) / (std + eps), with mean and std of the answer's group: [B], [B] -> [B].
 
-    `group` says which answers belong together. Where all are equally good, nobody can learn: Â = 0.
+    Answers with the same number in `group` are a group. If all its rewards are equal, Â = 0: nothing can be learned.
     """
     result = torch.zeros_like(rewards)
     for number in group.unique():
-        members = group == number
+        members = group == number  # [B]
         r = rewards[members]
         if len(r) > 1:
             result[members] = (r - r.mean()) / (r.std() + eps)
@@ -153,7 +157,7 @@ def grpo_loss(
     clip: float = 0.2,
     beta: float = 0.0,
 ) -> Tensor:
-    """-J of equation 3: all [B, T] but `advantages` [B]; a scalar whose gradient flows through `logprobs` alone.
+    """Compute -J of equation 3, a scalar with a gradient for `logprobs` only. All are [B, T] except `advantages` [B].
 
     J = 1/B Σ_i 1/|o_i| Σ_t ( min(ρ Â, clip(ρ, 1 ± ε) Â) - β D ),   ρ = π/π_old,   D = π_ref/π - log(π_ref/π) - 1
     """
@@ -161,15 +165,15 @@ def grpo_loss(
     advantage = advantages[:, None]  # [B, 1]: every token of an answer shares its advantage
     gain = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)  # [B, T]
     if ref_logprobs is not None:
-        away = (ref_logprobs - logprobs).clamp(-20, 20)
-        gain = gain - beta * (away.exp() - away - 1)
+        log_ratio = (ref_logprobs - logprobs).clamp(-20, 20)  # log(π_ref/π)
+        gain = gain - beta * (log_ratio.exp() - log_ratio - 1)
     lengths = loss_mask.sum(1)  # [B]
     per_answer = (gain * loss_mask).sum(1) / lengths.clamp(min=1)  # [B]
     return -per_answer.sum() / (lengths > 0).sum().clamp(min=1)
 
 
-def descend(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Tensor) -> float:
-    """One optimiser step, its gradient no longer than 1; returns how long it was."""
+def optimiser_step(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Tensor) -> float:
+    """Make one optimiser step, with the gradient clipped to norm 1. Return the norm before clipping."""
     optimiser.zero_grad()
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -178,14 +182,14 @@ def descend(model: nn.Module, optimiser: torch.optim.Optimizer, loss: Tensor) ->
 
 
 def warm_start(model: nn.Module, questions: list[Question], steps: int, batch: int = 64, lr: float = 3e-3) -> None:
-    """Supervised learning from a careless teacher, who is right in 0.65 x 0.65 = 42 % of the answers."""
+    """Fine-tune on the answers of a careless teacher, who is right in 0.65 x 0.65 = 42 % of them."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     for _ in range(steps):
         chosen = random.sample(questions, batch)
         prompts = [encode(prompt(question)) for question in chosen]
         answers = [encode(worked_answer(question, careless=0.35)) for question in chosen]
         token_ids, attention_mask, loss_mask = padded(prompts, answers)
-        descend(model, optimiser, -logprobs(model, token_ids, attention_mask)[loss_mask].mean())
+        optimiser_step(model, optimiser, -logprobs(model, token_ids, attention_mask)[loss_mask].mean())
 
 
 def grpo(
@@ -195,52 +199,51 @@ def grpo(
     steps: int,
     prompts_per_step: int = 16,
     group_size: int = 8,
-    updates: int = 1,
+    passes: int = 1,
     lr: float = 2e-4,
     beta: float = 0.0,
 ) -> Iterator[dict[str, float]]:
-    """Improve the model against its own past self; yields what each step measured."""
+    """Train the model with GRPO; yield the metrics of each step."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     reference = copy.deepcopy(model) if beta else None
     for step in range(1, steps + 1):
-        # Ask: G answers to each question, by the policy as it is now.
+        # Sample G answers to each question from the current policy.
         chosen = random.sample(questions, prompts_per_step)
-        asked = [question for question in chosen for _ in range(group_size)]
-        prompts = [encode(prompt(question)) for question in asked]
+        repeated = [question for question in chosen for _ in range(group_size)]  # one question per answer
+        prompts = [encode(prompt(question)) for question in repeated]
         answers = [answer for question in chosen for answer in sample(model, encode(prompt(question)), group_size)]
 
-        # Judge: rewards, and from them advantages within each group.
+        # Compute rewards, and from them the advantages within each group.
         rewards = torch.tensor(
-            [reward(question, decode(answer)) for question, answer in zip(asked, answers, strict=True)]
+            [reward(question, decode(answer)) for question, answer in zip(repeated, answers, strict=True)]
         )
         group = torch.arange(prompts_per_step).repeat_interleave(group_size)  # [B]
         advantage = advantages(rewards, group)  # [B]
 
-        # Fix what the updates are measured against.
+        # Compute π_old and π_ref, which do not change during the updates.
         token_ids, attention_mask, loss_mask = padded(prompts, answers)
         with torch.no_grad():
             old = logprobs(model, token_ids, attention_mask)  # [B, T]
             ref = logprobs(reference, token_ids, attention_mask) if reference else None
 
-        # Learn: with one update the ratio is 1, nothing is clipped, and the loss is 0 in value (the advantages of a
-        # group sum to 0) but not in gradient. With more, the clip says when to stop pushing.
+        # Update: in the first pass the ratio is 1 and nothing is clipped. The loss is 0 (the advantages of a group sum
+        # to 0), but its gradient is not. In later passes the clip limits how far a token can move.
         loss, norm = torch.zeros(()), 0.0
-        for _ in range(updates):
+        for _ in range(passes):
             new = logprobs(model, token_ids, attention_mask)  # [B, T]
             loss = grpo_loss(new, old, ref, advantage, loss_mask, beta=beta)
-            norm = descend(model, optimiser, loss)
+            norm = optimiser_step(model, optimiser, loss)
         yield {"step": step, "reward": float(rewards.mean()), "loss": loss.item(), "gradient": norm}
 
 
 # ---------------------------------------------------------------------------------------------------------- 5. Run
 
 
-def share_right(model: nn.Module, questions: list[Question]) -> float:
-    """Mean reward of one sampled answer to each question."""
+def accuracy(model: nn.Module, questions: list[Question]) -> float:
+    """Return the mean reward of one sampled answer to each question."""
     answers = [sample(model, encode(prompt(question)), 1)[0] for question in questions]
-    return sum(reward(question, decode(answer)) for question, answer in zip(questions, answers, strict=True)) / len(
-        questions
-    )
+    rewards = [reward(question, decode(answer)) for question, answer in zip(questions, answers, strict=True)]
+    return sum(rewards) / len(rewards)
 
 
 def main(steps: int = 60, seed: int = 0) -> None:
@@ -248,15 +251,15 @@ def main(steps: int = 60, seed: int = 0) -> None:
     torch.manual_seed(seed)
     questions = [(a, b) for a in range(100) for b in range(100)]
     random.shuffle(questions)
-    held_out, practice = questions[:200], questions[200:]
+    held_out, training = questions[:200], questions[200:]
 
     model = small_model()
-    warm_start(model, practice, steps=300)
-    before = share_right(model, held_out)
-    for done in grpo(model, practice, steps=steps):
-        print("step {step:3d}  reward {reward:.2f}  gradient {gradient:.2f}".format(**done), flush=True)
-    after = share_right(model, held_out)
-    print(f"right of {len(held_out)} questions never practised: before {before:.0%}, after {after:.0%}")
+    warm_start(model, training, steps=300)
+    before = accuracy(model, held_out)
+    for metrics in grpo(model, training, steps=steps):
+        print("step {step:3d}  reward {reward:.2f}  gradient {gradient:.2f}".format(**metrics), flush=True)
+    after = accuracy(model, held_out)
+    print(f"accuracy on {len(held_out)} held-out questions: before {before:.0%}, after {after:.0%}")
 
 
 if __name__ == "__main__":

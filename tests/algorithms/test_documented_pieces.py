@@ -1,6 +1,6 @@
 """The recipes and the file of `docs/pieces.md` do what it says, and `docs/methods/index.md` has a line for every name.
 
-The page's Python runs, as it is printed, in `tests/commands/test_eight_lines.py`.
+The page's Python runs, as it is printed, in `tests/cli/test_eight_lines.py`.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The Python of the README, and every piece alone in somebody else's loop: both run as they are printed."""
+"""The Python examples of the README and of docs/pieces.md run as they are printed."""
 
 import ast
 import os
@@ -19,11 +19,17 @@ from outdo.testing import tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "eight_lines.py"
+README = ROOT / "README.md"
 PIECES = ROOT / "docs" / "pieces.md"
 
 
 def blocks(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_readme_has_the_same_example():
+    program = EXAMPLE.read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert program in blocks(README)
 
 
 def test_eight_lines_are_eight_statements():
@@ -49,7 +55,7 @@ def test_eight_lines_train_a_model(tmp_path):
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch, capsys):
-    """What the page's programs leave behind, run one after the other in a folder with a model in it."""
+    """Run the page's programs one after the other in a folder with a model; return the names that they define."""
     tiny_model(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
