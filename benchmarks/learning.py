@@ -1,13 +1,13 @@
-"""How long until the quickstart's model is right: outdo and TRL from the same warm start, on the same questions.
+"""Measure how long outdo and TRL train until the quickstart's model is right, from the same warm start.
 
     python benchmarks/learning.py [--seeds 0 1 2] [--lr 5e-5 1e-4 2e-4] [--only outdo trl]
 
-Both sample 32 questions x 8 answers of at most 48 tokens at temperature 1, take one AdamW step on them in float32, and
-are judged after every step, outside the clock, by the same evaluation: the held-out sums that are right greedily. A
-run ends at 90 % or after 100 steps. Each is run at each learning rate with each seed, and compared by the rate at which
-it is quickest in the mean. TRL has the settings with which it is quickest here (`trl-tuned` of `make bench`). One run
-at a time, each in a process of its own, with as many threads as there are cores. Results are appended to a file, and a
-run that stands there is not made again.
+In each step both sample 32 questions x 8 answers of at most 48 tokens at temperature 1, and make one AdamW step on them
+in float32. The questions are the same. After each step the same evaluation computes the share of right greedy answers
+to the held-out sums; the clock does not count it. A run ends at 90 % or after 100 steps. There is a run for each
+learning rate and seed; each library is compared at the learning rate with its shortest mean time. TRL has its fastest
+settings on this machine (`trl-tuned` of `make bench`). One run at a time, each in its own process, with as many threads
+as there are cores. Results are appended to a file; a run that is in the file is not made again.
 """
 
 import argparse
@@ -52,59 +52,63 @@ Files = dict[str, Path]
 
 
 def main() -> None:
-    """Make the runs that are missing, then print the table."""
+    """Make the missing runs, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lr", type=float, nargs="+", default=[5e-5, 1e-4, 2e-4])
     parser.add_argument("--only", nargs="+", default=["outdo", "trl"], choices=["outdo", "trl"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="where warm-started models go")
+    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument(
-        "--run", nargs=3, metavar=("WHO", "LR", "SEED"), help=argparse.SUPPRESS
-    )  # in a process of its own
-    asked = parser.parse_args()
-    if asked.run:
-        who, lr, seed = asked.run[0], float(asked.run[1]), int(asked.run[2])
-        tasks.append(asked.results, {"who": who, "lr": lr, "seed": seed} | run(who, lr, seed, asked))
+    # --run makes one run in this process: the command starts itself again with it for each run.
+    parser.add_argument("--run", nargs=3, metavar=("WHO", "LR", "SEED"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run:
+        who, lr, seed = arguments.run[0], float(arguments.run[1]), int(arguments.run[2])
+        tasks.append(arguments.results, {"who": who, "lr": lr, "seed": seed} | run(who, lr, seed, arguments))
         return
-    wanted = [{"who": who, "lr": lr, "seed": seed} for seed in asked.seeds for lr in asked.lr for who in asked.only]
-    for each in tasks.missing(asked.results, wanted):
-        tasks.prepared(tasks.QUICKSTART, each["seed"], asked.models)
+    wanted = [
+        {"who": who, "lr": lr, "seed": seed}
+        for seed in arguments.seeds
+        for lr in arguments.lr
+        for who in arguments.only
+    ]
+    for each in tasks.missing(arguments.results, wanted):
+        tasks.prepared(tasks.QUICKSTART, each["seed"], arguments.models)
         command = [sys.executable, __file__, *sys.argv[1:], "--run", *map(str, (each["who"], each["lr"], each["seed"]))]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(asked.threads)})
-        print(line(tasks.done(asked.results)[-1]), flush=True)
-    show(tasks.done(asked.results))
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(arguments.threads)})
+        print(description(tasks.done(arguments.results)[-1]), flush=True)
+    show(tasks.done(arguments.results))
 
 
-def run(who: str, lr: float, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
-    """One run: seconds until enough were right (None: never), and its curve."""
-    torch.set_num_threads(asked.threads)
-    files = tasks.prepared(tasks.QUICKSTART, seed, asked.models)
+def run(who: str, lr: float, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Make one run. Return the seconds until enough answers were right (None: never), the steps, and the curve."""
+    torch.set_num_threads(arguments.threads)
+    files = tasks.prepared(tasks.QUICKSTART, seed, arguments.models)
     curve = {"outdo": outdo, "trl": trl}[who](files, lr, seed)
     reached = [point["seconds"] for point in curve if point["right"] >= ENOUGH]
     return {"seconds": reached[0] if reached else None, "steps": curve[-1]["step"], "curve": curve}
 
 
-class Watch:
-    """Training's seconds, judging left out; a curve of how many are right."""
+class Stopwatch:
+    """Counts the seconds of training without those of evaluation, and keeps the accuracy after each step."""
 
-    def __init__(self, judge: Callable[[], float]) -> None:
-        self.judge = judge
+    def __init__(self, accuracy: Callable[[], float]) -> None:
+        self.accuracy = accuracy
         self.seconds = 0.0
-        self.curve: list[dict[str, float]] = [{"step": 0, "seconds": 0.0, "right": judge()}]
+        self.curve: list[dict[str, float]] = [{"step": 0, "seconds": 0.0, "right": accuracy()}]
         self.since = time.perf_counter()
 
-    def over(self, step: int) -> bool:
-        """A step is done: judge if it is time to; whether that was enough."""
+    def finish(self, step: int) -> bool:
+        """Evaluate after a step; return whether the run ends here."""
         self.seconds += time.perf_counter() - self.since
-        self.curve.append({"step": step, "seconds": self.seconds, "right": self.judge()})
+        self.curve.append({"step": step, "seconds": self.seconds, "right": self.accuracy()})
         self.since = time.perf_counter()
         return step >= STEPS or self.curve[-1]["right"] >= ENOUGH
 
 
-def right(policy: Policy, files: Files) -> float:
-    """The share of held-out questions that are right greedily."""
+def greedy_accuracy(policy: Policy, files: Files) -> float:
+    """Return the share of held-out questions whose greedy answer is right."""
     held_out = tokenise(questions_from(str(files["held_out"])), policy.tokenizer)
     reward = load_reward("exact")
     try:
@@ -115,43 +119,44 @@ def right(policy: Policy, files: Files) -> float:
 
 
 def outdo(files: Files, lr: float, seed: int) -> list[dict[str, float]]:
-    """The curve of a run of outdo."""
-    pool = WorkerPool(torch.get_num_threads() - 1)  # a process for each thread, as `outdo train` has for such a model
+    """Train with outdo; return the curve."""
+    pool = WorkerPool(torch.get_num_threads() - 1)  # as `outdo train` does for such a small model
     torch.set_num_threads(1)
     policy = Policy.load(files["model"], device="cpu", optimiser=OptimiserSettings(lr=lr), pool=pool)
     objective = grpo(beta=0.0)
     prompts = Prompts(tokenise(questions_from(str(files["questions"])), policy.tokenizer), per_step=PROMPTS, seed=seed)
     reward = load_reward("exact")
     sampling = SamplingParams(max_tokens=LONGEST)
-    rollout = GroupSampler(
+    sampler = GroupSampler(
         MultiprocessEngine(policy, pool, seed=seed), SingleTurn(reward), group_size=GROUP, sampling=sampling
     )
-    watch = Watch(partial(right, policy, files))
-    steps = train(Models.of(policy, objective), prompts, rollout, per_token(group_standardised), objective)
-    next(step.index for step in steps if watch.over(step.index))
+    watch = Stopwatch(partial(greedy_accuracy, policy, files))
+    steps = train(Models.of(policy, objective), prompts, sampler, per_token(group_standardised), objective)
+    next(step.index for step in steps if watch.finish(step.index))
     reward.close()
     pool.close()
     return watch.curve
 
 
 def trl(files: Files, lr: float, seed: int) -> list[dict[str, float]]:
-    """The curve of a run of TRL; its weights are judged in place, by outdo's evaluation."""
+    """Train with TRL; return the curve. outdo's evaluation uses the same weights, without a copy."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    policy = Policy.load(files["model"], device="cpu")  # to judge, and to load the same model in the same way
+    # The policy is for the evaluation, and so that both libraries load the model in the same way.
+    policy = Policy.load(files["model"], device="cpu")
     rows = [json.loads(text) for text in files["questions"].read_text().splitlines()]
-    watch: Watch | None = None
+    watch: Stopwatch | None = None
 
-    class Judged(TrainerCallback):
-        def on_train_begin(self, *args: Any, **how: Any) -> None:
+    class Evaluation(TrainerCallback):
+        def on_train_begin(self, *args: Any, **others: Any) -> None:
             nonlocal watch
-            watch = Watch(partial(right, policy, files))
+            watch = Stopwatch(partial(greedy_accuracy, policy, files))
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **how: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             assert watch is not None
-            control.should_training_stop = watch.over(state.global_step)
+            control.should_training_stop = watch.finish(state.global_step)
 
     def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
         return [float(exact(*pair)) for pair in zip(completions, answer, strict=True)]
@@ -177,25 +182,31 @@ def trl(files: Files, lr: float, seed: int) -> list[dict[str, float]]:
             disable_tqdm=True,
         )
         data, tokenizer = Dataset.from_list(rows), policy.tokenizer
-        how = {"reward_funcs": reward, "train_dataset": data, "processing_class": tokenizer, "callbacks": [Judged()]}
-        GRPOTrainer(model=policy.model, args=config, **how).train()
+        trainer = GRPOTrainer(
+            model=policy.model,
+            args=config,
+            reward_funcs=reward,
+            train_dataset=data,
+            processing_class=tokenizer,
+            callbacks=[Evaluation()],
+        )
+        trainer.train()
     assert watch is not None
     return watch.curve
 
 
-def line(run: dict[str, Any]) -> str:
-    """A run in a sentence."""
+def description(run: dict[str, Any]) -> str:
+    """Describe a run in one line."""
     last = run["curve"][-1]
-    ended = f"{run['seconds']:.1f} s" if run["seconds"] else f"not in {last['seconds']:.1f} s"
-    return (
-        f"{run['who']:6} lr {run['lr']:g} seed {run['seed']}: {ended}, {run['steps']} steps, {last['right']:.1%} right"
-    )
+    duration = f"{run['seconds']:.1f} s" if run["seconds"] else f"not in {last['seconds']:.1f} s"
+    name = f"{run['who']:6} lr {run['lr']:g} seed {run['seed']}"
+    return f"{name}: {duration}, {run['steps']} steps, {last['right']:.1%} right"
 
 
 def show(runs: Sequence[dict[str, Any]]) -> None:
-    """Means over the seeds, and how the best learning rates of both compare."""
+    """Print the means over the seeds, and compare both at their best learning rates."""
     best: dict[str, float] = {}
-    for (who, lr), same in itertools.groupby(sorted(runs, key=by_rate), key=by_rate):
+    for (who, lr), same in itertools.groupby(sorted(runs, key=library_and_lr), key=library_and_lr):
         times = [run["seconds"] or float("inf") for run in same]
         best[who] = min(best.get(who, float("inf")), fmean(times))
         print(f"{who:6} lr {lr:g}: {fmean(times):.1f} s ({min(times):.1f} to {max(times):.1f}), {len(times)} seeds")
@@ -203,8 +214,7 @@ def show(runs: Sequence[dict[str, Any]]) -> None:
         print(f"until {ENOUGH:.0%} are right, TRL takes {best['trl'] / best['outdo']:.2f} times as long as outdo")
 
 
-def by_rate(run: dict[str, Any]) -> tuple[str, float]:
-    """What is compared."""
+def library_and_lr(run: dict[str, Any]) -> tuple[str, float]:
     return run["who"], run["lr"]
 
 

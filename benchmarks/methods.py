@@ -3,7 +3,7 @@
     python benchmarks/methods.py [--seeds 0 1 2] [--only grpo dapo]
 
 Results go to `docs/methods/quickstart.jsonl`, and from there into the table `docs/methods/quickstart.md`. All runs
-have the same settings (below) but for what a method cannot do without; they are no tuning contest.
+have the same settings (below), except those that a method requires. Nothing is tuned.
 """
 
 import argparse
@@ -24,13 +24,13 @@ SETTINGS = [
     "sampling.max_tokens=48",
     "train.prompts=16",
     "train.group_size=8",
-    "train.minibatches=4",  # four optimiser steps per batch, so that ratios and clips have a say
+    "train.minibatches=4",  # four optimiser steps per batch, so that ratios and clips have an effect
     "optim.lr=1e-4",
     "optim.schedule.warmup=4",
     "eval.rows=256",
     "eval.samples=4",
 ]
-NEEDED = {  # what a method cannot do without
+REQUIRED = {  # settings that a method requires
     "ppo": ["train.critic={name='model', lr=1e-3, warmup=4}"],
     "grpo": ["train.objective.beta=0"],  # no KL, like the others
     "dapo": ["train.dynamic_sampling=1", "train.mask_truncated=true"],
@@ -62,55 +62,55 @@ Results:
 
 
 def main() -> None:
-    """Make the runs that are missing, then write the table."""
+    """Make the missing runs; write the table after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", default=[*OBJECTIVES])
-    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="where warm-started models go")
-    asked = parser.parse_args()
-    wanted = [{"method": method, "seed": seed} for seed in asked.seeds for method in asked.only]
+    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
+    arguments = parser.parse_args()
+    wanted = [{"method": method, "seed": seed} for seed in arguments.seeds for method in arguments.only]
     for each in tasks.missing(RESULTS, wanted):
-        tasks.append(RESULTS, {**each, **run(each["method"], each["seed"], asked.models)})
+        tasks.append(RESULTS, {**each, **run(each["method"], each["seed"], arguments.models)})
         write_table()
 
 
 def run(method: str, seed: int, models: Path) -> dict[str, Any]:
-    """Train by one method and return what is to be known of the run."""
+    """Train by one method; return the numbers that the results file keeps."""
     files = tasks.prepared(tasks.QUICKSTART, seed, models)
-    needed = NEEDED.get(method, [])
+    required = REQUIRED.get(method, [])
     if method == "distillation":
-        needed = [f"reference.model={tasks.prepared(tasks.CAREFUL, seed, models)['model']}"]
-    made = tasks.train(files, [f"train.objective={method}", f"seed={seed}", *SETTINGS, *needed])
-    summary = made["summary"]
-    kept = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", "seconds")
-    return {name: summary[name] for name in kept} | {"reward": [round(step["reward"], 4) for step in made["steps"]]}
+        required = [f"reference.model={tasks.prepared(tasks.CAREFUL, seed, models)['model']}"]
+    result = tasks.train(files, [f"train.objective={method}", f"seed={seed}", *SETTINGS, *required])
+    summary = result["summary"]
+    names = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", "seconds")
+    return {name: summary[name] for name in names} | {"reward": [round(step["reward"], 4) for step in result["steps"]]}
 
 
 def write_table() -> None:
-    """The results so far as a page, methods that ended highest first."""
+    """Write the page of all results so far, sorted by the accuracy of sampled answers at the end."""
     runs = tasks.done(RESULTS)
     methods = sorted({each["method"] for each in runs}, key=lambda name: -mean(runs, name, "sampled_after"))
-    lines = [line(runs, name) for name in methods]
+    lines = [table_row(runs, name) for name in methods]
     TABLE.write_text(
         HEAD.format(steps=STEPS, seeds=len({each["seed"] for each in runs})) + "\n".join(lines) + "\n" + TAIL
     )
 
 
-def line(runs: Sequence[dict[str, Any]], method: str) -> str:
-    """One method's row of the table."""
+def table_row(runs: Sequence[dict[str, Any]], method: str) -> str:
+    """Return the row of a method."""
     figures = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after")
-    shown = [f"{shares(runs, method, figure)}" for figure in figures]
+    shown = [mean_and_deviation(runs, method, figure) for figure in figures]
     return f"| `{method}` | {DEFAULT_ADVANTAGE.get(method, 'group_standardised')} | {' | '.join(shown)} |"
 
 
-def shares(runs: Sequence[dict[str, Any]], method: str, figure: str) -> str:
-    """Mean and standard deviation over the seeds, in per cent."""
+def mean_and_deviation(runs: Sequence[dict[str, Any]], method: str, figure: str) -> str:
+    """Return mean and standard deviation over the seeds, in per cent."""
     values = [100 * each[figure] for each in runs if each["method"] == method]
     return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 def mean(runs: Sequence[dict[str, Any]], method: str, figure: str) -> float:
-    """Over the seeds."""
+    """Return the mean of a figure over the seeds."""
     return fmean(each[figure] for each in runs if each["method"] == method)
 
 

@@ -1,11 +1,11 @@
-"""What the record costs: the same quickstart step with and without it, side by side.
+"""Measure the cost of the record: the same quickstart step with and without it, side by side.
 
     python benchmarks/record.py [--rounds 30]
 
-Three runs with one seed do the same work, step by step in turn: without a record, with the default one, and with every
-token measured after the update. A cost is the median, over the rounds, of a recorded step's time against that of the
-same step without a record; `inside` is the share of the step that the recorder itself took, which the noise between
-steps does not touch. Prints a table and one JSON object.
+Three runs with one seed do the same work, step by step in turn: without a record, with the default record, and with
+every token measured after the update. "cost" is the median over the rounds of a step's time compared with the same step
+without a record. "inside" is the share of a step that the recorder itself takes; noise between steps does not affect
+it. Prints a table and one JSON object.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from outdo.config.recipe import Recipe
 from outdo.loop import train
 from outdo.trainer.build import build_run
 
-WAYS = {"none": ["record.every=0"], "default": [], "all": ["record.after=all"]}
+RECORDS = {"none": ["record.every=0"], "default": [], "all": ["record.after=all"]}
 SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000", "seed=0"]
 
 
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
-    """The seconds of each step, its record included, and of its record."""
+    """Yield the seconds of each step with its record, and those of the record alone."""
     run = build_run(recipe)
     loop = train(run.models, run.prompts, run.sampler, run.advantage, run.objective)
     while True:
@@ -41,38 +41,45 @@ def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
 
 
 def main() -> None:
-    """Measure, and print."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=30)
-    arguments.add_argument("--models", type=Path, default=Path("benchmarks/models"), help="where the warm model is")
-    asked = arguments.parse_args()
-    files = tasks.prepared(tasks.QUICKSTART, 0, asked.models)
-    given = [f"model={files['model']}", f"data.path={files['questions']}", f"data.eval_path={files['held_out']}"]
-    with tempfile.TemporaryDirectory() as place:
-        folders = {way: Path(place) / way for way in WAYS}
-        runs = {way: steps(load(None, [*given, *SETTINGS, *extra]), folders[way]) for way, extra in WAYS.items()}
-        taken: dict[str, list[float]] = {way: [] for way in WAYS}
-        inside: dict[str, list[float]] = {way: [] for way in WAYS}
-        for number in range(asked.rounds + 2):
-            for way in sorted(WAYS, key=lambda way: (list(WAYS).index(way) + number) % len(WAYS)):  # in turn
-                seconds, recording = next(runs[way])
-                if number >= 2:  # the first steps warm up
-                    taken[way].append(seconds)
-                    inside[way].append(recording / seconds)
-        size = {way: sum(path.stat().st_size for path in folder.rglob("*.parquet")) for way, folder in folders.items()}
-    found = {
-        way: {
-            "seconds": statistics.median(taken[way]),
-            "cost": statistics.median(a / b for a, b in zip(taken[way], taken["none"], strict=True)) - 1,
-            "inside": statistics.median(inside[way]),
-            "bytes_per_step": size[way] / (asked.rounds + 2),
+    """Measure and print the cost of each kind of record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument(
+        "--models", type=Path, default=Path("benchmarks/models"), help="folder of the warm-started model"
+    )
+    arguments = parser.parse_args()
+    names = list(RECORDS)
+    files = tasks.prepared(tasks.QUICKSTART, 0, arguments.models)
+    settings = [f"model={files['model']}", f"data.path={files['questions']}", f"data.eval_path={files['held_out']}"]
+    with tempfile.TemporaryDirectory() as parent:
+        folders = {name: Path(parent) / name for name in RECORDS}
+        runs = {
+            name: steps(load(None, [*settings, *SETTINGS, *extra]), folders[name]) for name, extra in RECORDS.items()
         }
-        for way in WAYS
+        taken: dict[str, list[float]] = {name: [] for name in RECORDS}
+        inside: dict[str, list[float]] = {name: [] for name in RECORDS}
+        for number in range(arguments.rounds + 2):
+            for name in sorted(names, key=lambda name: (names.index(name) + number) % len(names)):  # in turn
+                seconds, recording = next(runs[name])
+                if number >= 2:  # the first steps warm up
+                    taken[name].append(seconds)
+                    inside[name].append(recording / seconds)
+        size = {
+            name: sum(path.stat().st_size for path in folder.rglob("*.parquet")) for name, folder in folders.items()
+        }
+    results = {
+        name: {
+            "seconds": statistics.median(taken[name]),
+            "cost": statistics.median(a / b for a, b in zip(taken[name], taken["none"], strict=True)) - 1,
+            "inside": statistics.median(inside[name]),
+            "bytes_per_step": size[name] / (arguments.rounds + 2),
+        }
+        for name in RECORDS
     }
-    for way, numbers in found.items():
+    for name, numbers in results.items():
         shares = f"{numbers['cost']:+.1%}  inside {numbers['inside']:.1%}"
-        print(f"{way:8} {numbers['seconds']:.3f} s  {shares}  {numbers['bytes_per_step']:,.0f} bytes")
-    print(json.dumps(found))
+        print(f"{name:8} {numbers['seconds']:.3f} s  {shares}  {numbers['bytes_per_step']:,.0f} bytes")
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

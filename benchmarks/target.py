@@ -2,8 +2,8 @@
 
     python benchmarks/target.py [--seeds 0 1 2 3 4] [--tasks quickstart sparse]
 
-8 questions with 8 answers each per step, at most 8 updates per batch. Results go to `docs/methods/target.jsonl`; the
-tables in `docs/methods/target.md` are printed by `--show`.
+8 questions with 8 answers each per step, at most 8 passes over a batch. Results go to `docs/methods/target.jsonl`;
+`--show` prints the tables of `docs/methods/target.md`.
 """
 
 import argparse
@@ -41,26 +41,28 @@ KEPT = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", 
 
 
 def main() -> None:
-    """Make the runs that are missing, and show what there is."""
+    """Make the missing runs, and print the tables of all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tasks", nargs="+", default=[*TASKS])
-    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="where warm-started models go")
+    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
     parser.add_argument("--show", action="store_true", help="only print the tables")
-    asked = parser.parse_args()
-    wanted = [{"task": t, "method": m, "seed": seed} for seed in asked.seeds for t in asked.tasks for m in METHODS]
-    for each in [] if asked.show else tasks.missing(RESULTS, wanted):
-        tasks.append(RESULTS, {**each, **run(each["task"], each["method"], each["seed"], asked.models)})
+    arguments = parser.parse_args()
+    wanted = [
+        {"task": t, "method": m, "seed": seed} for seed in arguments.seeds for t in arguments.tasks for m in METHODS
+    ]
+    for each in [] if arguments.show else tasks.missing(RESULTS, wanted):
+        tasks.append(RESULTS, {**each, **run(each["task"], each["method"], each["seed"], arguments.models)})
     show(tasks.done(RESULTS))
 
 
 def run(task: str, method: str, seed: int, models: Path) -> dict[str, Any]:
-    """Train by one method on one task."""
+    """Train by one method on one task; return the numbers that the results file keeps."""
     files = tasks.prepared(TASKS[task], seed, models)
-    made = tasks.train(files, [f"seed={seed}", *SETTINGS, *METHODS[method]])
-    steps = made["steps"]
+    result = tasks.train(files, [f"seed={seed}", *SETTINGS, *METHODS[method]])
+    steps = result["steps"]
     return {
-        **{name: made["summary"][name] for name in KEPT},
+        **{name: result["summary"][name] for name in KEPT},
         "sampled_tokens": sum(step["num_tokens"] for step in steps),
         "updates": fmean(step["updates/done"] for step in steps),
         "attained": _mean([step["target/attained"] for step in steps if "target/attained" in step]),
@@ -75,26 +77,27 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def show(runs: Sequence[dict[str, Any]]) -> None:
-    """One table per task."""
+    """Print a table for each task."""
     for task in TASKS:
         print(f"\n### {task}\n\n{HEAD}")
         for method in METHODS:
-            mine = [each for each in runs if each["task"] == task and each["method"] == method]
-            if mine:
-                print(f"| {method} | {' | '.join(figures(mine))} |")
+            of_method = [each for each in runs if each["task"] == task and each["method"] == method]
+            if of_method:
+                print(f"| {method} | {' | '.join(columns(of_method))} |")
 
 
-def figures(mine: Sequence[dict[str, Any]]) -> list[str]:
-    """What the table says of one method's runs."""
+def columns(of_method: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the columns of the table for the runs of one method."""
     shares = [
-        _spread([100 * each[name] for each in mine]) for name in ("sampled_before", "sampled_after", "accuracy_after")
+        _spread([100 * each[name] for each in of_method])
+        for name in ("sampled_before", "sampled_after", "accuracy_after")
     ]
-    tokens = fmean(each["sampled_tokens"] for each in mine)
-    return [*shares, f"{fmean(each['updates'] for each in mine):.1f}", f"{tokens:,.0f}"]
+    tokens = fmean(each["sampled_tokens"] for each in of_method)
+    return [*shares, f"{fmean(each['updates'] for each in of_method):.1f}", f"{tokens:,.0f}"]
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean ± standard error."""
+    """Return mean ± standard error."""
     return f"{fmean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 

@@ -1,7 +1,7 @@
-"""The tasks that methods are compared on, and one run on one of them: `outdo train`, as a user would type it.
+"""Tasks to compare methods on, and a function that runs `outdo train` on one of them.
 
-Results are appended to a file of JSON lines, one per run, and a run that stands there is not made again: a comparison
-that was stopped goes on where it was.
+Results are appended to a file of JSON lines, one for each run. A run that is in the file is not made again, so a
+comparison that was stopped continues.
 """
 
 import json
@@ -29,35 +29,38 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Three-digit sums, and a teacher who forgets carries: the more, the rarer is a right answer at the start."""
+    """Three-digit sums, and a teacher who forgets carries.
+
+    The more carries the teacher forgets, the fewer answers are right at the start.
+    """
 
     name: str
-    careless: float  # chance that the teacher forgets a carry
-    carries: int = 0  # only problems with at least so many carries
+    careless: float  # probability that the teacher forgets a carry
+    carries: int = 0  # the least number of carries of a question
 
 
 QUICKSTART = Task(name="quickstart", careless=settings.CARELESS)
-CAREFUL = Task(name="careful", careless=0.0)  # the teacher to learn from by distillation
+CAREFUL = Task(name="careful", careless=0.0)  # its model is the teacher of `distillation`
 SPARSE = Task(name="sparse", careless=0.8, carries=2)
 
 
 def carries(problem: Problem) -> int:
-    """How many columns of the sum carry into the next."""
+    """Count the columns of the sum that carry into the next."""
     return sum((problem.a % 10**n) + (problem.b % 10**n) >= 10**n for n in (1, 2))
 
 
 def prepared(task: Task, seed: int, folder: Path) -> dict[str, Path]:
-    """The task's files and its warm-started model; made if they are not there yet."""
+    """Return the files of a task and its warm-started model; make them if they do not exist yet."""
     folder = folder / f"{task.name}-{seed}"
     files = {name: folder / f"{name}.jsonl" for name in ("demonstrations", "questions", "held_out")}
     if not (folder / "warm").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        judged = held_out()
-        learnt = problems(settings.QUESTIONS, seed, exclude=judged)
+        test = held_out()
+        training = problems(settings.QUESTIONS, seed, exclude=test)
         content = {
-            "demonstrations": demonstrations(learnt, seed, careless=task.careless),
-            "questions": rows([each for each in learnt if carries(each) >= task.carries]),
-            "held_out": rows([each for each in judged if carries(each) >= task.carries]),
+            "demonstrations": demonstrations(training, seed, careless=task.careless),
+            "questions": rows([each for each in training if carries(each) >= task.carries]),
+            "held_out": rows([each for each in test if carries(each) >= task.carries]),
         }
         for name, path in files.items():
             path.write_text("".join(json.dumps(row) + "\n" for row in content[name]))
@@ -77,7 +80,7 @@ def _warm_start(folder: Path, data: Path, seed: int) -> None:
 
 
 def train(files: Mapping[str, Path], overrides: Sequence[str]) -> dict[str, Any]:
-    """One run: its summary, and the metrics of every step."""
+    """Run `outdo train`; return the summary, and the metrics of every step."""
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         arguments = [
@@ -91,26 +94,29 @@ def train(files: Mapping[str, Path], overrides: Sequence[str]) -> dict[str, Any]
             *overrides,
         ]
         command = [sys.executable, "-m", "outdo.cli.main", "train", *arguments]
-        made = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if made.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{made.stdout[-2000:]}\n{made.stderr[-2000:]}")
+        finished = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if finished.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{finished.stdout[-2000:]}\n{finished.stderr[-2000:]}")
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return {"summary": json.loads((run / "summary.json").read_text()), "steps": steps}
 
 
 def done(path: Path) -> list[dict[str, Any]]:
-    """The runs whose results stand in the file."""
+    """Return the results in the file, one for each run."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def missing(path: Path, wanted: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Those of `wanted` (each a name, a task and a seed) that the file lacks, looked up when their turn comes."""
+    """Yield the runs of `wanted` that the file lacks; it is read before each, since another process may write to it.
+
+    A run is in the file if a result has all its keys with the same values.
+    """
     for each in wanted:
         if not any(all(run.get(key) == value for key, value in each.items()) for run in done(path)):
             yield each
 
 
 def append(path: Path, result: Mapping[str, Any]) -> None:
-    """Add one run's result; whole lines, so that two processes may share the file."""
+    """Append the result of a run as one whole line, so that two processes can share the file."""
     with path.open("a") as file:
         file.write(json.dumps(result) + "\n")
