@@ -1,4 +1,4 @@
-"""The whole method in one file and outdo, given the same answers and rewards, do the same: loss for loss, 20 steps."""
+"""Test that examples/one_file.py and outdo have the same losses over 20 steps, given the same answers and rewards."""
 
 import importlib.util
 import random
@@ -17,7 +17,7 @@ STEPS, PROMPTS, GROUP, LR = 20, 4, 6, 2e-4
 
 @pytest.fixture(scope="module")
 def one_file():
-    """The file as a module."""
+    """Import the file as a module."""
     spec = importlib.util.spec_from_file_location("one_file", SOURCE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,8 +25,8 @@ def one_file():
 
 
 @pytest.fixture(autouse=True)
-def exactly():
-    """Float64 and one thread, so that only the float32 of outdo's rewards tells the two apart, or another formula."""
+def float64_and_one_thread():
+    """Use float64 and one thread, so that the float32 of outdo's rewards is the only difference in precision."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -36,12 +36,12 @@ def exactly():
 
 
 def pretend_reward(question, answer):
-    """Something that differs from answer to answer, which an untrained model's sums do not."""
+    """Return a reward that differs between answers; the correct sums of an untrained model do not."""
     return (len(answer) + sum(map(ord, answer))) % 4 / 4
 
 
 def as_group(one_file, question, answers):
-    """What outdo makes of the file's answers to a question."""
+    """Convert the file's answers to a question into a group of outdo."""
     rollouts = [
         outdo.Rollout(
             token_ids=tuple(tokens),
@@ -61,26 +61,26 @@ def as_group(one_file, question, answers):
 
 
 def by_the_file(one_file, model, monkeypatch, **settings):
-    """What the file's own loop measures in each step, and what it asked and was answered."""
+    """Run the file's own loop; return its measurements and the sampled groups of each step."""
     sampled, sample = [], one_file.sample
 
-    def listening(model, prompt_ids, group_size, limit=24):
+    def recording_sample(model, prompt_ids, group_size, limit=24):
         sampled.append((prompt_ids, sample(model, prompt_ids, group_size, limit)))
         return sampled[-1][1]
 
-    monkeypatch.setattr(one_file, "sample", listening)
+    monkeypatch.setattr(one_file, "sample", recording_sample)
     monkeypatch.setattr(one_file, "reward", pretend_reward)
     questions = [(a, b) for a in range(0, 100, 7) for b in range(0, 100, 9)]
     measured = list(
         one_file.grpo(model, questions, steps=STEPS, prompts_per_step=PROMPTS, group_size=GROUP, lr=LR, **settings)
     )
-    asked = {tuple(one_file.encode(one_file.prompt(question))): question for question in questions}
-    groups = [as_group(one_file, asked[tuple(ids)], answers) for ids, answers in sampled]
+    question_of = {tuple(one_file.encode(one_file.prompt(question))): question for question in questions}
+    groups = [as_group(one_file, question_of[tuple(ids)], answers) for ids, answers in sampled]
     return measured, [groups[step * PROMPTS : (step + 1) * PROMPTS] for step in range(STEPS)]
 
 
 def by_outdo(model, steps, *, updates, beta):
-    """The same through outdo's loop, which is given the file's answers."""
+    """Run outdo's loop on the answers that the file sampled."""
     policy = outdo.Policy(model, byte_bpe_tokenizer([]), optimiser=outdo.OptimiserSettings(lr=LR))
     objective = outdo.grpo(beta=beta)
     return outdo.train(
@@ -94,7 +94,7 @@ def by_outdo(model, steps, *, updates, beta):
 
 
 @pytest.mark.parametrize(("updates", "beta"), [(1, 0.0), (3, 0.0), (1, 0.1), (3, 0.1)])
-def test_twenty_steps_have_the_same_losses_gradients_and_weights(one_file, monkeypatch, updates, beta):
+def test_twenty_steps_give_the_same_losses_gradients_and_weights(one_file, monkeypatch, updates, beta):
     torch.manual_seed(0)
     random.seed(0)
     ours = one_file.small_model()
@@ -103,19 +103,19 @@ def test_twenty_steps_have_the_same_losses_gradients_and_weights(one_file, monke
     measured, steps = by_the_file(one_file, ours, monkeypatch, updates=updates, beta=beta)
     done = list(by_outdo(theirs, steps, updates=updates, beta=beta))
     assert len(done) == len(measured) == STEPS
-    for step, told in zip(done, measured, strict=True):
-        assert float(step.batch.rewards.mean()) == pytest.approx(told["reward"])
-        assert step.update.metrics["loss"] == pytest.approx(told["loss"], rel=1e-5, abs=2e-7)
-        assert step.update.metrics["grad_norm"] == pytest.approx(told["gradient"], rel=2e-5)
+    for step, expected in zip(done, measured, strict=True):
+        assert float(step.batch.rewards.mean()) == pytest.approx(expected["reward"])
+        assert step.update.metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=2e-7)
+        assert step.update.metrics["grad_norm"] == pytest.approx(expected["gradient"], rel=2e-5)
     for name, weight in ours.state_dict().items():
         torch.testing.assert_close(theirs.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
     moved = max(float((weight - start.state_dict()[name]).abs().max()) for name, weight in ours.state_dict().items())
     assert moved > 10 * LR
     if updates > 1 or beta:
-        assert max(abs(told["loss"]) for told in measured) > 1e-3
+        assert max(abs(expected["loss"]) for expected in measured) > 1e-3
 
 
-def test_the_file_stands_alone_and_is_short():
+def test_the_file_does_not_import_outdo_and_is_short():
     text = SOURCE.read_text(encoding="utf-8")
     assert "import outdo" not in text
     assert "from outdo" not in text
