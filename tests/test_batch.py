@@ -1,4 +1,4 @@
-"""A batch holds what was sampled, and can be cut up in any way without changing what one optimiser step sees."""
+"""Test that a batch holds the sampled data, and that splitting it does not change the totals of an optimiser step."""
 
 from itertools import pairwise
 
@@ -25,31 +25,31 @@ def test_a_row_is_prompt_then_completion_then_padding() -> None:
     assert batch.group.tolist() == [0, 1]
 
 
-def test_index_t_is_about_token_t() -> None:
+def test_the_logprob_at_index_t_belongs_to_token_t() -> None:
     batch = batch_of([rollout(2, logprobs=(-0.25, -4.0))])
     assert batch.rollout_logprobs.tolist() == [[0.0, -0.25, -4.0]]
 
 
-def test_tokens_that_an_environment_inserted_are_not_trained() -> None:
+def test_tokens_inserted_by_an_environment_are_not_trained() -> None:
     batch = batch_of([rollout(3, mask=(True, False, True))])
     assert batch.loss_mask.tolist() == [[False, True, False, True]]
     assert batch.attention_mask.all()
 
 
-def test_a_rollout_without_a_reward_is_not_trained_and_its_reward_is_never_read() -> None:
+def test_a_rollout_without_a_valid_reward_is_not_trained_and_its_reward_is_ignored() -> None:
     batch = batch_of([rollout(2, 1.0), rollout(2, float("nan"), status="non_finite")])
     assert batch.scored.tolist() == [True, False]
     assert batch.rewards.tolist() == [1.0, 0.0]
     assert batch.loss_mask.any(1).tolist() == [True, False]
 
 
-def test_a_reward_part_that_said_nothing_is_nan() -> None:
+def test_a_missing_reward_part_is_nan() -> None:
     batch = batch_of([rollout(reward_parts={"exact": 1.0, "style": None}), rollout(reward_parts={"exact": 0.0})])
     assert batch.reward_parts["exact"].tolist() == [1.0, 0.0]
     assert batch.reward_parts["style"].isnan().all()
 
 
-def test_rows_without_a_trained_token_are_in_no_total_but_that_of_rows() -> None:
+def test_rows_without_a_trained_token_count_only_in_the_total_of_rows() -> None:
     batch = batch_of(
         [rollout(3), rollout(0), rollout(2, status="failed"), rollout(2, mask=(False, False))],
         [rollout(0), rollout(4, status="timed_out")],
@@ -58,7 +58,7 @@ def test_rows_without_a_trained_token_are_in_no_total_but_that_of_rows() -> None
     assert batch.totals == Totals(rows=7, sequences=2, tokens=4, groups=2, padded_length=6)
 
 
-def test_a_batch_of_nothing_has_no_rows() -> None:
+def test_an_empty_batch_has_no_rows() -> None:
     batch = Batch.from_groups([])
     assert len(batch) == 0
     assert batch.totals == Totals(rows=0, sequences=0, tokens=0, groups=0, padded_length=1)
@@ -81,7 +81,7 @@ def test_a_prompt_has_at_least_one_token_so_that_index_0_is_never_trained() -> N
 
 
 @given(groups(), st.integers(1, 5))
-def test_minibatches_partition_the_rows_by_whole_groups(members: Groups, n: int) -> None:
+def test_minibatches_split_the_rows_between_groups(members: Groups, n: int) -> None:
     batch = batch_of(*members)
     parts = batch.minibatches(n)
     assert len(parts) == min(n, len(members))
@@ -108,7 +108,7 @@ def test_every_minibatch_counts_its_own_totals(members: Groups, n: int) -> None:
 
 
 @given(groups(), st.integers(1, 60), st.booleans())
-def test_microbatches_hold_every_row_once_in_order_and_inherit_the_totals(
+def test_microbatches_contain_every_row_once_in_order_and_keep_the_totals_of_the_batch(
     members: Groups, budget: int, whole: bool
 ) -> None:
     batch, _ = with_noise(batch_of(*members))
@@ -125,13 +125,13 @@ def test_microbatches_hold_every_row_once_in_order_and_inherit_the_totals(
 
 
 @given(groups(), st.integers(1, 60))
-def test_a_microbatch_keeps_to_its_budget_unless_it_is_a_single_row(members: Groups, budget: int) -> None:
+def test_a_microbatch_stays_within_its_token_budget_unless_it_is_a_single_row(members: Groups, budget: int) -> None:
     for micro in batch_of(*members).microbatches(budget, whole_groups=False):
         assert micro.token_ids.numel() <= budget or len(micro) == 1
 
 
 @given(groups(), st.integers(1, 60))
-def test_a_microbatch_cuts_no_group_where_groups_must_stay_whole(members: Groups, budget: int) -> None:
+def test_microbatches_split_no_group_if_whole_groups_are_required(members: Groups, budget: int) -> None:
     parts = list(batch_of(*members).microbatches(budget, whole_groups=True))
     for part in parts:
         assert part.token_ids.numel() <= budget or len(part.group.unique()) == 1
@@ -140,14 +140,14 @@ def test_a_microbatch_cuts_no_group_where_groups_must_stay_whole(members: Groups
 
 
 @given(st.lists(rollouts(), min_size=2, max_size=4))
-def test_a_group_that_fits_the_budget_is_never_cut(members: list[Rollout]) -> None:
+def test_a_group_that_fits_the_budget_is_never_split(members: list[Rollout]) -> None:
     batch = batch_of([rollout(1)], members)
     width = int(batch.attention_mask[1:].sum(1).max())
     parts = list(batch.microbatches(width * len(members), whole_groups=False))
     assert [part for part in parts if part.group.tolist().count(1) == len(members)]
 
 
-def test_rewards_of_steps_reach_the_batch_and_a_reward_of_the_whole_falls_on_the_last_token() -> None:
+def test_token_rewards_reach_the_batch_and_a_sequence_reward_is_placed_on_the_last_token() -> None:
     steps = rollout(3, 0.7, mask=(True, False, True), token_rewards=(0.2, 0.0, 0.5))
     batch = batch_of([steps, rollout(2, 1.0), rollout(1, status="failed")])
     assert batch.token_rewards is not None
@@ -157,7 +157,7 @@ def test_rewards_of_steps_reach_the_batch_and_a_reward_of_the_whole_falls_on_the
     assert batch_of([rollout(2, 1.0)]).token_rewards is None
 
 
-def test_rewards_of_steps_are_one_for_each_token() -> None:
+def test_there_must_be_one_token_reward_per_token() -> None:
     with pytest.raises(ValueError, match="3 tokens, but 1 rewards per token"):
         rollout(3, token_rewards=(1.0,))
 
@@ -178,7 +178,7 @@ def test_rewards_of_steps_are_one_for_each_token() -> None:
         presets.reinforce(),
     ],
 )
-def test_an_objective_of_plain_tensors_is_that_of_the_same_rollouts(objective: ComposedObjective) -> None:
+def test_a_batch_of_plain_tensors_gives_the_same_loss_as_the_same_rollouts(objective: ComposedObjective) -> None:
     batch, logprobs = with_noise(batch_of([rollout(3, 1.0), rollout(1)], [rollout(2, 1.0), rollout(4)]))
     assert batch.advantages is not None
     plain = Batch.of(
@@ -199,7 +199,7 @@ def test_an_objective_of_plain_tensors_is_that_of_the_same_rollouts(objective: C
     )
 
 
-def test_one_advantage_for_each_row_is_spread_over_the_mask_and_every_row_is_a_group() -> None:
+def test_one_advantage_per_row_applies_to_its_tokens_and_every_row_is_a_group() -> None:
     mask = torch.tensor([[False, True, True], [False, True, False]])
     old = torch.tensor([[0.0, -1.0, -2.0], [0.0, -0.5, 0.0]], dtype=torch.float64)
     rows = Batch.of(mask=mask, advantages=torch.tensor([1.0, -1.0], dtype=torch.float64), old_logprobs=old)
@@ -210,7 +210,7 @@ def test_one_advantage_for_each_row_is_spread_over_the_mask_and_every_row_is_a_g
     assert rows.rollout_logprobs.equal(old)
 
 
-def test_an_objective_can_be_called_with_a_mask_and_advantages_alone() -> None:
+def test_an_objective_can_be_called_with_only_a_mask_and_advantages() -> None:
     logprobs = torch.full((2, 3), -1.0, requires_grad=True)
     batch = Batch.of(mask=torch.ones(2, 3, dtype=torch.bool), advantages=torch.tensor([1.0, -1.0]))
     presets.grpo(beta=0.0)(TokenScores(logprobs=logprobs), batch).loss.backward()
@@ -218,13 +218,13 @@ def test_an_objective_can_be_called_with_a_mask_and_advantages_alone() -> None:
     assert batch.rollout_logprobs.isnan().all()
 
 
-def test_a_row_without_a_trained_token_has_no_prompt() -> None:
+def test_a_row_without_a_trained_token_has_prompt_length_0() -> None:
     batch = Batch.of(mask=torch.tensor([[False, True], [False, False]]), advantages=torch.zeros(2))
     assert batch.prompt_lengths.tolist() == [1, 0]
     assert batch.totals.sequences == 1
 
 
-def test_all_wrong_tensors_are_named_with_their_shapes_at_once() -> None:
+def test_all_invalid_tensors_are_reported_together_with_their_shapes() -> None:
     with pytest.raises(UserError) as error:
         Batch.of(
             mask=torch.ones(2, 3),
@@ -244,13 +244,13 @@ def test_all_wrong_tensors_are_named_with_their_shapes_at_once() -> None:
         Batch.of(mask=torch.ones(3), advantages=torch.zeros(3))
 
 
-def test_the_rows_of_a_group_are_neighbours() -> None:
+def test_the_rows_of_a_group_must_be_neighbours() -> None:
     mask = torch.ones(3, 2, dtype=torch.bool)
     with pytest.raises(UserError, match="must be neighbours"):
         Batch.of(mask=mask, advantages=torch.zeros(3), group=torch.tensor([0, 1, 0]))
 
 
-def test_a_batch_of_token_ids_is_that_of_rollouts_without_rewards() -> None:
+def test_a_batch_of_token_ids_equals_a_batch_of_rollouts_without_rewards() -> None:
     batch = Batch.of_tokens([[1], [1, 2]], [[10, 11, 12], [10]], temperature=[1.0, 0.5])
     expected = batch_of([rollout(3, logprobs=(0.0,) * 3)], [rollout(1, logprobs=(0.0,), temperature=0.5)])
     for name in ("token_ids", "attention_mask", "loss_mask", "prompt_lengths", "group", "rewards", "temperature"):
@@ -261,7 +261,7 @@ def test_a_batch_of_token_ids_is_that_of_rollouts_without_rewards() -> None:
         Batch.of_tokens([[1], []], [[2], [3]])
 
 
-def test_reward_parts_and_baselines_are_floats_where_they_were_given_as_integers() -> None:
+def test_integer_rewards_reward_parts_and_baselines_become_floats() -> None:
     batch = Batch.from_groups(
         [
             Group(

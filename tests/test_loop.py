@@ -1,4 +1,4 @@
-"""The loop: what happens in a step, in which order, and what a step without anything to learn from does."""
+"""Test the training loop: what happens in a step, in which order, and steps that have nothing to learn from."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -42,15 +42,17 @@ def yes_or_no(request: Request) -> str:
     return "yes" if request.stream.sample % 2 == 0 else "no"
 
 
-def says_yes(completion: str, answer: str) -> float:
+def is_correct(completion: str, answer: str) -> float:
     return float(completion == answer)
 
 
 def small(**work: int) -> Policy:
-    return fresh(optimiser=OptimiserSettings(lr=1e-5), batch_sizes=BatchSizes(**work))  # too slow to be clipped
+    return fresh(
+        optimiser=OptimiserSettings(lr=1e-5), batch_sizes=BatchSizes(**work)
+    )  # a small learning rate, so that no token is clipped
 
 
-def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = says_yes) -> GroupSampler:
+def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[..., object] = is_correct) -> GroupSampler:
     return GroupSampler(ScriptedEngine(script), SingleTurn(load_reward(reward)), group_size=4, sampling=SAMPLING)
 
 
@@ -61,7 +63,7 @@ def weights(model: torch.nn.Module) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------ the loop
 
 
-def test_a_step_says_everything_it_saw_and_did():
+def test_a_step_contains_its_groups_batch_and_updates():
     policy, rollout = small(), rollouts()
     steps = list(islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 3))
     assert [step.index for step in steps] == [1, 2, 3]
@@ -82,29 +84,29 @@ def test_a_step_says_everything_it_saw_and_did():
     assert rollout.engine.requests[-1].stream == Stream("train", 3, "1", 3)
 
 
-def test_training_makes_the_rewarded_answers_likelier():
+def test_training_increases_the_reward():
     policy = fresh(optimiser=OptimiserSettings(lr=3e-3))
 
-    def small_tokens(completions: list[str], completion_ids: list[list[int]], **columns: object) -> list[float]:
+    def low_token_share(completions: list[str], completion_ids: list[list[int]], **columns: object) -> list[float]:
         return [sum(token < 132 for token in ids) / len(ids) for ids in completion_ids]
 
-    rollout = GroupSampler(BuiltinEngine(), SingleTurn(load_reward(small_tokens)), group_size=8, sampling=SAMPLING)
+    rollout = GroupSampler(BuiltinEngine(), SingleTurn(load_reward(low_token_share)), group_size=8, sampling=SAMPLING)
     steps = islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 25)
     rewards = [float(step.batch.rewards.mean()) for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
-def test_a_run_may_start_later():
+def test_the_first_step_index_can_be_set():
     steps = train(Models(small()), data(), rollouts(), ADVANTAGE, grpo(beta=0), start=41)
     assert [step.index for step in islice(steps, 2)] == [41, 42]
 
 
-def test_the_loop_ends_with_its_data():
+def test_the_loop_ends_when_its_data_ends():
     assert len(list(train(Models(small()), [QUESTIONS] * 2, rollouts(), ADVANTAGE, grpo(beta=0)))) == 2
 
 
-def test_nothing_runs_ahead_of_the_caller():
-    """Whoever leaves the loop after a step leaves the weights as that step made them."""
+def test_the_loop_computes_no_step_before_the_caller_requests_it():
+    """After a break, the weights are those of the last step that the caller received."""
     policy = small()
     for step in train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0)):
         if step.index == 2:
@@ -112,25 +114,25 @@ def test_nothing_runs_ahead_of_the_caller():
     assert policy.version == 2
 
 
-# ------------------------------------------------------------------------------------------------------ inner updates
+# ------------------------------------------------------------------------------------------------------------- passes
 
 
 @pytest.mark.parametrize(
-    ("updates", "minibatches", "separate"), [(1, 1, False), (2, 1, True), (1, 2, True), (3, 2, True)]
+    ("passes", "minibatches", "separate"), [(1, 1, False), (2, 1, True), (1, 2, True), (3, 2, True)]
 )
-def test_the_past_is_scored_once_and_only_where_a_ratio_can_move(updates, minibatches, separate):
+def test_old_logprobs_are_computed_only_if_a_ratio_can_differ_from_1(passes, minibatches, separate):
     policy = small(minibatches=minibatches)
-    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=updates)
+    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=passes)
     before = frozen(policy)
     step = next(steps)
-    assert (len(step.updates), policy.version) == (updates, updates * minibatches)
+    assert (len(step.updates), policy.version) == (passes, passes * minibatches)
     assert (step.batch.old_logprobs is not None) == separate
     if separate:
         torch.testing.assert_close(step.batch.old_logprobs, before.logprobs(step.batch), rtol=0, atol=1e-6)
         assert step.update.tokens["log_ratio"].abs().max() > 1e-5
 
 
-def test_a_stop_rule_ends_the_inner_updates_of_its_step_alone():
+def test_early_stopping_ends_the_passes_of_only_its_own_step():
     seen = []
 
     def after_two(batch, passes):
@@ -147,7 +149,7 @@ def test_a_stop_rule_ends_the_inner_updates_of_its_step_alone():
 # ------------------------------------------------------------------------------------------------------ the reference
 
 
-def test_the_reference_is_the_policy_of_the_last_iterations_end():
+def test_the_reference_is_the_policy_at_the_last_sync():
     policy = small()
     models = Models.of(policy, grpo(beta=0.1), refresh_every=2)
     start, reference = weights(policy.model), models.reference.forward.model
@@ -159,7 +161,7 @@ def test_the_reference_is_the_policy_of_the_last_iterations_end():
     assert not torch.equal(after[1], start)
 
 
-def test_without_an_iterations_length_the_reference_stays_what_it_was():
+def test_without_sync_the_reference_stays_unchanged():
     policy = small()
     models = Models.of(policy, grpo(beta=0.1))
     start = weights(policy.model)
@@ -170,7 +172,7 @@ def test_without_an_iterations_length_the_reference_stays_what_it_was():
     assert all(not weight.requires_grad for weight in models.reference.forward.model.parameters())
 
 
-def test_models_that_are_needed_and_missing_are_told_before_anything_is_sampled():
+def test_missing_models_are_reported_before_sampling():
     def no_rollout(policy, questions, *, step):
         raise AssertionError("sampled")
 
@@ -179,7 +181,7 @@ def test_models_that_are_needed_and_missing_are_told_before_anything_is_sampled(
         next(steps)
 
 
-def test_no_reference_is_held_where_none_is_needed():
+def test_no_reference_is_kept_if_none_is_required():
     assert Models.of(small(), grpo(beta=0)).reference is None
 
 
@@ -187,10 +189,10 @@ def test_no_reference_is_held_where_none_is_needed():
 
 
 def always_none(completion: str, answer: str) -> None:
-    """Not applicable, to anything."""
+    """Return no reward for any answer."""
 
 
-def test_a_step_whose_rewards_say_nothing_updates_nothing_and_is_counted():
+def test_a_step_without_rewards_updates_nothing_but_is_counted():
     policy = small()
     before = weights(policy.model)
     steps = train(Models(policy), data(), rollouts(reward=always_none), ADVANTAGE, grpo(beta=0), passes=3)
@@ -202,26 +204,26 @@ def test_a_step_whose_rewards_say_nothing_updates_nothing_and_is_counted():
     assert policy.version == 0
 
 
-def test_a_step_whose_questions_were_all_dropped_is_counted_too():
+def test_a_step_without_groups_is_counted():
     policy = small()
 
-    def now_and_then(policy, questions, *, step):
+    def no_groups_in_step_2(policy, questions, *, step):
         return rollouts()(policy, questions, step=step) if step != 2 else []
 
-    found = list(islice(train(Models(policy), data(), now_and_then, ADVANTAGE, grpo(beta=0)), 3))
+    found = list(islice(train(Models(policy), data(), no_groups_in_step_2, ADVANTAGE, grpo(beta=0)), 3))
     assert [(step.index, len(step.updates), len(step.groups)) for step in found] == [(1, 1, 2), (2, 0, 0), (3, 1, 2)]
     assert found[1].update is None
     assert policy.version == 2
 
 
-def test_answers_that_are_all_alike_move_no_weight():
-    """Neither does the momentum that a step before them has left."""
+def test_equal_answers_change_no_weight():
+    """The optimiser's momentum from an earlier step changes none either."""
     policy = small()
 
-    def agreed_in_the_second_step(request: Request) -> str:
+    def equal_in_step_2(request: Request) -> str:
         return yes_or_no(request) if request.stream.step == 1 else "yes"
 
-    steps = train(Models(policy), data(), rollouts(agreed_in_the_second_step), ADVANTAGE, grpo(beta=0))
+    steps = train(Models(policy), data(), rollouts(equal_in_step_2), ADVANTAGE, grpo(beta=0))
     next(steps)
     before = weights(policy.model)
     step = next(steps)
@@ -252,34 +254,34 @@ def test_a_sampler_may_return_a_plain_list_of_groups():
 # -------------------------------------------------------------------------------------------------- the scripted engine
 
 
-def asked(count: int, limit: int = 99) -> list[Request]:
+def requests(count: int, limit: int = 99) -> list[Request]:
     return [Request(token_ids=(5,), stream=Stream("t", 1, "q", i), max_tokens=limit) for i in range(count)]
 
 
-def test_a_script_is_read_in_order_over_several_calls_and_its_end_is_an_error():
+def test_scripted_answers_are_used_in_order_across_calls_and_running_out_is_an_error():
     engine = ScriptedEngine(["one", (7, 8), "three"], small().tokenizer)
-    texts = [engine.decode(x.token_ids) for call in (2, 1) for x in engine.generate(asked(call), SAMPLING)]
+    texts = [engine.decode(x.token_ids) for call in (2, 1) for x in engine.generate(requests(call), SAMPLING)]
     assert texts == ["one", engine.decode((7, 8)), "three"]
     assert len(engine.requests) == 3
     with pytest.raises(EngineError, match=r"the script has 3 answers, and one more was asked: .*prompt_id='q'"):
-        engine.generate(asked(1), SAMPLING)
+        engine.generate(requests(1), SAMPLING)
 
 
-def test_a_text_ends_with_the_end_token_and_is_cut_at_the_limits():
+def test_a_scripted_text_ends_with_the_end_token_and_is_cut_at_the_token_limits():
     engine = ScriptedEngine(lambda request: "yes", small().tokenizer, logprob=-0.5)
-    (whole,), (cut,) = engine.generate(asked(1), SAMPLING), engine.generate(asked(1, limit=2), SAMPLING)
+    (whole,), (cut,) = engine.generate(requests(1), SAMPLING), engine.generate(requests(1, limit=2), SAMPLING)
     assert (whole.token_ids[-1], len(whole.token_ids), whole.finish_reason) == (0, 4, FinishReason.stop)
     assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:2], FinishReason.length)
     assert whole.logprobs == (-0.5,) * 4
-    (shorter,) = engine.generate(asked(1), SamplingParams(max_tokens=3))
+    (shorter,) = engine.generate(requests(1), SamplingParams(max_tokens=3))
     assert shorter.token_ids == whole.token_ids[:3]
 
 
-def test_a_completion_is_handed_on_untouched():
+def test_a_scripted_completion_is_returned_unchanged():
     given = Completion(token_ids=(7,), logprobs=(-3.0,), finish_reason=FinishReason.abort, policy_version=9)
-    assert ScriptedEngine([given]).generate(asked(1), SAMPLING) == [given]
+    assert ScriptedEngine([given]).generate(requests(1), SAMPLING) == [given]
 
 
-def test_a_text_without_a_tokenizer_is_an_error_that_says_what_to_do():
+def test_a_scripted_text_without_a_tokenizer_is_an_error_with_a_remedy():
     with pytest.raises(ValueError, match="give the engine one, or call"):
-        ScriptedEngine(["yes"]).generate(asked(1), SAMPLING)
+        ScriptedEngine(["yes"]).generate(requests(1), SAMPLING)

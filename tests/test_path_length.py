@@ -1,4 +1,4 @@
-"""How many files of outdo one training step runs through, from the prompt to the weight update."""
+"""Test how many files of outdo one training step executes, from the prompt to the weight update."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ import outdo
 from outdo.algorithms.advantages import group_standardised, per_token
 
 SOURCE = Path(outdo.__file__).parent
-MOST = 28
+MAX_FILES = 28
 
 
 def executed(run: Callable[[], Any]) -> set[str]:
-    """The files of outdo of which a function is executed, not only imported, while `run` runs."""
+    """Return the files of outdo in which `run` executes a function; imports do not count."""
     paths = set()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -33,7 +33,7 @@ def executed(run: Callable[[], Any]) -> set[str]:
 
 
 def steps() -> Iterator[outdo.Step]:
-    """GRPO with one process, the built-in engine and a plain reward function."""
+    """Run GRPO with one process, the built-in engine and a plain reward function."""
     policy = fresh(optimiser=outdo.OptimiserSettings(lr=1e-3))
     prompts = [
         outdo.Prompt(id=str(number), text="", token_ids=tuple(policy.tokenizer.encode(f"question {number}")))
@@ -47,14 +47,14 @@ def steps() -> Iterator[outdo.Step]:
     return outdo.train(models, [prompts] * 2, sample, per_token(group_standardised), objective)
 
 
-def test_a_step_runs_through_few_files():
+def test_a_step_executes_few_files():
     training, done = steps(), []
     done.append(next(training))  # the first step also prepares the run
     files = executed(lambda: done.append(next(training)))
     assert done[1].update.metrics["grad_norm"] > 0
     print(*sorted(files), len(files), sep="\n")
-    assert len(files) <= MOST, sorted(files)
+    assert len(files) <= MAX_FILES, sorted(files)
 
 
-def test_one_process_runs_no_code_of_several():
+def test_a_single_process_executes_no_distributed_code():
     assert not [file for file in executed(lambda: list(steps())) if file.startswith("distributed/")]

@@ -1,4 +1,4 @@
-"""How much better an answer was than its fellows: numbers worked out by hand, and rollouts that must not count."""
+"""Test the advantage estimators against numbers worked out by hand, and that ignored rollouts do not count."""
 
 import math
 from itertools import product
@@ -68,7 +68,7 @@ EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELA
     "kl_penalty per token": chain(kl_penalty(k1, beta=0.5), reinforce_pp),
     "without_truncated": chain(per_token(group_standardised), without_truncated),
 }
-EVERY_ONE = pytest.mark.parametrize("advantage", EVERY.values(), ids=EVERY.keys())
+EVERY_ADVANTAGE = pytest.mark.parametrize("advantage", EVERY.values(), ids=EVERY.keys())
 
 
 def rewards(*values: float) -> Tensor:
@@ -85,8 +85,8 @@ def advantages_of(members: list[Rollout], advantage: RewardAdvantage = group_sta
     return filled
 
 
-def test_the_two_groups_of_the_hugging_face_llm_course() -> None:
-    # Its code has eps = 1e-8, of which .8660 follows; the .8659 printed there is what eps = 1e-4 gives.
+def test_the_two_groups_of_the_hugging_face_llm_course_have_their_advantages() -> None:
+    # The course's code has eps = 1e-8, which gives .8660; the .8659 printed there is the result of eps = 1e-4.
     values, group = rewards(1, 0, 0, 1, 0, 0, 1, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     signs = 2 * values - 1
     assert_close(group_standardised(values, group, eps=1e-8), 0.8660254 * signs, tolerance=1e-7)
@@ -94,26 +94,26 @@ def test_the_two_groups_of_the_hugging_face_llm_course() -> None:
     assert_close(group_centred(values, group), 0.5 * signs)
 
 
-def test_eight_answers_of_which_four_are_right() -> None:
+def test_advantages_of_eight_answers_of_which_four_are_right() -> None:
     values = rewards(1, 0, 0, 1, 0, 1, 0, 1)
     expected = 0.9354143 * (2 * values - 1)
     assert_close(group_standardised(values, one_group(values), eps=1e-8), expected, tolerance=1e-7)
 
 
-def test_eps_is_added_to_the_deviation() -> None:
+def test_eps_is_added_to_the_standard_deviation() -> None:
     values = rewards(0, 2, 4)  # σ = 2
     assert_close(group_standardised(values, one_group(values), eps=2.0), rewards(-0.5, 0, 0.5))
     assert_close(group_standardised(values, one_group(values)), rewards(-1, 0, 1) * 2 / (2 + 1e-6))
 
 
-def test_groups_need_not_be_neighbours() -> None:
+def test_rows_of_a_group_need_not_be_neighbours() -> None:
     values, group = rewards(0, 5, 4, 9), torch.tensor([7, 3, 7, 3])
     assert_close(group_centred(values, group), rewards(-2, -2, 2, 2))
     assert_close(group_standardised(values, group), rewards(-1, -1, 1, 1) / math.sqrt(2), tolerance=1e-6)
 
 
 @EVERY_RELATIVE
-def test_a_group_of_one_gets_0(advantage: RewardAdvantage) -> None:
+def test_a_group_of_one_answer_gets_advantage_0(advantage: RewardAdvantage) -> None:
     assert advantage(rewards(3.7, 1, 0), torch.tensor([0, 1, 1]))[0] == 0
 
 
@@ -121,13 +121,15 @@ def test_a_group_of_one_gets_0(advantage: RewardAdvantage) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [0.0, 0.1 + 0.2, -1 / 3, 1e30, -1e30, 1e-30, 3e38])
 @pytest.mark.parametrize("size", [2, 3, 7, 10])
-def test_equal_rewards_get_exactly_0(advantage: RewardAdvantage, dtype: torch.dtype, value: float, size: int) -> None:
+def test_equal_rewards_get_advantages_of_exactly_0(
+    advantage: RewardAdvantage, dtype: torch.dtype, value: float, size: int
+) -> None:
     values = torch.full((size,), value, dtype=dtype)
     assert advantage(values, one_group(values)).eq(0).all()
 
 
 @pytest.mark.parametrize("large", [1e10, 1e20, 1e30, 1e38])
-def test_one_huge_reward_spoils_neither_its_own_group_nor_the_others(large: float) -> None:
+def test_a_huge_reward_does_not_lose_the_precision_of_any_group(large: float) -> None:
     values = torch.tensor([large, 0, 0, large, 1, 0, 0, 1])
     group = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     expected = 0.8660254 * torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1])
@@ -136,7 +138,7 @@ def test_one_huge_reward_spoils_neither_its_own_group_nor_the_others(large: floa
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(-50, 50))
-def test_a_constant_added_to_every_reward_changes_nothing(values: list[float], shift: float) -> None:
+def test_a_constant_added_to_every_reward_does_not_change_the_advantages(values: list[float], shift: float) -> None:
     tensor = rewards(*values)
     assert_close(
         group_centred(tensor + shift, one_group(tensor)), group_centred(tensor, one_group(tensor)), tolerance=1e-9
@@ -145,7 +147,7 @@ def test_a_constant_added_to_every_reward_changes_nothing(values: list[float], s
 
 
 @EVERY_RELATIVE
-def test_a_rollout_without_a_reward_is_in_no_mean_and_no_deviation(advantage: RewardAdvantage) -> None:
+def test_a_rollout_without_a_reward_does_not_count_in_the_mean_or_deviation(advantage: RewardAdvantage) -> None:
     good, poor, bad = rollout(2, 1.0), rollout(2, 0.25), rollout(2, 0.0)
     failed = rollout(2, 0.0, status="failed")
     with_failed = advantages_of([good, failed, poor, bad, failed], advantage)
@@ -153,7 +155,7 @@ def test_a_rollout_without_a_reward_is_in_no_mean_and_no_deviation(advantage: Re
     assert with_failed[[0, 2, 3]].equal(advantages_of([good, poor, bad], advantage))
 
 
-def test_every_trained_token_gets_its_rollouts_advantage_and_no_other_token_any() -> None:
+def test_only_trained_tokens_get_the_advantage_of_their_rollout() -> None:
     advantages = advantages_of([rollout(3, 1.0, mask=(True, False, True)), rollout(1, 0.0)], group_centred)
     assert advantages.tolist() == [[0.0, 0.5, 0.0, 0.5], [0.0, -0.5, 0.0, 0.0]]
 
@@ -164,14 +166,14 @@ def test_an_empty_answer_still_counts_in_the_mean_of_its_group() -> None:
 
 
 @EVERY_RELATIVE
-def test_a_batch_without_any_reward_has_no_advantages(advantage: RewardAdvantage) -> None:
+def test_a_batch_without_any_reward_has_advantages_of_0(advantage: RewardAdvantage) -> None:
     assert advantages_of([rollout(status="failed"), rollout(status="timed_out")], advantage).eq(0).all()
 
 
 # ------------------------------------------------------------------------------------------ the other group estimators
 
 
-def test_one_right_answer_in_four_by_every_estimator() -> None:
+def test_every_estimator_on_one_right_answer_in_four() -> None:
     values = rewards(1, 0, 0, 0)  # μ = 1/4, σ = 1/2
     group = one_group(values)
     assert_close(leave_one_out(values, group), rewards(1, -1 / 3, -1 / 3, -1 / 3))
@@ -183,37 +185,37 @@ def test_one_right_answer_in_four_by_every_estimator() -> None:
     assert_close(reward(values, group), values)
 
 
-def test_two_right_answers_share_the_best_reward_and_a_third_of_what_pass_at_2_gives_is_left() -> None:
+def test_best_of_group_and_pass_at_2_on_two_right_answers_in_four() -> None:
     values = rewards(1, 1, 0, 0)
     assert best_of_group(values, one_group(values)).eq(0).all()
-    # Of the three others one is right: with probability 2/3 it is not the one drawn beside a right answer.
+    # One of the three other answers is right; with probability 2/3 it is not the second answer drawn.
     assert_close(pass_at_k(values, one_group(values), k=2), rewards(4 / 3, 4 / 3, 0, 0))
 
 
-def test_the_batch_deviation_is_that_of_all_raw_rewards() -> None:
+def test_batch_standardised_divides_by_the_deviation_of_all_raw_rewards() -> None:
     values, group = rewards(0, 2, 4, 6), torch.tensor([0, 0, 1, 1])
     deviation = math.sqrt(20 / 3)
     assert_close(batch_standardised(values, group, eps=0.5), rewards(-1, 1, -1, 1) / (deviation + 0.5))
 
 
-def test_gpg_makes_up_for_the_answers_whose_group_says_nothing() -> None:
+def test_gpg_scales_up_for_groups_whose_rewards_are_all_equal() -> None:
     values, group = rewards(1, 0, 1, 1, 0, 0), torch.tensor([0, 0, 1, 1, 2, 2])
     assert_close(gpg(values, group), 3 * group_centred(values, group))
 
 
-def test_a_rounding_error_is_no_difference() -> None:
+def test_sign_treats_a_rounding_error_as_equality() -> None:
     values = torch.tensor([0.1, 0.2, 0.3, 100.1, 100.2, 100.3])
     group = torch.tensor([0, 0, 0, 1, 1, 1])
     assert sign(values, group).tolist() == [-1, 0, 1, -1, 0, 1]
 
 
-def test_max_rl_gives_nothing_where_the_mean_is_not_above_0() -> None:
+def test_max_rl_is_0_where_the_mean_reward_is_not_above_0() -> None:
     values = rewards(-1, 1, -2, 1)
     assert max_rl(values, torch.tensor([0, 0, 1, 1])).eq(0).all()
 
 
 def expected_gradient(advantage: RewardAdvantage, p: float, answers: int) -> float:
-    """E[mean of Â · ∂ log p(answer)] over all groups of answers that are right with p = sigmoid(θ); by θ."""
+    """Return E[mean of Â · ∂ log p(answer) / ∂θ] over all groups of answers, each right with p = sigmoid(θ)."""
     total = 0.0
     for outcome in product([0.0, 1.0], repeat=answers):
         values = rewards(*outcome)
@@ -224,40 +226,40 @@ def expected_gradient(advantage: RewardAdvantage, p: float, answers: int) -> flo
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
-def test_what_each_estimator_climbs(p: float) -> None:
-    """By exact enumeration of all groups of five answers."""
+def test_the_expected_gradient_of_each_estimator(p: float) -> None:
+    """Enumerate all groups of five answers exactly."""
     slope = p * (1 - p)  # ∂p / ∂θ
     assert_close(expected_gradient(reward, p, 5), slope)
     assert_close(expected_gradient(leave_one_out, p, 5), slope)
     assert_close(expected_gradient(group_centred, p, 5), slope * 4 / 5)
     for k in (2, 3, 5):  # pass@k = 1 - (1 - p)^k
-        climbed = expected_gradient(lambda values, group, k=k: pass_at_k(values, group, k=k), p, 5)
-        assert_close(climbed, k * (1 - p) ** (k - 1) * slope)
+        gradient = expected_gradient(lambda values, group, k=k: pass_at_k(values, group, k=k), p, 5)
+        assert_close(gradient, k * (1 - p) ** (k - 1) * slope)
     assert_close(expected_gradient(max_rl, p, 5), sum((1 - p) ** k for k in range(4)) * slope)
 
 
-def test_pass_at_1_is_refused_and_a_group_smaller_than_k_says_nothing() -> None:
+def test_pass_at_1_is_refused_and_a_group_smaller_than_k_gets_0() -> None:
     values = rewards(1, 0)
     with pytest.raises(ValueError, match="take leave_one_out"):
         pass_at_k(values, one_group(values), k=1)
     assert pass_at_k(values, one_group(values), k=3).eq(0).all()
 
 
-# ----------------------------------------------------------------------------------------------------- of whole batches
+# ------------------------------------------------------------------------------------------ advantages of whole batches
 
 
 def filled(batch: Batch, advantage: Advantage) -> Tensor:
-    found = advantage(batch).advantages
-    assert found is not None
-    return found
+    advantages = advantage(batch).advantages
+    assert advantages is not None
+    return advantages
 
 
-def test_opo_weighs_rewards_by_length_for_the_baseline() -> None:
+def test_the_baseline_of_opo_weights_rewards_by_length() -> None:
     batch = batch_of([rollout(1, 1.0), rollout(3, 0.0), rollout(4, 0.0, status="failed")])
     assert filled(batch, length_weighted).tolist() == [[0, 0.75, 0, 0, 0], [0, *[-0.25] * 3, 0], [0] * 5]
 
 
-def test_gdpo_standardises_every_part_before_it_adds_them_up() -> None:
+def test_gdpo_standardises_every_reward_part_before_it_adds_them_up() -> None:
     def answer(right: float, style: float | None, status: str = "ok") -> Rollout:
         return rollout(1, right, reward_parts={"right": right, "style": style}, status=status)
 
@@ -269,7 +271,7 @@ def test_gdpo_standardises_every_part_before_it_adds_them_up() -> None:
     assert_close(weighted, torch.cat([expected, rewards(0)]).float(), tolerance=1e-6)
 
 
-def test_gdpo_refuses_what_it_would_not_use() -> None:
+def test_gdpo_refuses_inputs_that_it_would_ignore() -> None:
     parts = batch_of([rollout(1, 1.0, reward_parts={"right": 1.0})])
     with pytest.raises(ValueError, match="no weight for right"):
         gdpo(parts, weights={"wrong": 1.0})
@@ -279,23 +281,23 @@ def test_gdpo_refuses_what_it_would_not_use() -> None:
         gdpo(batch_of([rollout(1, 1.0)]))
 
 
-def test_remax_is_relative_to_the_likeliest_answer() -> None:
+def test_remax_subtracts_the_reward_of_the_greedy_answer() -> None:
     batch = batch_of([rollout(2, 1.0, mask=(True, False)), rollout(1, 0.0)]).with_(baselines=torch.tensor([0.25, 0.25]))
     assert filled(batch, remax).tolist() == [[0, 0.75, 0], [0, -0.25, 0]]
     with pytest.raises(ValueError, match="needs `baselines`"):
         remax(batch_of([rollout(2, 1.0)]))
 
 
-def test_reinforce_pp_whitens_over_tokens_so_that_a_long_row_counts_more() -> None:
+def test_reinforce_pp_whitens_over_tokens() -> None:
     batch = batch_of([rollout(1, 1.0), rollout(3, 0.0)])  # mean 1/4, variance 1/4
     expected = torch.tensor([[0, 1.5, 0, 0], [0, -0.5, -0.5, -0.5]])
     assert_close(filled(batch, reinforce_pp), expected, tolerance=1e-6)
-    assert_close(filled(batch, reinforce_pp_baseline), expected, tolerance=1e-6)  # a constant taken off changes nothing
+    assert_close(filled(batch, reinforce_pp_baseline), expected, tolerance=1e-6)  # subtracting a constant: no change
     discounted = filled(batch_of([rollout(3, 1.0)]), lambda batch: reinforce_pp(batch, gamma=0.5))
-    assert_close(discounted[0, 1:], torch.tensor([-4.0, -1, 5]) / math.sqrt(21), tolerance=1e-6)  # of 1/4, 1/2, 1
+    assert_close(discounted[0, 1:], torch.tensor([-4.0, -1, 5]) / math.sqrt(21), tolerance=1e-6)  # whitened 1/4, 1/2, 1
 
 
-def test_distillation_goes_to_where_the_teacher_says_more() -> None:
+def test_distillation_advantages_are_the_log_ratio_of_teacher_to_policy() -> None:
     batch = batch_of([rollout(2)]).with_(
         ref_logprobs=torch.full((1, 3), -1.0), old_logprobs=torch.tensor([[0, -3, -0.5]])
     )
@@ -303,7 +305,7 @@ def test_distillation_goes_to_where_the_teacher_says_more() -> None:
     assert requirements_of(distillation) == Requires(reference=True, old_logprobs=True)
 
 
-def test_rejection_trains_and_counts_the_good_answers_alone() -> None:
+def test_rejection_trains_only_on_the_good_answers() -> None:
     batch = rejection(batch_of([rollout(3, 1 - 1e-7), rollout(2, 0.5)], [rollout(1, 0.0), rollout(2, 2.0)]))
     assert batch.advantages is not None
     assert batch.advantages.equal(batch.loss_mask.float())
@@ -311,28 +313,28 @@ def test_rejection_trains_and_counts_the_good_answers_alone() -> None:
     assert (batch.totals.tokens, batch.totals.sequences, batch.totals.groups, batch.totals.rows) == (5, 2, 2, 4)
 
 
-# ------------------------------------------------------------------------------------------------------------ the steps
+# --------------------------------------------------------------------------------------------------- steps of a chain
 
 
-def test_the_kl_penalty_comes_off_every_trained_token_and_the_reward_stands_on_the_last() -> None:
+def test_the_kl_penalty_is_subtracted_at_every_trained_token_and_the_reward_added_at_the_last() -> None:
     batch = batch_of([rollout(3, 1.0, mask=(True, False, True)), rollout(0, 0.5)])
     batch = batch.with_(old_logprobs=torch.full((2, 4), -1.0), ref_logprobs=torch.full((2, 4), -3.0))
     penalised = kl_penalty(k1, beta=0.25)(batch)
     assert penalised.token_rewards is not None
     assert penalised.token_rewards.tolist() == [[0, -0.5, 0, 0.5], [0] * 4]
-    assert rewards_of(penalised).tolist() == [0, 0.5]  # the empty answer has no token, and keeps its reward
+    assert rewards_of(penalised).tolist() == [0, 0.5]  # the empty answer has no token and keeps its reward
     assert filled(penalised, per_token(reward))[0].tolist() == [0, 0, 0, 0]
     assert batch.rewards.tolist() == penalised.rewards.tolist() == [1, 0.5]
 
 
-def test_a_chain_needs_what_its_steps_need() -> None:
+def test_a_chain_requires_what_its_steps_require() -> None:
     assert requirements_of(chain(kl_penalty(k1, beta=1), gae)) == Requires(
         reference=True, old_logprobs=True, values=True
     )
     assert requirements_of(chain(per_token(reward), without_truncated)) == Requires()
 
 
-def test_truncated_answers_count_in_the_mean_but_are_not_trained_on() -> None:
+def test_truncated_answers_count_in_the_mean_reward_but_are_not_trained_on() -> None:
     cut = rollout(2, 0.0, finish_reason=FinishReason.length)
     batch = chain(per_token(group_centred), without_truncated)(batch_of([rollout(2, 1.0), cut]))
     assert batch.advantages is not None
@@ -343,11 +345,11 @@ def test_truncated_answers_count_in_the_mean_but_are_not_trained_on() -> None:
         without_truncated(batch_of([cut]))
 
 
-# ------------------------------------------------------------------------------------------------- of every one of them
+# ---------------------------------------------------------------------------------------- properties of every estimator
 
 
 def complete(members: list[list[Rollout]]) -> Batch:
-    """A batch with everything that any advantage needs, made up, in float64; every third answer cut off."""
+    """Return a float64 batch with made-up values for everything required; every third answer is truncated."""
     batch = batch_of(*members)
     random = torch.Generator().manual_seed(len(batch))
 
@@ -367,8 +369,8 @@ def complete(members: list[list[Rollout]]) -> Batch:
     )
 
 
-def changed_outside(batch: Batch, fill: float, columns: int = 0) -> Batch:
-    """`fill` in all numbers per token outside of `loss_mask`, and so many more columns of it."""
+def filled_outside_mask(batch: Batch, fill: float, columns: int = 0) -> Batch:
+    """Write `fill` into all per-token numbers outside `loss_mask`, and append `columns` more columns of it."""
     names = ("old_logprobs", "ref_logprobs", "values", "rollout_logprobs")
     spoilt = {name: getattr(batch, name).where(batch.loss_mask, fill) for name in names}
     wide = {name: pad(value, (0, columns), value=fill) for name, value in spoilt.items()}
@@ -376,18 +378,18 @@ def changed_outside(batch: Batch, fill: float, columns: int = 0) -> Batch:
     return batch.with_(**wide, **masks)
 
 
-@EVERY_ONE
+@EVERY_ADVANTAGE
 @settings(max_examples=25)
 @given(members=groups())
-def test_nothing_outside_of_the_trained_tokens_matters(advantage: Advantage, members: list[list[Rollout]]) -> None:
+def test_values_outside_the_loss_mask_do_not_matter(advantage: Advantage, members: list[list[Rollout]]) -> None:
     batch = complete(members)
     expected = filled(batch, advantage)
     assert expected.isfinite().all()
     assert expected[~batch.loss_mask].eq(0).all()
-    assert_close(filled(changed_outside(batch, torch.nan, columns=2), advantage), pad(expected, (0, 2)))
+    assert_close(filled(filled_outside_mask(batch, torch.nan, columns=2), advantage), pad(expected, (0, 2)))
 
 
-@EVERY_ONE
+@EVERY_ADVANTAGE
 @settings(max_examples=25)
 @given(members=groups(), seed=st.integers(0, 9))
 def test_the_order_of_the_rows_does_not_matter(advantage: Advantage, members: list[list[Rollout]], seed: int) -> None:
@@ -396,7 +398,7 @@ def test_the_order_of_the_rows_does_not_matter(advantage: Advantage, members: li
     assert_close(filled(batch.rows(order), advantage), filled(batch, advantage)[order], tolerance=1e-9)
 
 
-@EVERY_ONE
-def test_a_batch_of_nothing_is_no_mistake(advantage: Advantage) -> None:
+@EVERY_ADVANTAGE
+def test_an_empty_batch_is_accepted(advantage: Advantage) -> None:
     assert filled(batch_of(), advantage).shape == (0, 1)
     assert filled(batch_of([rollout(2, status="failed")]).with_(baselines=torch.zeros(1)), advantage).eq(0).all()

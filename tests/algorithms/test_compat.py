@@ -1,7 +1,7 @@
-"""The table of `outdo.algorithms.objectives.compat`, by a second implementation of what the peers compute.
+"""Test `outdo.algorithms.objectives.compat` against a second implementation of what the other libraries compute.
 
-TRL's column is compared with TRL itself, in `peers`. The formulas here are written down from the sources of verl,
-OpenRLHF and AReaL as they were in 2026; nothing of those libraries is run.
+`peers` compares the mode "trl" with TRL itself. The formulas here are taken from the sources of verl, OpenRLHF and
+AReaL as of 2026; none of these libraries is run.
 """
 
 import math
@@ -28,12 +28,12 @@ GROUPS = [
     [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(0, 0.0)],
     [rollout(2, 1.0), rollout(5, 0.0), rollout(3, 0.0)],
 ]
-PEERS: tuple[Library, ...] = ("trl", "verl", "openrlhf", "areal")
-OTHERS: tuple[Library, ...] = ("verl", "openrlhf", "areal")
+LIBRARIES: tuple[Library, ...] = ("trl", "verl", "openrlhf", "areal")
+WITHOUT_TRL: tuple[Library, ...] = ("verl", "openrlhf", "areal")
 
 
-def far_apart() -> tuple[Batch, Tensor]:
-    """With tokens 2 and 25 nats away from π_old and from π_ref, both ways, in good rows and in bad ones."""
+def batch_far_from_old_and_reference() -> tuple[Batch, Tensor]:
+    """Return a batch and log πθ with tokens 2 and 25 nats above and below π_old and π_ref, in good and bad rows."""
     batch, logprobs = with_noise(batch_of(*GROUPS))
     assert batch.old_logprobs is not None
     steps = torch.tensor([0.1, 2.0, -0.3, 25.0, -2.0, 0.2, -25.0], dtype=torch.float64)
@@ -42,13 +42,13 @@ def far_apart() -> tuple[Batch, Tensor]:
     return batch.with_(ref_logprobs=logprobs - steps[(columns * 3 + 1) % len(steps)]), logprobs
 
 
-# --------------------------------------------------------------------------------------------- what the peers compute
+# ----------------------------------------------------------------------------------- what the other libraries compute
 
 Loss = Callable[[Tensor, Batch], Tensor]
 
 
-def read(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mask, Â, log π_old and log π_ref."""
+def unpack(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the mask, Â, log π_old and log π_ref."""
     assert batch.advantages is not None
     assert batch.old_logprobs is not None
     assert batch.ref_logprobs is not None
@@ -60,15 +60,15 @@ def over_tokens(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def over_answers(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over answers that have a token of their means."""
+    """Average the token means of the answers that have a token."""
     return torch.stack([row[chosen].mean() for row, chosen in zip(values, mask, strict=True) if chosen.any()]).mean()
 
 
 def clipped(limit: float, *, low: float = 0.2, high: float = 0.2, dual: float = math.inf) -> Loss:
-    """PPO's clip by token, and a mean over tokens."""
+    """Return PPO's token-level clipped loss, averaged over tokens."""
 
     def loss(logprobs: Tensor, batch: Batch) -> Tensor:
-        mask, advantages, old, _ = read(batch)
+        mask, advantages, old, _ = unpack(batch)
         ratio = (logprobs - old).clamp(-limit, limit).exp()
         worse = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
         if dual < math.inf:
@@ -79,10 +79,10 @@ def clipped(limit: float, *, low: float = 0.2, high: float = 0.2, dual: float = 
 
 
 def penalty(estimate: Divergence, *, beta: float, difference: float, value: float) -> Loss:
-    """A divergence that is added to the loss, over tokens."""
+    """Return a divergence loss, averaged over tokens."""
 
     def loss(logprobs: Tensor, batch: Batch) -> Tensor:
-        mask, _, _, ref = read(batch)
+        mask, _, _, ref = unpack(batch)
         apart = (logprobs - ref).clamp(-difference, difference)
         return beta * over_tokens(estimate(apart, torch.zeros_like(apart)).clamp(-value, value), mask)
 
@@ -91,7 +91,7 @@ def penalty(estimate: Divergence, *, beta: float, difference: float, value: floa
 
 def gspo(mean: Callable[[Tensor, Tensor], Tensor], limit: float) -> Loss:
     def loss(logprobs: Tensor, batch: Batch) -> Tensor:
-        mask, advantages, old, _ = read(batch)
+        mask, advantages, old, _ = unpack(batch)
         apart = (logprobs - old).where(mask, 0.0).clamp(-limit, limit)
         ratio = (apart.sum(1) / mask.sum(1).clamp(min=1)).exp()[:, None]
         return mean(torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - 3e-4, 1 + 4e-4)), mask)
@@ -101,7 +101,7 @@ def gspo(mean: Callable[[Tensor, Tensor], Tensor], limit: float) -> Loss:
 
 def sapo(mean: Callable[[Tensor, Tensor], Tensor], limit: float) -> Loss:
     def loss(logprobs: Tensor, batch: Batch) -> Tensor:
-        mask, advantages, old, _ = read(batch)
+        mask, advantages, old, _ = unpack(batch)
         ratio = (logprobs - old).clamp(-limit, limit).exp()
         good = (ratio - 1).sigmoid() * 4
         bad = (1.05 * (ratio - 1)).sigmoid() * 4 / 1.05
@@ -154,28 +154,32 @@ for estimate in (k1, k2, absolute):
 
 
 @pytest.mark.parametrize(
-    ("peer", "objective", "loss"), [(peer, *row) for peer, _, *row in ROWS], ids=[f"{p}-{n}" for p, n, *_ in ROWS]
+    ("library", "objective", "loss"),
+    [(library, *row) for library, _, *row in ROWS],
+    ids=[f"{p}-{n}" for p, n, *_ in ROWS],
 )
-def test_loss_and_gradient_are_those_of_the_peer(peer: Library, objective: ComposedObjective, loss: Loss) -> None:
-    batch, logprobs = far_apart()
-    assert_close(evaluate(compat(peer, objective), logprobs, batch), by_autograd(loss, logprobs, batch))
+def test_loss_and_gradient_equal_those_of_the_library(
+    library: Library, objective: ComposedObjective, loss: Loss
+) -> None:
+    batch, logprobs = batch_far_from_old_and_reference()
+    assert_close(evaluate(compat(library, objective), logprobs, batch), by_autograd(loss, logprobs, batch))
 
 
-@pytest.mark.parametrize("peer", OTHERS)
-def test_every_convention_of_the_clip_is_to_be_seen(peer: Library) -> None:
-    """The made-up numbers tell each peer from the others and from outdo."""
-    batch, logprobs = far_apart()
-    seen = {name: evaluate(compat(name, presets.grpo()), logprobs, batch)[0] for name in PEERS}
-    seen["outdo"] = evaluate(presets.grpo(), logprobs, batch)[0]
-    mine = seen.pop(peer)
-    assert all(not torch.isclose(mine, other) for other in seen.values())
+@pytest.mark.parametrize("library", WITHOUT_TRL)
+def test_the_clip_of_every_library_gives_a_different_loss(library: Library) -> None:
+    """On the made-up numbers, each library differs from the others and from outdo."""
+    batch, logprobs = batch_far_from_old_and_reference()
+    losses = {name: evaluate(compat(name, presets.grpo()), logprobs, batch)[0] for name in LIBRARIES}
+    losses["outdo"] = evaluate(presets.grpo(), logprobs, batch)[0]
+    own = losses.pop(library)
+    assert all(not torch.isclose(own, other) for other in losses.values())
 
 
-# ---------------------------------------------------------------------------------------------- what they leave alone
+# ----------------------------------------------------------------------------------------- what compat leaves unchanged
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_what_the_peer_has_no_rule_for_stays(peer: Library) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_pieces_without_a_rule_stay_unchanged(library: Library) -> None:
     def own(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
         return logprobs * advantages
 
@@ -187,63 +191,63 @@ def test_what_the_peer_has_no_rule_for_stays(peer: Library) -> None:
         entropy_bonus=0.25,
         batch_transform=high_entropy(),
     )
-    done = compat(peer, objective)
+    adapted = compat(library, objective)
     for piece in ("surrogate", "level", "correction", "beta", "entropy_bonus", "batch_transform"):
-        assert getattr(done, piece) is getattr(objective, piece)
-    assert done.requires == objective.requires
+        assert getattr(adapted, piece) is getattr(objective, piece)
+    assert adapted.requires == objective.requires
 
 
-@pytest.mark.parametrize("peer", OTHERS)
-def test_a_weight_that_is_no_mean_over_answers_of_means_stays(peer: Library) -> None:
+@pytest.mark.parametrize("library", WITHOUT_TRL)
+def test_weights_other_than_sequence_mean_stay_unchanged(library: Library) -> None:
     for weight in (prompt_mean, token_mean, presets.dr_grpo(length=7).weight):
-        assert compat(peer, replace(presets.grpo(), weight=weight)).weight is weight
+        assert compat(library, replace(presets.grpo(), weight=weight)).weight is weight
 
 
-@pytest.mark.parametrize("peer", ["verl", "openrlhf"])
+@pytest.mark.parametrize("library", ["verl", "openrlhf"])
 @pytest.mark.parametrize(
     "objective", [presets.gspo(), presets.gspo_token(), presets.sapo(), presets.gmpo(), presets.rloo_clip()]
 )
-def test_only_the_clip_by_token_becomes_a_mean_over_tokens_with_a_dual_clip(
-    peer: Library, objective: ComposedObjective
+def test_only_the_token_level_clip_gets_a_token_mean_and_a_dual_clip(
+    library: Library, objective: ComposedObjective
 ) -> None:
-    done = compat(peer, objective)
-    assert done.weight is sequence_mean
-    assert done.surrogate is objective.surrogate
+    adapted = compat(library, objective)
+    assert adapted.weight is sequence_mean
+    assert adapted.surrogate is objective.surrogate
 
 
-@pytest.mark.parametrize("peer", OTHERS)
+@pytest.mark.parametrize("library", WITHOUT_TRL)
 @pytest.mark.parametrize("distance", [-1000.0, 1000.0])
-def test_a_divergence_that_is_limited_overflows_nowhere(peer: Library, distance: float) -> None:
-    batch, logprobs = far_apart()
-    _, gradient = evaluate(compat(peer, presets.grpo()), logprobs, batch.with_(ref_logprobs=logprobs - distance))
+def test_the_gradient_of_a_clamped_divergence_does_not_overflow(library: Library, distance: float) -> None:
+    batch, logprobs = batch_far_from_old_and_reference()
+    _, gradient = evaluate(compat(library, presets.grpo()), logprobs, batch.with_(ref_logprobs=logprobs - distance))
     assert gradient.isfinite().all()
 
 
-def test_a_dual_clip_that_was_asked_for_stays() -> None:
-    asked = replace(presets.grpo(), surrogate=clip(low=0.2, high=0.2, dual=5.0))
-    for peer in PEERS:
-        surrogate = compat(peer, asked).surrogate
+def test_a_dual_clip_set_by_the_user_stays_unchanged() -> None:
+    objective = replace(presets.grpo(), surrogate=clip(low=0.2, high=0.2, dual=5.0))
+    for library in LIBRARIES:
+        surrogate = compat(library, objective).surrogate
         assert isinstance(surrogate, Clip)
         assert surrogate.dual == 5.0
 
 
-def test_areal_has_no_divergence_in_the_loss_so_it_stays_as_it_is() -> None:
+def test_areal_leaves_the_divergence_unchanged() -> None:
     for objective in (presets.grpo(), presets.gspo(beta=0.1)):
-        done = compat("areal", objective)
-        assert (done.divergence, done.kl_ratio) == (objective.divergence, objective.kl_ratio)
+        adapted = compat("areal", objective)
+        assert (adapted.divergence, adapted.kl_ratio) == (objective.divergence, objective.kl_ratio)
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_a_divergence_of_ones_own_keeps_what_it_needs(peer: Library) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_custom_divergence_keeps_its_requirements(library: Library) -> None:
     @requires(values=True)
     def own(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         return logprobs - ref_logprobs
 
-    assert compat(peer, replace(presets.grpo(), divergence=own)).requires.values
+    assert compat(library, replace(presets.grpo(), divergence=own)).requires.values
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_asking_twice_is_asking_once(peer: Library) -> None:
-    batch, logprobs = far_apart()
-    once = compat(peer, presets.grpo())
-    assert_close(evaluate(compat(peer, once), logprobs, batch), evaluate(once, logprobs, batch))
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_applying_compat_twice_equals_applying_it_once(library: Library) -> None:
+    batch, logprobs = batch_far_from_old_and_reference()
+    once = compat(library, presets.grpo())
+    assert_close(evaluate(compat(library, once), logprobs, batch), evaluate(once, logprobs, batch))

@@ -1,8 +1,8 @@
-"""Which gradient a divergence has where it stands: exact, by enumeration of every token of a small vocabulary.
+"""Compute the exact gradient of a divergence in each placement, by enumerating every token of a small vocabulary.
 
 The reverse divergence is KL(πθ‖π_ref), the forward one KL(π_ref‖πθ). Each row of `PLACEMENTS` is the mean gradient over
-tokens sampled from πθ ("on") or from π_old ("off"), with D taken as it is, times the ratio, or times the ratio without
-its gradient.
+tokens sampled from πθ ("on") or from π_old ("off"), with D taken as it is, times the ratio, or times the detached
+ratio.
 """
 
 import pytest
@@ -35,14 +35,14 @@ PLACEMENTS = [
 
 
 def policies() -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of πθ, a leaf; log π_old, a little away from it; log π_ref, further away. Each [V], float64."""
+    """Return the logits of πθ (a leaf), log π_old close to it, and log π_ref further away. Each [V], float64."""
     noise = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     logits = noise[0].clone().requires_grad_()
     return logits, (noise[0] + 0.5 * noise[1]).log_softmax(0), noise[2].log_softmax(0)
 
 
-def truths() -> dict[str, Tensor]:
-    """The gradients of the two divergences, by the logits. [V]"""
+def true_gradients() -> dict[str, Tensor]:
+    """Return the gradients of the two divergences with respect to the logits. [V]"""
     logits, _, ref = policies()
     policy = logits.log_softmax(0)
     values = {"reverse": (policy.exp() * (policy - ref)).sum(), "forward": (ref.exp() * (ref - policy)).sum()}
@@ -50,7 +50,7 @@ def truths() -> dict[str, Tensor]:
 
 
 def every_token(logprobs: Tensor, old: Tensor, ref: Tensor, advantages: Tensor) -> tuple[Batch, Tensor]:
-    """One answer for each token of the vocabulary, and its log πθ [V, 2]; all from [V]."""
+    """Return a batch with one answer for each token of the vocabulary, and its log πθ [V, 2]; all inputs are [V]."""
 
     def column(values: Tensor) -> Tensor:
         return torch.stack([torch.zeros_like(values), values], dim=1)
@@ -60,18 +60,18 @@ def every_token(logprobs: Tensor, old: Tensor, ref: Tensor, advantages: Tensor) 
     return batch, column(logprobs)
 
 
-def placed(sampled: str, divergence: Divergence, how: str) -> Tensor:
-    """The mean gradient of β · D with β = 1, over the tokens that would be sampled. [V]"""
+def mean_gradient(sampled: str, divergence: Divergence, placement: str) -> Tensor:
+    """Return the gradient of β · D with β = 1, averaged over the sampling distribution of the tokens. [V]"""
     logits, old, ref = policies()
     policy = logits.log_softmax(0)
     old = policy.detach() if sampled == "on" else old
-    ratio = (policy - old).exp().detach() if how == "x detached ratio" else 1.0
-    mean = (old.exp() * ratio)[:, None]  # [V, 1]: what a token weighs in the expectation
-    formula = ComposedObjective(
-        surrogate=unclipped, divergence=divergence, beta=1.0, kl_ratio=how == "x ratio", weight=lambda batch: mean
+    ratio = (policy - old).exp().detach() if placement == "x detached ratio" else 1.0
+    mean = (old.exp() * ratio)[:, None]  # [V, 1]: the weight of a token in the expectation
+    objective = ComposedObjective(
+        surrogate=unclipped, divergence=divergence, beta=1.0, kl_ratio=placement == "x ratio", weight=lambda batch: mean
     )
     batch, logprobs = every_token(policy, old, ref, torch.zeros_like(old))
-    (gradient,) = torch.autograd.grad(formula(TokenScores(logprobs=logprobs), batch).divergence, logits)
+    (gradient,) = torch.autograd.grad(objective(TokenScores(logprobs=logprobs), batch).divergence, logits)
     return gradient
 
 
@@ -79,34 +79,36 @@ def distance(gradient: Tensor, truth: Tensor) -> float:
     return float((gradient - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize(("sampled", "divergence", "how", "expected"), PLACEMENTS)
-def test_a_divergence_in_the_loss_has_the_gradient_of(
-    sampled: str, divergence: Divergence, how: str, expected: str
+@pytest.mark.parametrize(("sampled", "divergence", "placement", "expected"), PLACEMENTS)
+def test_the_gradient_of_a_divergence_in_the_loss(
+    sampled: str, divergence: Divergence, placement: str, expected: str
 ) -> None:
-    gradient, truth = placed(sampled, divergence, how), truths()
+    gradient, truth = mean_gradient(sampled, divergence, placement), true_gradients()
     if expected == "nothing":
         assert gradient.abs().max() < EXACT
-    for name, of in truth.items():
+    for name, exact in truth.items():
         if name == expected:
-            assert distance(gradient, of) < EXACT
+            assert distance(gradient, exact) < EXACT
         else:
-            assert distance(gradient, of) > CLEARLY_DIFFERENT
+            assert distance(gradient, exact) > CLEARLY_DIFFERENT
 
 
 @pytest.mark.parametrize(("sampled", "surrogate"), [("on", log_likelihood), ("off", unclipped)])
-def test_k1_taken_off_the_reward_has_the_gradient_of_the_reverse_divergence(sampled: str, surrogate: Surrogate) -> None:
+def test_k1_subtracted_from_the_reward_has_the_gradient_of_the_reverse_divergence(
+    sampled: str, surrogate: Surrogate
+) -> None:
     logits, old, ref = policies()
     policy = logits.log_softmax(0)
     old = policy.detach() if sampled == "on" else old
     batch, logprobs = every_token(policy, old, ref, -k1(policy, ref).detach())
-    formula = ComposedObjective(surrogate=surrogate, weight=lambda batch: old.exp()[:, None])
-    (gradient,) = torch.autograd.grad(formula(TokenScores(logprobs=logprobs), batch).loss, logits)
-    assert distance(gradient, truths()["reverse"]) < EXACT
-    assert distance(gradient, truths()["forward"]) > CLEARLY_DIFFERENT
+    objective = ComposedObjective(surrogate=surrogate, weight=lambda batch: old.exp()[:, None])
+    (gradient,) = torch.autograd.grad(objective(TokenScores(logprobs=logprobs), batch).loss, logits)
+    assert distance(gradient, true_gradients()["reverse"]) < EXACT
+    assert distance(gradient, true_gradients()["forward"]) > CLEARLY_DIFFERENT
 
 
 @pytest.mark.parametrize("divergence", [k1, k3])
-def test_k1_and_k3_are_unbiased_in_value_whatever_their_gradient(divergence: Divergence) -> None:
+def test_the_values_of_k1_and_k3_are_unbiased(divergence: Divergence) -> None:
     logits, _, ref = policies()
     policy = logits.detach().log_softmax(0)
     truth = (policy.exp() * (policy - ref)).sum()
@@ -117,27 +119,27 @@ PROBABILITY = st.floats(0.001, 0.999)
 
 
 @given(st.floats(-3, 3), PROBABILITY, PROBABILITY, st.floats(0, 1))
-def test_the_coefficient_of_grpo_at_the_old_policy_is_equation_21(
+def test_the_gradient_coefficient_of_grpo_at_the_old_policy_is_equation_21(
     advantage: float, old: float, ref: float, beta: float
 ) -> None:
-    # DeepSeekMath (arXiv 2402.03300): Â + β (π_ref / πθ - 1), what ∇ log πθ is multiplied with.
+    # DeepSeekMath (arXiv 2402.03300): Â + β (π_ref / πθ - 1), the factor of ∇ log πθ.
     (point,) = table(grpo(beta=beta), old=old, news=[old], advantage=advantage, ref=ref)
     assert point.gradient * old == pytest.approx(advantage + beta * (ref / old - 1), rel=1e-9, abs=1e-9)
 
 
 @given(st.floats(-3, 3), PROBABILITY, PROBABILITY, PROBABILITY)
-def test_with_the_ratio_the_coefficient_is_that_of_the_reverse_divergence(
+def test_multiplied_by_the_ratio_k3_has_the_coefficient_of_the_reverse_divergence(
     advantage: float, old: float, new: float, ref: float
 ) -> None:
-    # d/dlog πθ of ρ k3 is ρ log(πθ / π_ref); at πθ = π_old the distance itself, with no π_ref / πθ that may explode.
-    formula = ComposedObjective(surrogate=unclipped, beta=0.5, kl_ratio=True)
-    (point,) = table(formula, old=old, news=[new], advantage=advantage, ref=ref)
+    # d/dlog πθ of ρ k3 is ρ log(πθ / π_ref): at πθ = π_old the log-ratio itself, without a π_ref / πθ that may explode.
+    objective = ComposedObjective(surrogate=unclipped, beta=0.5, kl_ratio=True)
+    (point,) = table(objective, old=old, news=[new], advantage=advantage, ref=ref)
     distance = torch.tensor(new / ref, dtype=torch.float64).log().item()
     assert point.gradient * old == pytest.approx(advantage - 0.5 * distance, rel=1e-6, abs=1e-6)
 
 
-def test_what_the_enumeration_calls_the_objective_is_what_is_trained() -> None:
-    """The same batch with GRPO's own weight: the mean over the vocabulary, not over the policy."""
+def test_the_enumerated_gradient_equals_that_of_the_trained_objective() -> None:
+    """Use GRPO's own weight on the same batch: a mean over the vocabulary, not over the policy."""
     logits, old, ref = policies()
     policy = logits.detach().log_softmax(0)
     batch, logprobs = every_token(policy, old, ref, torch.ones_like(old))

@@ -1,4 +1,4 @@
-"""Every piece of the family, by hand: levels, surrogates, weights, corrections and batch_transforms."""
+"""Test every piece against numbers worked out by hand: levels, surrogates, weights, corrections, batch transforms."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def row(*values: float) -> Tensor:
 
 
 def one_row(advantage: float, old: Sequence[float], rollout_logprobs: Sequence[float] | None = None) -> Batch:
-    """One answer, π_old of each token in probabilities, all with the same advantage."""
+    """Return a batch of one answer; `old` holds the probabilities under π_old; all tokens have the same advantage."""
     batch = batch_of([rollout(len(old))])
     logs = row(*map(math.log, old))
     return batch.with_(
@@ -57,7 +57,7 @@ def one_row(advantage: float, old: Sequence[float], rollout_logprobs: Sequence[f
 
 
 def value_and_slope(surrogate: Surrogate, advantage: float, *, old: float, new: float) -> tuple[float, float]:
-    """S and dS / d log πθ of one token."""
+    """Return S and dS / d log πθ of one token."""
     batch = one_row(advantage, [old])
     leaf = row(math.log(new)).requires_grad_()
     value = surrogate(leaf - batch.old_logprobs, leaf, row(advantage), batch)[0, 1]
@@ -68,7 +68,7 @@ def value_and_slope(surrogate: Surrogate, advantage: float, *, old: float, new: 
 # ---------------------------------------------------------------------------------------------------------- levels
 
 
-def test_the_ratio_of_an_answer_is_the_geometric_mean_or_the_product_over_its_mask() -> None:
+def test_the_sequence_ratio_is_the_geometric_mean_or_the_product_over_the_mask() -> None:
     mask = torch.tensor([[False, True, False, True, True]])
     logs = torch.tensor([[2.0, 8.0, 0.25]], dtype=torch.float64).log()
     log_ratio = torch.zeros(1, 5, dtype=torch.float64).masked_scatter(mask, logs)
@@ -80,7 +80,7 @@ def test_the_ratio_of_an_answer_is_the_geometric_mean_or_the_product_over_its_ma
         assert level(log_ratio, mask)[~mask].eq(0).all()
 
 
-def test_gspo_token_has_the_value_of_the_answer_and_the_gradient_of_the_token() -> None:
+def test_gspo_token_has_the_value_of_the_sequence_and_the_gradient_of_the_token() -> None:
     batch, logprobs = with_noise(batch_of(*RAGGED))
     assert_close(evaluate(presets.gspo_token(), logprobs, batch), evaluate(presets.gspo(), logprobs, batch))
     leaf = logprobs.clone().requires_grad_()
@@ -116,14 +116,14 @@ def test_gspo_token_has_the_value_of_the_answer_and_the_gradient_of_the_token() 
         (dppo_tv(threshold=0.2), 1.0, 0.01, 0.209, 20 * math.log(0.209), 20.0),  # a ratio of 20.9, capped
         (dppo_tv(threshold=0.2), 1.0, 0.5, 0.71, 0.0, 0.0),
         (dppo_tv(threshold=0.2), -1.0, 0.5, 0.29, 0.0, 0.0),
-        (dppo_tv(threshold=0.2), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),  # the wrong way: kept
+        (dppo_tv(threshold=0.2), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),  # moved against its advantage: kept
         (dppo_tv(threshold=0.2), 1.0, 0.5, 0.25, 0.5 * math.log(0.25), 0.5),
         # KL(.5 ‖ .75) = .1438410, KL(.5 ‖ .25) = .1438410
         (dppo_kl(threshold=0.1438411), 1.0, 0.5, 0.75, 1.5 * math.log(0.75), 1.5),
         (dppo_kl(threshold=0.1438410), 1.0, 0.5, 0.75, 0.0, 0.0),
         (dppo_kl(threshold=0.1438410), -1.0, 0.5, 0.25, 0.0, 0.0),
         (dppo_kl(threshold=0.1438410), -1.0, 0.5, 0.75, -1.5 * math.log(0.75), -1.5),
-        (dppo_kl(threshold=5.0), 1.0, 0.5, 1.0, 0.0, 0.0),  # certainty is infinitely far
+        (dppo_kl(threshold=5.0), 1.0, 0.5, 1.0, 0.0, 0.0),  # probability 1 is infinitely far
         (dppo_kl(threshold=0.1), -1.0, 1.0, 1.0, 0.0, -1.0),
         (dppo_kl(threshold=0.1), -1.0, 1.0, 0.95, -0.95 * math.log(0.95), -0.95),  # KL = -log .95
         (dro(tau=0.5), 1.0, 0.25, 0.5, math.log(0.5) - 0.25 * math.log(2) ** 2, 1 - 0.5 * math.log(2)),
@@ -152,7 +152,7 @@ def test_a_dual_clip_of_1_or_less_is_refused(dual: float) -> None:
         clip(low=0.2, high=0.2, dual=dual)
 
 
-def test_the_penalty_of_kl_cov_is_on_marked_tokens_only_and_never_without_marks() -> None:
+def test_kl_cov_penalises_only_marked_tokens_and_refuses_a_batch_without_marks() -> None:
     batch = one_row(1.0, [0.25, 0.25])
     leaf = row(math.log(0.5), math.log(0.5)).requires_grad_()
     with pytest.raises(ValueError, match="requires the batch transform `covariant`"):
@@ -163,7 +163,7 @@ def test_the_penalty_of_kl_cov_is_on_marked_tokens_only_and_never_without_marks(
     assert_close(torch.autograd.grad(gain.sum(), leaf)[0], row(1.5, 2.0))
 
 
-def test_the_absolute_distance_is_no_kl_but_pulls_evenly() -> None:
+def test_the_absolute_divergence_has_a_constant_gradient() -> None:
     leaf = row(-1.0, -3.0).requires_grad_()
     away = absolute(leaf, row(-2.0, -2.5))
     assert_close(away, row(1.0, 0.5))
@@ -173,7 +173,7 @@ def test_the_absolute_distance_is_no_kl_but_pulls_evenly() -> None:
 # --------------------------------------------------------------------------------------------------------- weights
 
 
-def test_the_other_weights_are_what_they_are_called() -> None:
+def test_the_other_weights_have_the_values_that_their_names_promise() -> None:
     batch = batch_of([rollout(4), rollout(1)], [rollout(0), rollout(3, mask=(True, False, True))], [rollout(0)])
     assert_close(prompt_mean(batch)[[0, 1, 3], 0], torch.tensor([1 / 10, 1 / 10, 1 / 4]))
     assert sequence_sum(batch) == 1 / 3
@@ -189,7 +189,7 @@ LOPSIDED = (2.0, 4.0, 8.0)  # product 64, geometric mean 4
 
 
 def corrected(correction: corrections.Correction, weights: Sequence[float], advantage: float = 1.0) -> list[float]:
-    """c of each token; πθ is π_old."""
+    """Return the correction c of each token; πθ is π_old."""
     batch = one_row(advantage, [0.5] * len(weights), [math.log(0.5 / w) for w in weights])
     assert batch.old_logprobs is not None
     c = torch.as_tensor(correction(batch.old_logprobs, batch))
@@ -211,7 +211,7 @@ def corrected(correction: corrections.Correction, weights: Sequence[float], adva
         (corrections.mask(level="sequence", low=0.0, high=64.1), LOPSIDED, [64, 64, 64]),
         (corrections.sequence_mask(high=4.1), LOPSIDED, [2, 4, 8]),
         (corrections.sequence_mask(high=3.9), LOPSIDED, [0, 0, 0]),
-        # k1 = -log w: the first token is 1.39 nats more likely to the engine, the last as much less
+        # k1 = -log w: the first token is 1.39 nats more likely under the engine, the last 1.39 nats less
         (corrections.reject(estimator="k1", level="token", low=-1.0, high=2.0), W, [1, 1, 0]),
         (corrections.reject(estimator="k1", level="token", low=-2.0, high=1.0), W, [0, 1, 1]),
         (corrections.reject(estimator="k1", level="token", high=1.0), W, [0, 1, 0]),
@@ -226,27 +226,28 @@ def corrected(correction: corrections.Correction, weights: Sequence[float], adva
         (corrections.product(corrections.truncate(), corrections.reject(high=0.74)), W, [0, 0, 0]),
     ],
 )
-def test_a_correction_weighs_or_drops_by_how_far_the_engine_is_off(
+def test_a_correction_weights_or_masks_tokens_by_the_difference_from_the_engine(
     correction: corrections.Correction, weights: Sequence[float], expected: Sequence[float]
 ) -> None:
     assert corrected(correction, weights) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_bad_answer_that_the_policy_has_left_is_dropped_and_a_good_one_is_not() -> None:
-    left = (math.exp(-1.0), math.exp(-2.0))  # πθ = π_old is e^1.5 times less likely than the engine said, on average
-    assert corrected(corrections.off_policy_rows(limit=1.4), left, advantage=-1.0) == [0, 0]
-    assert corrected(corrections.off_policy_rows(limit=1.6), left, advantage=-1.0) == [1, 1]
-    assert corrected(corrections.off_policy_rows(limit=1.4), left, advantage=1.0) == [1, 1]
-    assert corrected(corrections.off_policy_rows(limit=1.4), left, advantage=0.0) == [1, 1]
-    assert corrected(corrections.off_policy_rows(limit=1.4, by="old"), left, advantage=-1.0) == [1, 1]
+def test_off_policy_rows_masks_bad_answers_but_no_good_ones() -> None:
+    # On average, πθ = π_old is e^1.5 times smaller than the probability that the engine reported.
+    unlikely = (math.exp(-1.0), math.exp(-2.0))
+    assert corrected(corrections.off_policy_rows(limit=1.4), unlikely, advantage=-1.0) == [0, 0]
+    assert corrected(corrections.off_policy_rows(limit=1.6), unlikely, advantage=-1.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4), unlikely, advantage=1.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4), unlikely, advantage=0.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4, by="old"), unlikely, advantage=-1.0) == [1, 1]
 
 
-def test_a_correction_multiplies_the_policy_term_and_no_other() -> None:
+def test_a_correction_multiplies_only_the_policy_term() -> None:
     batch, logprobs = with_noise(batch_of(*RAGGED))
-    formula = ComposedObjective(surrogate=log_likelihood, weight=sequence_sum, beta=0.5)
-    half = replace(formula, correction=corrections.truncate(low=0.5, high=0.5))
-    (loss, gradient), (loss_half, gradient_half) = (evaluate(each, logprobs, batch) for each in (formula, half))
-    (kl, kl_gradient) = evaluate(formula, logprobs, batch.with_(advantages=torch.zeros_like(logprobs)))
+    objective = ComposedObjective(surrogate=log_likelihood, weight=sequence_sum, beta=0.5)
+    half = replace(objective, correction=corrections.truncate(low=0.5, high=0.5))
+    (loss, gradient), (loss_half, gradient_half) = (evaluate(each, logprobs, batch) for each in (objective, half))
+    (kl, kl_gradient) = evaluate(objective, logprobs, batch.with_(advantages=torch.zeros_like(logprobs)))
     assert_close((loss_half - kl, gradient_half - kl_gradient), (0.5 * (loss - kl), 0.5 * (gradient - kl_gradient)))
 
 
@@ -259,12 +260,12 @@ def test_a_correction_multiplies_the_policy_term_and_no_other() -> None:
         (lambda: high_entropy(share=0.0), "share must be above 0"),
     ],
 )
-def test_a_name_that_does_not_exist_is_refused_with_those_that_do(make: Callable[[], object], message: str) -> None:
+def test_an_unknown_option_is_refused_with_the_valid_ones(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_pieces_together_need_what_each_of_them_needs() -> None:
+def test_a_product_of_corrections_requires_what_each_of_them_requires() -> None:
     @requires(reference=True)
     def own(logprobs: Tensor, batch: Batch) -> float:
         return 1.0
@@ -273,10 +274,10 @@ def test_pieces_together_need_what_each_of_them_needs() -> None:
     assert not requirements_of(corrections.product(corrections.none)).reference
 
 
-# ---------------------------------------------------------------------------------------------------- preparations
+# ------------------------------------------------------------------------------------------------ batch transforms
 
 
-def test_only_the_most_uncertain_tokens_keep_their_advantage() -> None:
+def test_high_entropy_keeps_the_advantage_of_only_the_most_uncertain_tokens() -> None:
     batch, _ = with_noise(batch_of([rollout(4, 1.0), rollout(6, 0.0, mask=(True,) * 5 + (False,))]))
     entropy = torch.linspace(0, 1, batch.token_ids.numel()).view_as(batch.token_ids)
     spoilt = entropy.where(batch.loss_mask, math.inf)
@@ -285,7 +286,7 @@ def test_only_the_most_uncertain_tokens_keep_their_advantage() -> None:
     assert kept is not None
     trained = entropy[batch.loss_mask]
     assert_close(kept[batch.loss_mask], batch.advantages[batch.loss_mask] * (trained >= trained.quantile(0.75)))
-    assert kept[batch.loss_mask].count_nonzero() == 3  # of 9: the quantile stands on the third
+    assert kept[batch.loss_mask].count_nonzero() == 3  # of 9: the quantile is the third
     assert requirements_of(high_entropy()) == Requires(old_entropy=True)
     empty, logprobs = with_noise(batch_of([rollout(0)]))
     assert high_entropy()(empty.with_(old_entropy=logprobs)).advantages is not None
@@ -298,29 +299,29 @@ def covariances(batch: Batch) -> Tensor:
     return (a - a.mean()) * (l - l.mean())
 
 
-def test_clip_cov_leaves_out_as_many_as_told_of_those_within_its_bounds() -> None:
+def test_clip_cov_removes_the_given_share_of_tokens_within_its_bounds() -> None:
     batch, _ = with_noise(batch_of(*RAGGED))
     assert batch.advantages is not None
     prepared = without_covariant(share=0.2, low=0.0, high=0.5)(batch).advantages
     assert prepared is not None
-    gone = ((prepared == 0) & (batch.advantages != 0))[batch.loss_mask]
-    assert gone.sum() == int(0.2 * batch.totals.tokens)
-    assert ((covariances(batch)[gone] > 0) & (covariances(batch)[gone] < 0.5)).all()
+    removed = ((prepared == 0) & (batch.advantages != 0))[batch.loss_mask]
+    assert removed.sum() == int(0.2 * batch.totals.tokens)
+    assert ((covariances(batch)[removed] > 0) & (covariances(batch)[removed] < 0.5)).all()
     assert without_covariant(share=0.2, low=50.0, high=60.0)(batch).advantages.equal(batch.advantages)
 
 
-def test_the_lot_of_clip_cov_depends_on_the_seed_and_the_tokens_but_not_on_the_order_of_rows() -> None:
+def test_the_random_choice_of_clip_cov_depends_on_seed_and_tokens_but_not_on_row_order() -> None:
     batch, _ = with_noise(batch_of(*RAGGED))
 
-    def left(batch: Batch, seed: int = 0) -> Tensor:
+    def remaining(batch: Batch, seed: int = 0) -> Tensor:
         advantages = without_covariant(share=0.3, low=-50.0, high=50.0, seed=seed)(batch).advantages
         assert advantages is not None
         return advantages
 
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
-    assert left(batch.rows(order)).equal(left(batch)[order])
-    assert any(not left(batch, seed).equal(left(batch)) for seed in range(1, 9))
-    assert any(not left(batch.with_(token_ids=batch.token_ids + n)).equal(left(batch)) for n in range(1, 9))
+    assert remaining(batch.rows(order)).equal(remaining(batch)[order])
+    assert any(not remaining(batch, seed).equal(remaining(batch)) for seed in range(1, 9))
+    assert any(not remaining(batch.with_(token_ids=batch.token_ids + n)).equal(remaining(batch)) for n in range(1, 9))
 
 
 def test_kl_cov_marks_the_largest_covariances() -> None:

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation: by hand, against its definition, and with tokens that the policy did not choose."""
+"""Test generalised advantage estimation by hand, against its definition, and with tokens outside the loss mask."""
 
 import pytest
 import torch
@@ -22,27 +22,29 @@ def everywhere(values: Tensor) -> Tensor:
     return torch.ones_like(values, dtype=torch.bool)
 
 
-def advantages(rewards: Tensor, values: Tensor, mask: Tensor | None = None, end: float = 0.0, **how: float) -> Tensor:
+def advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor | None = None, end: float = 0.0, **options: float
+) -> Tensor:
     after = torch.full((len(values),), end, dtype=torch.float64)
-    return generalised_advantages(rewards, values, everywhere(values) if mask is None else mask, after, **how)
+    return generalised_advantages(rewards, values, everywhere(values) if mask is None else mask, after, **options)
 
 
 def valued(*members: list[Rollout], seed: int = 0) -> Batch:
-    """A batch with rewards and made-up values in float64."""
+    """Return a batch with rewards and made-up values in float64."""
     batch = batch_of(*members)
     random = torch.Generator().manual_seed(seed)
     values = torch.randn(batch.token_ids.shape, generator=random, dtype=torch.float64)
     return batch.with_(rewards=batch.rewards.double(), values=values)
 
 
-def test_three_tokens_by_hand() -> None:
+def test_gae_of_three_tokens_worked_out_by_hand() -> None:
     rewards, values = row(0, 0, 1), row(0.1, 0.2, 0.3)
-    # deltas: .9 × .2 - .1 = .08, .9 × .3 - .2 = .07, 1 - .3 = .7; each advantage adds .9 × .5 of the next.
+    # deltas: .9 × .2 - .1 = .08, .9 × .3 - .2 = .07, 1 - .3 = .7; each advantage is its delta + .9 × .5 × the next.
     assert_close(advantages(rewards, values, gamma=0.9, lam=0.5), row(0.25325, 0.385, 0.7))
 
 
 def test_the_weights_are_powers_of_gamma_times_lambda() -> None:
-    # A blog prints the sum with powers of gamma alone: that is the case λ = 1, where λ has no say.
+    # A blog prints the sum with powers of gamma alone: that is the case λ = 1.
     rewards, values = row(0, 0, 1), row(0.1, 0.2, 0.3)
     without_lambda = 0.08 + 0.9 * 0.07 + 0.81 * 0.7
     assert_close(advantages(rewards, values, gamma=0.9, lam=1.0)[0, 0].item(), without_lambda)
@@ -58,7 +60,7 @@ def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 @given(rows(), HALVES, HALVES)
-def test_it_is_the_double_sum_over_the_trained_tokens(drawn, gamma: float, lam: float) -> None:
+def test_gae_equals_its_defining_sum_over_the_trained_tokens(drawn, gamma: float, lam: float) -> None:
     rewards, values, mask, end = drawn
     steps = mask[0].nonzero().squeeze(1).tolist()
     following = [*(values[0, t].item() for t in steps[1:]), end]
@@ -70,7 +72,7 @@ def test_it_is_the_double_sum_over_the_trained_tokens(drawn, gamma: float, lam: 
 
 
 @given(rows(), HALVES)
-def test_lambda_1_is_the_return_to_go_minus_the_value_and_lambda_0_the_error_of_one_step(drawn, gamma: float) -> None:
+def test_lambda_1_gives_return_minus_value_and_lambda_0_the_one_step_td_error(drawn, gamma: float) -> None:
     rewards, values, mask, _ = drawn
     expected = (returns_to_go(rewards, mask, gamma=gamma) - values).where(mask, 0.0)
     assert_close(advantages(rewards, values, mask, gamma=gamma, lam=1.0), expected)
@@ -79,19 +81,19 @@ def test_lambda_1_is_the_return_to_go_minus_the_value_and_lambda_0_the_error_of_
     assert_close(advantages(rewards, values, whole, gamma=gamma, lam=0.0), rewards + gamma * ahead - values)
 
 
-def test_what_a_tool_wrote_takes_no_time() -> None:
+def test_tokens_outside_the_loss_mask_are_not_discounted() -> None:
     nan = torch.nan
     mask = torch.tensor([[True, False, False, True, True]])
     found = advantages(row(0, nan, nan, 0, 1), row(0.1, nan, nan, 0.2, 0.3), mask, gamma=0.9, lam=0.5)
     assert_close(found, row(0.25325, 0, 0, 0.385, 0.7))
 
 
-def test_the_reward_falls_on_the_last_trained_token() -> None:
+def test_the_reward_is_placed_on_the_last_trained_token() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False], [False, True, True]])
     assert terminal_rewards(torch.tensor([1.0, 2.0, 3.0]), mask).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 3]]
 
 
-def test_an_answer_that_was_cut_off_goes_on_to_be_worth_its_last_value_if_asked() -> None:
+def test_bootstrap_gives_a_truncated_answer_its_last_value_as_future_return() -> None:
     cut = rollout(2, 0.0, finish_reason=FinishReason.length)
     batch = valued([rollout(2, 0.0), cut]).with_(values=torch.full((2, 3), 0.5, dtype=torch.float64))
     ended, open_ended = (gae(batch, lam=0.5, whiten=False, bootstrap=given).advantages for given in (False, True))
@@ -101,7 +103,7 @@ def test_an_answer_that_was_cut_off_goes_on_to_be_worth_its_last_value_if_asked(
     assert open_ended.tolist() == [[0, -0.25, -0.5], [0, 0, 0]]
 
 
-def test_returns_are_advantages_and_values_before_whitening() -> None:
+def test_returns_are_unwhitened_advantages_plus_values() -> None:
     batch = valued([rollout(3, 1.0), rollout(2, 0.0)])
     plain, white = gae(batch, whiten=False), gae(batch)
     assert plain.advantages is not None
@@ -111,7 +113,7 @@ def test_returns_are_advantages_and_values_before_whitening() -> None:
     assert_close(white.advantages, whitened(plain.advantages, batch.loss_mask))
 
 
-def test_whitening_has_the_divisor_n_minus_1_and_looks_at_trained_tokens_alone() -> None:
+def test_whitening_divides_by_n_minus_1_and_uses_only_trained_tokens() -> None:
     values, mask = row(1, torch.nan, 3, 5), torch.tensor([[True, False, True, True]])
     assert_close(whitened(values, mask), row(-1, 0, 0, 1), tolerance=1e-8)  # variance 4
     for equal in (row(0.1, 0.1, 0.1), row(7)):
@@ -119,7 +121,7 @@ def test_whitening_has_the_divisor_n_minus_1_and_looks_at_trained_tokens_alone()
 
 
 @given(groups())
-def test_nothing_outside_of_the_trained_tokens_matters(members: list[list[Rollout]]) -> None:
+def test_values_outside_the_loss_mask_do_not_matter(members: list[list[Rollout]]) -> None:
     batch = valued(*members)
     assert batch.values is not None
     spoilt = batch.with_(values=batch.values.where(batch.loss_mask, torch.nan))
@@ -132,10 +134,10 @@ def test_nothing_outside_of_the_trained_tokens_matters(members: list[list[Rollou
     assert found.returns[~batch.loss_mask].eq(0).all()
 
 
-def test_it_says_that_it_needs_values() -> None:
+def test_gae_requires_values() -> None:
     assert requirements_of(gae) == Requires(values=True)
     with pytest.raises(ValueError, match="needs `values`"):
         gae(batch_of([rollout(2, 1.0)]))
-    nothing = gae(batch_of([rollout(2, status="failed")]))  # a step without a token to train on is given no values
+    nothing = gae(batch_of([rollout(2, status="failed")]))  # a step without a trained token has no values
     assert nothing.advantages is not None
     assert nothing.advantages.eq(0).all()

@@ -1,4 +1,4 @@
-"""What is maximised: the papers' numbers, a second implementation, and what must not change the result."""
+"""Test objectives against the papers' numbers and a second implementation, and what must not change the result."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ EVERY = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES
 
 
 def one_token(advantage: float, *, old: float, new: float, ref: float = 0.5) -> tuple[Batch, Tensor]:
-    """A batch of one trained token, from probabilities; and log πθ [1, 2]."""
+    """Return a batch of one trained token, made from probabilities, and log πθ [1, 2]."""
 
     def row(value: float) -> Tensor:
         return torch.tensor([[0.0, value]], dtype=torch.float64)
@@ -60,7 +60,7 @@ def objective_of_one_token(advantage: float, *, old: float, new: float, epsilon:
         (1.0, 0.010, 0.012, 1.200, 1.200),
         (1.0, 0.010, 0.100, 10.000, 1.200),
         (1.0, 0.010, 0.500, 50.000, 1.200),
-        # Example 2: a token so likely that the clip is never reached
+        # Example 2: a token so likely that it never reaches the clip bound
         (1.0, 0.900, 0.800, 0.889, 0.889),
         (1.0, 0.900, 0.900, 1.000, 1.000),
         (1.0, 0.900, 0.950, 1.056, 1.056),
@@ -78,7 +78,7 @@ def objective_of_one_token(advantage: float, *, old: float, new: float, epsilon:
         (1.0, 0.5, 0.2, 0.4, 0.4),
     ],
 )
-def test_the_clipped_objective_of_the_worked_examples(
+def test_the_clipped_objective_reproduces_the_worked_examples(
     advantage: float, old: float, new: float, ratio: float, objective: float
 ) -> None:
     assert new / old == pytest.approx(ratio, abs=5e-4)
@@ -99,7 +99,7 @@ PROBABILITY = st.floats(0.01, 1.0)
 
 
 @given(st.floats(-5, 5), PROBABILITY, PROBABILITY, st.floats(0.01, 0.9))
-def test_the_objective_is_the_lesser_of_ratio_times_advantage_and_its_bound(
+def test_the_objective_is_the_minimum_of_ratio_times_advantage_and_its_bound(
     advantage: float, old: float, new: float, epsilon: float
 ) -> None:
     # CS336 (spring 2025, assignment 5) eq. 30: min(ρ A, g(ε, A)), g = (1 + ε) A for A ≥ 0 and (1 - ε) A for A < 0.
@@ -109,7 +109,7 @@ def test_the_objective_is_the_lesser_of_ratio_times_advantage_and_its_bound(
 
 
 @given(st.floats(-3, 3), PROBABILITY, PROBABILITY, st.floats(0, 1))
-def test_the_gradient_of_the_first_pass_is_that_of_the_paper(
+def test_the_gradient_of_the_first_pass_equals_the_papers(
     advantage: float, new: float, ref: float, beta: float
 ) -> None:
     # DeepSeekMath (arXiv 2402.03300) eq. 21, at πθ = π_old: Â + β (π_ref / πθ - 1).
@@ -121,14 +121,16 @@ def test_the_gradient_of_the_first_pass_is_that_of_the_paper(
 
 
 @pytest.mark.parametrize(("advantage", "new"), [(1.0, 0.25), (-1.0, 0.9)])
-def test_beyond_the_clip_a_token_on_the_wrong_side_keeps_its_whole_gradient(advantage: float, new: float) -> None:
+def test_a_token_that_moved_against_its_advantage_keeps_its_gradient_beyond_the_clip(
+    advantage: float, new: float
+) -> None:
     batch, logprobs = one_token(advantage, old=0.5, new=new)
     _, gradient = evaluate(grpo(beta=0.0), logprobs, batch)
     assert -float(gradient[0, 1]) == pytest.approx(new / 0.5 * advantage)
 
 
 @pytest.mark.parametrize(("advantage", "new"), [(1.0, 0.9), (-1.0, 0.25)])
-def test_beyond_the_clip_a_token_that_went_the_right_way_has_none(advantage: float, new: float) -> None:
+def test_a_token_that_moved_with_its_advantage_has_no_gradient_beyond_the_clip(advantage: float, new: float) -> None:
     batch, logprobs = one_token(advantage, old=0.5, new=new)
     assert evaluate(grpo(beta=0.0), logprobs, batch)[1].eq(0).all()
 
@@ -137,13 +139,13 @@ def test_beyond_the_clip_a_token_that_went_the_right_way_has_none(advantage: flo
 
 
 def grpo_by_hand(logprobs: np.ndarray, batch: Batch, low: float, high: float, beta: float) -> tuple[float, np.ndarray]:
-    """DeepSeekMath eq. 3 and its derivative, token by token, from rewards to loss."""
+    """Compute DeepSeekMath eq. 3 and its derivative token by token, from rewards to loss."""
     old, ref = np.asarray(batch.old_logprobs), np.asarray(batch.ref_logprobs)
     rows = [row for row in range(len(batch)) if batch.loss_mask[row].any()]
     objective, gradient = 0.0, np.zeros_like(logprobs)
     for row in rows:
-        fellows = [i for i in range(len(batch)) if batch.group[i] == batch.group[row] and batch.scored[i]]
-        rewards = [float(batch.rewards[i]) for i in fellows]
+        members = [i for i in range(len(batch)) if batch.group[i] == batch.group[row] and batch.scored[i]]
+        rewards = [float(batch.rewards[i]) for i in members]
         deviation = float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0
         advantage = (float(batch.rewards[row]) - float(np.mean(rewards))) / (deviation + 1e-6)
         tokens = [t for t in range(logprobs.shape[1]) if batch.loss_mask[row, t]]
@@ -162,9 +164,9 @@ def grpo_by_hand(logprobs: np.ndarray, batch: Batch, low: float, high: float, be
 
 RAGGED: Groups = [
     [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, status="failed")],
-    [rollout(2, 1.0), rollout(5, 1.0)],  # nobody was better
+    [rollout(2, 1.0), rollout(5, 1.0)],  # equal rewards
     [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
-    [rollout(2, 1.0)],  # nobody to compare with
+    [rollout(2, 1.0)],  # a group of one
 ]
 
 
@@ -174,7 +176,7 @@ def test_grpo_equals_a_second_implementation(low: float, high: float, beta: floa
     batch, logprobs = with_noise(batch_of(*RAGGED), seed)
     loss, gradient = evaluate(grpo(clip_low=low, clip_high=high, beta=beta), logprobs, batch)
     expected_loss, expected_gradient = grpo_by_hand(logprobs.numpy(), batch, low, high, beta)
-    # The batch's rewards are float32, and so are the advantages made from them.
+    # The batch's rewards are float32, and so are their advantages.
     assert_close(float(loss), expected_loss, tolerance=1e-6)
     assert_close(gradient, torch.from_numpy(expected_gradient), tolerance=1e-6)
 
@@ -189,12 +191,12 @@ def test_supervised_fine_tuning_is_the_mean_log_likelihood_of_the_trained_tokens
 
 def test_the_terms_add_up_to_the_loss() -> None:
     batch, logprobs = with_noise(batch_of(*RAGGED))
-    formula = replace(grpo(beta=0.5), entropy_bonus=0.1)
-    terms = formula(TokenScores(logprobs=logprobs, entropy=-logprobs), batch)
+    objective = replace(grpo(beta=0.5), entropy_bonus=0.1)
+    terms = objective(TokenScores(logprobs=logprobs, entropy=-logprobs), batch)
     assert_close(terms.loss, terms.divergence - terms.policy - terms.entropy)
     assert_close(terms.entropy, 0.1 * (sequence_mean(batch) * -logprobs.where(batch.loss_mask, 0.0)).sum())
-    assert formula.requires.entropy
-    assert formula.requires.reference
+    assert objective.requires.entropy
+    assert objective.requires.reference
 
 
 # ---------------------------------------------------------------------------------- what must not change the result
@@ -202,7 +204,7 @@ def test_the_terms_add_up_to_the_loss() -> None:
 
 @EVERY
 @given(groups(), st.integers(1, 60), st.booleans())
-def test_the_sum_over_microbatches_is_the_whole(
+def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(
     objective: ComposedObjective, members: Groups, budget: int, whole: bool
 ) -> None:
     batch, logprobs = with_noise(batch_of(*members))
@@ -218,7 +220,7 @@ def test_the_sum_over_microbatches_is_the_whole(
 
 @EVERY
 @given(groups(), st.integers(1, 4))
-def test_more_padding_changes_nothing(objective: ComposedObjective, members: Groups, columns: int) -> None:
+def test_padding_does_not_change_the_result(objective: ComposedObjective, members: Groups, columns: int) -> None:
     batch, logprobs = with_noise(batch_of(*members))
     wider = batch.with_(
         **{
@@ -234,7 +236,7 @@ def test_more_padding_changes_nothing(objective: ComposedObjective, members: Gro
 
 @EVERY
 @given(groups(), st.randoms(use_true_random=False))
-def test_the_order_of_groups_and_of_rows_within_them_changes_nothing(
+def test_the_order_of_groups_and_rows_does_not_matter(
     objective: ComposedObjective, members: Groups, random: Random
 ) -> None:
     batch, logprobs = with_noise(batch_of(*members))
@@ -250,9 +252,7 @@ def test_the_order_of_groups_and_of_rows_within_them_changes_nothing(
 @EVERY
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
 @given(groups())
-def test_what_stands_outside_the_mask_is_never_read(
-    objective: ComposedObjective, rubbish: float, members: Groups
-) -> None:
+def test_values_outside_the_mask_are_never_read(objective: ComposedObjective, rubbish: float, members: Groups) -> None:
     clean, logprobs = with_noise(batch_of(*members))
 
     def spoilt(values: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def test_what_stands_outside_the_mask_is_never_read(
     assert evaluate(objective, spoilt(logprobs), batch)[1][~clean.loss_mask].eq(0).all()
 
 
-def test_the_pieces_are_given_0_outside_the_mask() -> None:
+def test_pieces_receive_0_outside_the_mask() -> None:
     batch, logprobs = with_noise(batch_of(*RAGGED))
     seen: list[Tensor] = []
 
@@ -282,15 +282,15 @@ def test_the_pieces_are_given_0_outside_the_mask() -> None:
 
     names = ("old_logprobs", "ref_logprobs", "advantages")
     spoilt = batch.with_(**{name: getattr(batch, name).where(batch.loss_mask, math.nan) for name in names})
-    formula = ComposedObjective(level=level, surrogate=surrogate, divergence=divergence, beta=0.1)
-    formula(TokenScores(logprobs=logprobs.where(batch.loss_mask, math.nan)), spoilt)
+    objective = ComposedObjective(level=level, surrogate=surrogate, divergence=divergence, beta=0.1)
+    objective(TokenScores(logprobs=logprobs.where(batch.loss_mask, math.nan)), spoilt)
     assert len(seen) == 6
     assert all(tensor[~batch.loss_mask].eq(0).all() for tensor in seen)
 
 
 @EVERY
 @given(groups())
-def test_rollouts_that_cannot_be_trained_on_might_as_well_be_absent(
+def test_rollouts_that_are_not_trained_on_do_not_change_the_result(
     objective: ComposedObjective, members: Groups
 ) -> None:
     useless = [rollout(3, status="failed"), rollout(2, status="timed_out")]
@@ -328,7 +328,7 @@ def test_a_batch_without_a_trained_token_has_loss_0_and_no_gradient(
 
 
 @given(st.floats(-10, 0), st.floats(-10, 0))
-def test_the_divergences_are_schulmans(logprob: float, ref: float) -> None:
+def test_k1_k2_and_k3_are_schulmans_estimators(logprob: float, ref: float) -> None:
     pair = torch.tensor(logprob, dtype=torch.float64), torch.tensor(ref, dtype=torch.float64)
     d = logprob - ref
     assert float(k1(*pair)) == pytest.approx(d, abs=1e-12)
@@ -339,7 +339,7 @@ def test_the_divergences_are_schulmans(logprob: float, ref: float) -> None:
 @pytest.mark.parametrize(
     ("divergence", "expected"), [(k1, "nothing"), (k2, "KL(policy, reference)"), (k3, "KL(reference, policy)")]
 )
-def test_the_gradient_of_a_divergence_in_the_loss_is_what_its_page_says(divergence: Divergence, expected: str) -> None:
+def test_the_gradient_of_a_divergence_in_the_loss_is_as_documented(divergence: Divergence, expected: str) -> None:
     noise = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits, reference = noise[0].requires_grad_(), noise[1].detach().log_softmax(-1)
     policy = logits.log_softmax(-1)
@@ -362,7 +362,7 @@ def test_a_token_far_from_the_old_policy_or_the_reference_does_not_overflow(dist
         assert gradient.isfinite().all()
 
 
-def test_a_token_far_more_likely_than_under_the_reference_is_still_pulled_back() -> None:
+def test_a_token_far_more_likely_than_under_the_reference_is_still_pulled_down() -> None:
     batch, logprobs = one_token(0.0, old=0.5, new=0.5, ref=1e-12)
     _, gradient = evaluate(grpo(beta=0.04), logprobs, batch)
     assert float(gradient[0, 1]) == pytest.approx(0.04)
@@ -376,19 +376,19 @@ def test_a_coefficient_that_is_negative_or_not_finite_is_refused(name: str, valu
 
 
 @pytest.mark.parametrize("missing", ["advantages", "ref_logprobs"])
-def test_what_the_objective_needs_and_the_batch_lacks_is_named(missing: str) -> None:
+def test_an_input_that_the_batch_lacks_is_named(missing: str) -> None:
     batch, logprobs = with_noise(batch_of([rollout(), rollout(2, 1.0)]))
     with pytest.raises(ValueError, match=missing):
         evaluate(grpo(), logprobs, batch.with_(**{missing: None}))
 
 
-def test_grpo_asks_for_a_reference_only_where_beta_counts() -> None:
+def test_grpo_requires_a_reference_only_if_beta_is_above_0() -> None:
     assert grpo().requires.reference
     assert not grpo(beta=0.0).requires.reference
     assert not grpo().requires.entropy
 
 
-def test_the_weights_are_what_they_are_called() -> None:
+def test_the_weights_have_the_values_that_their_names_promise() -> None:
     batch = batch_of([rollout(4), rollout(1)], [rollout(0), rollout(3, mask=(True, False, True))])
     assert_close(sequence_mean(batch)[[0, 1, 3], 0], torch.tensor([1 / 12, 1 / 3, 1 / 6]))
     assert token_mean(batch) == 1 / 7

@@ -1,4 +1,4 @@
-"""Every preset: its equation worked out token by token a second time, and what must change nothing."""
+"""Test every preset against a second, token-by-token implementation, and what must not change the result."""
 
 import inspect
 import math
@@ -36,7 +36,7 @@ FEW = settings(max_examples=20)
 
 # ------------------------------------------------------------------------------------------- the presets, by hand
 
-Terms = list[tuple[float, float]]  # of each token of an answer: S, and Σ_u dS_u / d log πθ of this token
+Terms = list[tuple[float, float]]  # for each token of an answer: S, and Σ_u dS_u / d log πθ of this token
 ByHand = Callable[[list[float], list[float], list[float], float], Terms]  # log ρ, log πθ, log π_old, Â
 
 
@@ -44,7 +44,7 @@ def by_token(term: Callable[..., tuple[float, float]], **options: float) -> ByHa
     return lambda d, l, o, a: [term(*each, a, **options) for each in zip(d, l, o, strict=True)]
 
 
-def of_answer(low: float, high: float, *, product: bool = False) -> ByHand:
+def by_sequence(low: float, high: float, *, product: bool = False) -> ByHand:
     def terms(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
         n = len(d)
         value, slope = clipped(sum(d) if product else sum(d) / n, 0.0, 0.0, a, low=low, high=high)
@@ -59,39 +59,39 @@ def clipped(d: float, l: float, o: float, a: float, *, low: float, high: float) 
     return (ratio * a, ratio * a) if free else (bound * a, 0.0)
 
 
-def weighed(d: float, l: float, o: float, a: float, *, least: float = 0.0, most: float = math.inf) -> Any:
+def weighted_likelihood(d: float, l: float, o: float, a: float, *, least: float = 0.0, most: float = math.inf) -> Any:
     weight = min(max(math.exp(d), least), most)
     return weight * a * l, weight * a
 
 
-def plain(d: float, l: float, o: float, a: float) -> tuple[float, float]:
+def likelihood(d: float, l: float, o: float, a: float) -> tuple[float, float]:
     return a * l, a
 
 
-def gate(d: float, l: float, o: float, a: float) -> tuple[float, float]:
+def sapo(d: float, l: float, o: float, a: float) -> tuple[float, float]:
     tau = 1.0 if a > 0 else 1.05
     sigma = 1 / (1 + math.exp(-tau * (math.exp(d) - 1)))
     return 4 / tau * sigma * a, 4 * sigma * (1 - sigma) * math.exp(d) * a
 
 
-def region(d: float, l: float, o: float, a: float, *, threshold: float, kl: bool = False) -> tuple[float, float]:
+def dppo(d: float, l: float, o: float, a: float, *, threshold: float, kl: bool = False) -> tuple[float, float]:
     p, q = math.exp(l), math.exp(o)
     moved = q * (o - l) + (1 - q) * math.log((1 - q) / (1 - p)) if kl else abs(p - q)
     out = moved > threshold and (p > q if a > 0 else p < q)
-    return (0.0, 0.0) if out else weighed(d, l, o, a, most=20.0)
+    return (0.0, 0.0) if out else weighted_likelihood(d, l, o, a, most=20.0)
 
 
-def pulled(d: float, l: float, o: float, a: float) -> tuple[float, float]:
+def dro(d: float, l: float, o: float, a: float) -> tuple[float, float]:
     return a * l - 0.05 * d * d, a - 0.1 * d
 
 
-def window(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
+def vespo(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
     k, lam = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
     w = math.exp(sum(d))
     return [(w**k * math.exp(lam * (1 - w)) * a * each, w**k * math.exp(lam * (1 - w)) * a) for each in l]
 
 
-def geometric(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
+def gmpo(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
     c = [min(each, 0.4) if a > 0 else max(each, -0.4) for each in d]
     mean = math.exp(sum(c) / len(c))
     return [(mean * a, mean * a * (each == near)) for each, near in zip(d, c, strict=True)]
@@ -105,29 +105,30 @@ BY_HAND: dict[str, tuple[ByHand, str]] = {
     "dapo": (by_token(clipped, low=0.2, high=0.28), "tokens"),
     "bnpo": (CLIP, "tokens"),
     "reinforce_pp": (CLIP, "tokens"),
-    "gspo": (of_answer(3e-4, 4e-4), "mean of means"),
-    "gspo_token": (of_answer(3e-4, 4e-4), "mean of means"),
-    "luspo": (of_answer(2e-3, 2.5e-3), "mean of sums"),
-    "rloo_clip": (of_answer(0.2, 0.2, product=True), "mean of means"),
-    "gmpo": (geometric, "mean of means"),
-    "cispo": (by_token(weighed, most=5.0), "tokens"),
-    "sapo": (by_token(gate), "mean of means"),
-    "vespo": (window, "tokens"),
-    "dppo_tv": (by_token(region, threshold=0.15), "tokens"),
-    "dppo_kl": (by_token(region, threshold=0.05, kl=True), "tokens"),
-    "dro": (by_token(pulled), "tokens"),
+    "gspo": (by_sequence(3e-4, 4e-4), "mean of means"),
+    "gspo_token": (by_sequence(3e-4, 4e-4), "mean of means"),
+    "luspo": (by_sequence(2e-3, 2.5e-3), "mean of sums"),
+    "rloo_clip": (by_sequence(0.2, 0.2, product=True), "mean of means"),
+    "gmpo": (gmpo, "mean of means"),
+    "cispo": (by_token(weighted_likelihood, most=5.0), "tokens"),
+    "sapo": (by_token(sapo), "mean of means"),
+    "vespo": (vespo, "tokens"),
+    "dppo_tv": (by_token(dppo, threshold=0.15), "tokens"),
+    "dppo_kl": (by_token(dppo, threshold=0.05, kl=True), "tokens"),
+    "dro": (by_token(dro), "tokens"),
     "distillation": (by_token(lambda d, l, o, a: (math.exp(d) * a,) * 2), "tokens"),
-    "reinforce": (by_token(plain), "mean of sums"),
-    "rloo": (by_token(plain), "mean of sums"),
-    "remax": (by_token(plain), "mean of sums"),
-    "opo": (by_token(plain), "mean of sums"),
-    "gpg": (by_token(plain), "tokens"),
-    "likelihood": (by_token(plain), "tokens"),
+    "reinforce": (by_token(likelihood), "mean of sums"),
+    "rloo": (by_token(likelihood), "mean of sums"),
+    "remax": (by_token(likelihood), "mean of sums"),
+    "opo": (by_token(likelihood), "mean of sums"),
+    "gpg": (by_token(likelihood), "tokens"),
+    "likelihood": (by_token(likelihood), "tokens"),
 }
 
 
-def test_every_preset_is_worked_out_by_hand() -> None:
-    assert set(PRESETS) - set(BY_HAND) == {"grpo", "clip_cov", "kl_cov"}  # grpo: test_objectives; the others: above
+def test_every_preset_has_a_second_implementation() -> None:
+    # grpo: test_objectives; the others: test_family
+    assert set(PRESETS) - set(BY_HAND) == {"grpo", "clip_cov", "kl_cov"}
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -158,13 +159,15 @@ def test_a_preset_equals_a_second_implementation_of_its_equation(name: str, seed
     assert_close(actual, gradient, tolerance=1e-12)
 
 
-# -------------------------------------------------------------------------------------- what must change nothing
+# -------------------------------------------------------------------------------- what must not change the result
 
 
 @EVERY
 @FEW
 @given(groups(), st.integers(1, 60))
-def test_the_sum_over_microbatches_is_the_whole(objective: ComposedObjective, members: Groups, budget: int) -> None:
+def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(
+    objective: ComposedObjective, members: Groups, budget: int
+) -> None:
     batch, logprobs = with_noise(batch_of(*members))
     batch = objective.prepare(batch)
     losses, gradients, start = [], [], 0
@@ -180,7 +183,7 @@ def test_the_sum_over_microbatches_is_the_whole(objective: ComposedObjective, me
 @EVERY
 @FEW
 @given(groups(), st.randoms(use_true_random=False))
-def test_the_order_of_groups_and_rows_changes_nothing(
+def test_the_order_of_groups_and_rows_does_not_matter(
     objective: ComposedObjective, members: Groups, random: Random
 ) -> None:
     batch, logprobs = with_noise(batch_of(*members))
@@ -195,9 +198,7 @@ def test_the_order_of_groups_and_rows_changes_nothing(
 @EVERY
 @FEW
 @given(groups(), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_what_stands_outside_the_mask_is_never_read(
-    objective: ComposedObjective, members: Groups, rubbish: float
-) -> None:
+def test_values_outside_the_mask_are_never_read(objective: ComposedObjective, members: Groups, rubbish: float) -> None:
     clean, logprobs = with_noise(batch_of(*members))
 
     def spoilt(values: Tensor) -> Tensor:
@@ -214,7 +215,9 @@ def test_what_stands_outside_the_mask_is_never_read(
 @EVERY
 @pytest.mark.parametrize("distance", [-1000.0, 1000.0])
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
-def test_nothing_overflows_in_float32(objective: ComposedObjective, distance: float, advantage: float) -> None:
+def test_loss_and_gradient_do_not_overflow_in_float32(
+    objective: ComposedObjective, distance: float, advantage: float
+) -> None:
     batch, old = with_noise(batch_of([rollout(2)]))
     batch = batch.with_(old_logprobs=old, ref_logprobs=old, advantages=torch.full_like(old, advantage))
     loss, gradient = evaluate(objective, (old + distance).float(), objective.prepare(batch))

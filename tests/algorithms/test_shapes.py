@@ -1,4 +1,4 @@
-"""Shapes are stated in every signature, checked while tests run, and what a user's piece returns is always checked."""
+"""Test that shapes in signatures are checked while tests run, and that a custom piece's result is always checked."""
 
 import functools
 import subprocess
@@ -23,7 +23,7 @@ BATCH, LOGPROBS = with_noise(batch_of([rollout(3, 1.0), rollout(2)], [rollout(1,
 
 
 def by_row(*tensors: Any) -> torch.Tensor:
-    """A piece whose author has forgotten a dimension."""
+    """Return a wrong shape, as a piece that forgot a dimension would."""
     return torch.zeros(4, dtype=torch.float64)
 
 
@@ -46,7 +46,9 @@ FACTOR = r"expected \[B, T\] = \[4, 5\], \[B, 1\] = \[4, 1\] or a number$"
         ("entropy_weight", "weight", FACTOR),
     ],
 )
-def test_a_piece_that_returns_a_wrong_shape_is_named_with_both_shapes(field: str, kind: str, expected: str) -> None:
+def test_a_piece_that_returns_a_wrong_shape_is_named_with_the_returned_and_expected_shape(
+    field: str, kind: str, expected: str
+) -> None:
     objective = replace(grpo(), entropy_bonus=0.1 if field == "entropy_weight" else 0.0, **{field: by_row})
     with pytest.raises(UserError, match=rf"^the {kind} test_shapes.by_row returned shape \[B\] = \[4\], {expected}"):
         call(objective)
@@ -65,25 +67,25 @@ def test_weights_and_corrections_may_be_numbers(number: Any) -> None:
     evaluate(replace(grpo(), weight=lambda batch: number, correction=lambda logprobs, batch: number), LOGPROBS, BATCH)
 
 
-def test_options_that_are_filled_in_do_not_hide_the_name_of_a_piece() -> None:
+def test_an_error_names_the_piece_inside_a_partial() -> None:
     with pytest.raises(UserError, match=r"the surrogate test_shapes.by_row returned"):
         call(replace(grpo(), surrogate=functools.partial(by_row)))
 
 
-def test_an_advantage_of_a_wrong_shape_is_named_with_both_shapes() -> None:
+def test_an_advantage_that_returns_a_wrong_shape_is_named() -> None:
     with pytest.raises(
         UserError, match=r"^the advantage test_shapes\S+ returned shape \[1, B\] = \[1, 4\], expected \[B\]"
     ):
         per_token(lambda rewards, group: rewards[None])(BATCH)
 
 
-def test_a_divergence_in_the_reward_of_a_wrong_shape_is_named() -> None:
+def test_a_divergence_in_the_reward_that_returns_a_wrong_shape_is_named() -> None:
     with pytest.raises(UserError, match=rf"^the divergence test_shapes.by_row returned shape .*{PER_TOKEN}"):
         kl_penalty(by_row, beta=0.1)(BATCH)
 
 
 @pytest.mark.parametrize("fill", [compute_advantages, lambda advantage, batch: chain(advantage)(batch)])
-def test_an_advantage_of_a_batch_returns_a_batch(fill: Callable[..., Batch]) -> None:
+def test_a_batch_advantage_that_returns_no_batch_is_refused(fill: Callable[..., Batch]) -> None:
     with pytest.raises(UserError, match=r"^the advantage test_shapes.by_row returned Tensor, expected Batch$"):
         fill(by_row, BATCH)
 
@@ -106,7 +108,7 @@ def test_a_wrong_shape_or_dtype_is_refused_while_tests_run(wrong: Callable[[], o
         wrong()
 
 
-def test_nothing_is_checked_in_normal_use() -> None:
+def test_shapes_in_signatures_are_not_checked_in_normal_use() -> None:
     code = (
         "import sys, outdo, torch; from outdo.algorithms.objectives.surrogates import unclipped;"
         "assert 'beartype' not in sys.modules and not hasattr(unclipped, '__wrapped__');"

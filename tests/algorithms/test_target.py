@@ -1,4 +1,4 @@
-"""Target probabilities: the essay's footnote, what no target may do, and that training ends where it was aimed."""
+"""Test target probabilities: the essay's footnote, limits of every target, and that training converges to them."""
 
 import math
 from collections.abc import Sequence
@@ -44,23 +44,23 @@ EVERY = pytest.mark.parametrize(
 def targets_of(
     probabilities: Sequence[float], signs: Sequence[float], *, keep: float = 0.5, power: float = 2.0
 ) -> Tensor:
-    """τ of the sampled tokens of one context."""
+    """Return the targets τ of the sampled tokens of one context."""
     logprobs, sign = doubles(probabilities).log(), doubles(signs)
     context = torch.zeros(len(sign), dtype=torch.int64)
     return target_logprobs(logprobs, sign, context, rule=power_rule(power), keep=keep).exp()
 
 
-# ----------------------------------------------------------------------------------------------- where tokens shall go
+# --------------------------------------------------------------------------------------------------- target values
 
 
-def test_footnote_3_of_the_essay_sums_to_more_than_one_and_is_brought_back():
+def test_targets_of_footnote_3_of_the_essay_sum_to_more_than_one_and_are_reduced():
     in_full = power_rule(2.0)(doubles(FOOTNOTE[0]).log(), doubles(FOOTNOTE[1]), torch.ones(4)).exp()
     assert_close(in_full[:3].sum(), doubles([1.5])[0])  # the essay's 3/2
     assert_close(in_full.sum(), doubles([1.5625])[0])  # and with the dispreferred token's 1/16
     assert_close(targets_of(*FOOTNOTE), doubles([0.3125, 0.3125, 0.3125, 0.0625]))
 
 
-def test_footnote_3_raises_good_tokens_by_the_root_of_order_1_192():
+def test_good_tokens_of_footnote_3_get_the_root_of_order_1_192():
     kappa = math.log(0.25) / float(targets_of(*FOOTNOTE)[0].log())
     assert kappa == pytest.approx(1.192, abs=5e-4)
 
@@ -74,32 +74,32 @@ def test_footnote_3_raises_good_tokens_by_the_root_of_order_1_192():
     ],
     ids=["a fifth unsampled", "two good", "disputed"],
 )
-def test_good_tokens_rise_only_as_far_as_there_is_room(context, expected):
+def test_targets_of_good_tokens_fit_the_free_probability_mass(context, expected):
     found = targets_of(*context)
     assert [round(value, 3) for value in found.tolist()] == expected
     room = 1 - 0.5 * (1 - sum(context[0]))
     assert float(found.sum()) == pytest.approx(room, abs=1e-9)
 
 
-def test_what_nobody_sampled_keeps_the_share_asked_for():
+def test_unsampled_tokens_keep_the_given_share_of_their_probability():
     for keep in (0.0, 0.3, 1.0):
         left = 1 - float(targets_of(*UNSAMPLED, keep=keep).sum())
         assert left == pytest.approx(keep * 0.2, abs=1e-9)
 
 
-def test_a_good_token_alone_always_gets_its_root_and_a_bad_one_its_square():
+def test_a_single_good_token_gets_its_square_root_and_a_single_bad_one_its_square():
     for p in (1e-9, 1e-3, 0.25, 0.9, 1 - 1e-5):
         assert_close(targets_of([p], [1.0]), doubles([math.sqrt(p)]), tolerance=1e-9)
         assert_close(targets_of([p], [-1.0]), doubles([p * p]))
 
 
-def test_neutral_and_evenly_disputed_tokens_stay():
+def test_targets_of_neutral_and_evenly_disputed_tokens_stay_unchanged():
     assert_close(targets_of([0.3, 0.2], [0.0, 1.0]), doubles([0.3, math.sqrt(0.2)]))
     batch = one_context([1.0, -1.0, 1.0], tokens=[3, 3, 4]).with_(old_logprobs=doubles([[0, -1.0], [0, -1], [0, -2]]))
-    assert_close(aimed(batch)[:, 1], doubles([-1.0, -1.0, -1.0]))
+    assert_close(targets_in(batch)[:, 1], doubles([-1.0, -1.0, -1.0]))
 
 
-def test_the_other_rules_aim_at_the_tilt_and_at_the_bounds_of_the_clip():
+def test_the_targets_of_the_tilt_and_clip_rules():
     logprobs, sign, full = doubles([0.1, 0.1]).log(), doubles([1.0, -1.0]), torch.ones(2)
     assert_close(tilt_rule(0.5)(logprobs, sign, full).exp(), doubles([0.1 * math.exp(0.5), 0.1 * math.exp(-0.5)]))
     assert_close(clip_rule(0.2, 0.3)(logprobs, sign, full).exp(), doubles([0.13, 0.08]))
@@ -112,7 +112,7 @@ RULES = st.sampled_from([power_rule(2.0), power_rule(5.0), tilt_rule(3.0), clip_
 
 
 @given(contexts, st.floats(0.0, 1.0), RULES, st.floats(0.0, 1.0))
-def test_no_target_breaks_probability_or_moves_a_token_against_its_sign(tokens, unsampled, rule, keep):
+def test_targets_sum_to_at_most_one_and_never_oppose_the_sign(tokens, unsampled, rule, keep):
     share = doubles([weight for weight, _ in tokens])
     logprobs = (share / share.sum() * (1 - unsampled)).clamp(min=1e-12).log()
     sign, context = doubles([s for _, s in tokens]), torch.zeros(len(tokens), dtype=torch.int64)
@@ -125,20 +125,20 @@ def test_no_target_breaks_probability_or_moves_a_token_against_its_sign(tokens, 
 # -------------------------------------------------------------------------------------------------- the prefix tree
 
 
-def aimed(batch: Batch, **options: str) -> Tensor:
+def targets_in(batch: Batch, **options: str) -> Tensor:
     targets = target(**options).prepare(batch).targets  # type: ignore[arg-type]
     assert targets is not None
     return targets
 
 
-def test_contexts_are_exact_prefixes_within_a_group():
+def test_a_context_is_an_exact_prefix_within_a_group():
     last = answers((5, 6, 7))
     batch = batch_of(answers((5, 6, 7), (5, 6, 8), (5, 9, 7), (0, 6)), answers((1,)), answers((1,)), last)
     contexts, tokens = prefix_tree(batch)
     rows = [(0, 3), (1, 3), (2, 3), (3, 2), (6, 3)]  # these start after a prompt of one token
     named = [contexts[row, 1 : 1 + length].tolist() for row, length in rows]
     a, b, c, d, e = named
-    assert a == b  # they part only in their last token
+    assert a == b  # they differ only in their last token
     assert a[:2] == c[:2]
     assert a[2] != c[2]  # after another second token
     assert a[0] == d[0]
@@ -155,14 +155,14 @@ def test_tokens_an_environment_inserted_are_part_of_the_context_but_have_no_targ
         old_logprobs=torch.full(batch.token_ids.shape, -1.0),
         advantages=doubles([[1.0], [-1.0], [1.0]]) * batch.loss_mask,
     )
-    found = aimed(batch)
+    found = targets_in(batch)
     assert_close(found[:, 2], torch.zeros(3))  # inserted
-    assert_close(found[:2, 3], torch.tensor([-1.0, -1.0]))  # one good and one bad answer read the same: evenly disputed
-    assert_close(found[2, 3], torch.tensor(-0.5))  # the third read something else
+    assert_close(found[:2, 3], torch.tensor([-1.0, -1.0]))  # the same context, good and bad: evenly disputed
+    assert_close(found[2, 3], torch.tensor(-0.5))  # the third has another context
 
 
-def test_answers_that_agree_count_as_one():
-    """A token that three answers took pushes as it would if one had, a third through each."""
+def test_answers_with_the_same_token_count_as_one():
+    """A token that occurs in three answers has the gradient of a single one, a third of it in each answer."""
     once, thrice = one_context([1.0, -1.0], [0, 1]), one_context([1.0, -1.0, 1.0, 1.0], [0, 1, 0, 0])
     logits, now = vocabulary([0.3, 0.4]), vocabulary([0.5, 0.1])
     losses, gradients = [], []
@@ -176,10 +176,10 @@ def test_answers_that_agree_count_as_one():
     assert_close(gradients[1], gradients[0][[0, 1, 0, 0]] / doubles([3, 1, 3, 3]))
 
 
-def test_without_merging_every_token_has_a_context_of_its_own():
+def test_without_merging_every_token_has_its_own_context():
     batch = one_context([1.0, 1.0, 1.0, -1.0])
     batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(FOOTNOTE[0])))
-    assert_close(aimed(batch, merge="none")[:, 1].exp(), doubles([0.5, 0.5, 0.5, 0.0625]))
+    assert_close(targets_in(batch, merge="none")[:, 1].exp(), doubles([0.5, 0.5, 0.5, 0.0625]))
     assert not target(merge="none").requires.whole_groups
     assert target().requires.whole_groups
 
@@ -187,8 +187,8 @@ def test_without_merging_every_token_has_a_context_of_its_own():
 # ----------------------------------------------------------------------------------------------------------- the losses
 
 
-def descended(batch: Batch, logits: Tensor, objective, *, rate: float, steps: int) -> Tensor:
-    """The probabilities [V] after gradient descent on the logits of one context."""
+def after_descent(batch: Batch, logits: Tensor, objective, *, rate: float, steps: int) -> Tensor:
+    """Return the probabilities [V] after gradient descent on the logits of one context."""
     logits = logits.clone().requires_grad_()
     for _ in range(steps):
         loss = objective(TokenScores(logprobs=logprobs_of(batch, logits)), batch).loss
@@ -198,36 +198,36 @@ def descended(batch: Batch, logits: Tensor, objective, *, rate: float, steps: in
 
 
 @pytest.mark.parametrize("context", [FOOTNOTE, UNSAMPLED, TWO_GOOD, DISPUTED])
-def test_cross_entropy_ends_exactly_at_the_targets_and_keeps_the_rest(context):
+def test_cross_entropy_converges_to_the_targets(context):
     probabilities, signs = context
     objective, batch = target(), one_context(signs)
     batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary(probabilities))))
-    found = descended(batch, vocabulary(probabilities), objective, rate=2.0, steps=3000)
+    found = after_descent(batch, vocabulary(probabilities), objective, rate=2.0, steps=3000)
     assert_close(found[: len(signs)], targets_of(*context), tolerance=1e-4)
 
 
 @pytest.mark.parametrize(("p", "sign"), [(0.25, 1.0), (0.9, 1.0), (0.01, 1.0), (0.25, -1.0), (0.9, -1.0)])
-def test_squared_ends_at_the_target_and_hinge_at_or_beyond_it(p, sign):
+def test_squared_converges_to_the_target_and_hinge_to_or_beyond_it(p, sign):
     for loss in ("squared", "hinge"):
         objective, batch = target(loss=loss), one_context([sign])
         batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([p]))))
-        found = float(descended(batch, vocabulary([p]), objective, rate=1.0, steps=1000)[0])
-        aim = math.exp(float(aimed(batch)[0, 1]))
+        found = float(after_descent(batch, vocabulary([p]), objective, rate=1.0, steps=1000)[0])
+        aim = math.exp(float(targets_in(batch)[0, 1]))
         if loss == "squared":
             assert found == pytest.approx(aim, rel=1e-3)
         else:
             assert (found - aim) * sign >= 0
 
 
-def test_the_pull_of_squared_and_hinge_is_capped():
+def test_the_targets_of_squared_and_hinge_are_capped():
     batch = one_context([-1.0]).with_(old_logprobs=doubles([[0.0, -10.0]]))
-    assert_close(aimed(batch)[0, 1], doubles([-20.0])[0])
-    assert_close(aimed(batch, loss="squared")[0, 1], doubles([-10.0 - CAP])[0])
-    assert_close(aimed(batch, loss="hinge")[0, 1], doubles([-10.0 - CAP])[0])
+    assert_close(targets_in(batch)[0, 1], doubles([-20.0])[0])
+    assert_close(targets_in(batch, loss="squared")[0, 1], doubles([-10.0 - CAP])[0])
+    assert_close(targets_in(batch, loss="hinge")[0, 1], doubles([-10.0 - CAP])[0])
 
 
 @pytest.mark.parametrize(("p", "sign"), [(0.3, 1.0), (0.3, -1.0), (1e-6, 1.0), (1e-6, -1.0), (0.99, 1.0), (0.99, -1.0)])
-def test_the_first_step_is_a_policy_gradient_of_bounded_weight(p, sign):
+def test_the_first_step_is_a_policy_gradient_with_a_bounded_weight(p, sign):
     """(τ - p) / (1 - p): √p / (1 + √p) ≤ 1/2 for a good token, -p for a bad one."""
     objective, batch = target(), one_context([sign]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
     batch = objective.prepare(batch)
@@ -236,17 +236,17 @@ def test_the_first_step_is_a_policy_gradient_of_bounded_weight(p, sign):
     assert -float(gradient[0, 1]) == pytest.approx(expected, rel=1e-8)
 
 
-def test_there_is_no_mean_over_answers_or_tokens_and_no_kl():
+def test_the_loss_is_a_sum_over_tokens_without_kl():
     batch = batch_of(answers((5, 6)), answers((7,)))
     batch = batch.with_(old_logprobs=torch.full((2, 3), -1.0), advantages=batch.loss_mask.double())
     objective = target(loss="hinge")
     terms = objective(TokenScores(logprobs=torch.full((2, 3), -1.0)), objective.prepare(batch))
-    assert float(terms.loss) == pytest.approx(3 * 0.5)  # half a nat is missing at each of three tokens
+    assert float(terms.loss) == pytest.approx(3 * 0.5)  # each of three tokens is half a nat below its target
     assert float(terms.divergence) == float(terms.entropy) == 0.0
     assert not objective.requires.reference
 
 
-def test_float32_stays_finite_and_bounded_where_nothing_is_left():
+def test_float32_stays_finite_and_bounded_without_unsampled_probability():
     tokens, signs = [0, 1, 0, 0], [1.0, -1.0, 1.0, 1.0]
     batch = one_context(signs, tokens)
     for old, now in (([-1e-7, -17.0], [0.0, -30.0]), ([-0.7, -0.7], [-1e-9, -20.0]), ([-40.0, -1e-6], [-1e-3, -7.0])):
@@ -260,7 +260,7 @@ def test_float32_stays_finite_and_bounded_where_nothing_is_left():
         assert gradient.abs().max() <= 1e6
 
 
-def test_a_token_that_has_everything_is_left_alone():
+def test_a_token_of_probability_one_has_no_gradient():
     for sign in (1.0, -1.0):
         batch = one_context([sign]).with_(old_logprobs=torch.tensor([[0.0, -5e-7]]))
         objective = target()
@@ -269,26 +269,26 @@ def test_a_token_that_has_everything_is_left_alone():
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared", "hinge"])
-def test_a_context_without_good_or_bad_tokens_is_trained_on_only_to_be_held(loss):
+def test_a_neutral_context_is_trained_only_with_hold(loss):
     two = batch_of(answers((5,), (6,)), answers((5,), (6,)))
-    signs = doubles([1.0, -1.0, 0.0, 0.0])  # the second question's answers were all alike
+    signs = doubles([1.0, -1.0, 0.0, 0.0])  # the answers to the second question have equal rewards
     old = torch.zeros(two.token_ids.shape, dtype=torch.float64)
     old[two.loss_mask] = doubles([0.4, 0.3, 0.4, 0.3]).log()
     two = two.with_(advantages=signs[:, None] * two.loss_mask, old_logprobs=old)
-    moved = old + 0.1 * two.loss_mask  # by the step before
+    moved = old + 0.1 * two.loss_mask  # by the previous step
     left, held = (target(loss=loss, hold=hold) for hold in (False, True))
-    free = evaluate(left, moved, left.prepare(two))[1][two.loss_mask]  # of the four tokens
+    free = evaluate(left, moved, left.prepare(two))[1][two.loss_mask]  # [4]
     assert free[2:].eq(0).all()
     assert free[:2].ne(0).any()
     pulled = evaluate(held, moved, held.prepare(two))[1][two.loss_mask]
-    assert (pulled[2:] > 0).all() or loss == "hinge"  # which never pulls back
+    assert (pulled[2:] > 0).all() or loss == "hinge"  # hinge never pulls back
 
 
-def test_float64_stays_float64():
+def test_targets_keep_the_dtype_of_the_log_probabilities():
     batch = one_context(UNSAMPLED[1])
     batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(UNSAMPLED[0])))
-    assert aimed(batch).dtype == torch.float64
-    assert aimed(batch.with_(old_logprobs=batch.old_logprobs.float())).dtype == torch.float32  # type: ignore[union-attr]
+    assert targets_in(batch).dtype == torch.float64
+    assert targets_in(batch.with_(old_logprobs=batch.old_logprobs.float())).dtype == torch.float32  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -301,12 +301,12 @@ def test_float64_stays_float64():
         ({"rule": "clip", "clip_low": 1.0}, "clip_low must be between"),
     ],
 )
-def test_wrong_options_are_refused_together(options, words):
+def test_all_invalid_options_are_reported_together(options, words):
     with pytest.raises(ValueError, match=words):
         target(**options)
 
 
-def test_a_batch_that_was_not_prepared_is_refused():
+def test_an_unprepared_batch_is_refused():
     batch = one_context([1.0])
     with pytest.raises(ValueError, match="old_logprobs"):
         target().prepare(batch)
@@ -319,7 +319,7 @@ def test_a_batch_that_was_not_prepared_is_refused():
 
 @EVERY
 @given(trees())
-def test_nothing_outside_of_the_mask_matters(objective, batch):
+def test_values_outside_the_mask_do_not_matter(objective, batch):
     now = tabular(batch, 1)
     loss, gradient = evaluate(objective, now, objective.prepare(batch))
 
@@ -337,7 +337,7 @@ def test_nothing_outside_of_the_mask_matters(objective, batch):
 
 @EVERY
 @given(trees(), st.randoms(use_true_random=False))
-def test_the_order_of_a_groups_answers_does_not_matter(objective, batch, random):
+def test_the_order_of_answers_within_a_group_does_not_matter(objective, batch, random):
     now = tabular(batch, 1)
     order = torch.tensor(sorted(range(len(batch)), key=lambda row: (int(batch.group[row]), random.random())))
     loss, gradient = evaluate(objective, now, objective.prepare(batch))
@@ -350,8 +350,8 @@ def test_the_order_of_a_groups_answers_does_not_matter(objective, batch, random)
 
 @EVERY
 @given(trees(), st.integers(1, 40))
-def test_microbatches_add_up(objective, batch, budget):
-    batch = objective.prepare(batch.with_(rollout_logprobs=tabular(batch, 1)))  # which is cut with the batch
+def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(objective, batch, budget):
+    batch = objective.prepare(batch.with_(rollout_logprobs=tabular(batch, 1)))  # split together with the batch
     loss, gradient = evaluate(objective, batch.rollout_logprobs, batch)
     parts = batch.microbatches(budget, whole_groups=objective.requires.whole_groups)
     found = [(part, *evaluate(objective, part.rollout_logprobs, part)) for part in parts]
@@ -361,7 +361,7 @@ def test_microbatches_add_up(objective, batch, budget):
 
 
 @given(trees())
-def test_targets_of_a_context_are_probabilities_and_no_token_goes_against_its_sign(batch):
+def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
     prepared = target().prepare(batch)
     assert prepared.targets is not None
     contexts, tokens = prefix_tree(batch)

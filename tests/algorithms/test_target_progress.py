@@ -1,4 +1,4 @@
-"""Did the policy go where it was pushed: shares of tokens, attained mass, and what could never be reached."""
+"""Test how progress towards targets is measured: shares of tokens, attained mass, and unreachable targets."""
 
 import math
 
@@ -15,7 +15,7 @@ from outdo.types import Batch
 
 
 def two_tokens() -> Batch:
-    """A good token of probability 1/4 (target 1/2) and a bad one of 1/2 (target 1/4), each alone in its context."""
+    """Return a good token (probability 1/4, target 1/2) and a bad one (1/2, target 1/4), each in its own context."""
     batch = one_context([1.0, -1.0]).with_(old_logprobs=doubles([[0.0, math.log(0.25)], [0.0, math.log(0.5)]]))
     return target(merge="none").prepare(batch)
 
@@ -34,7 +34,7 @@ def now(good: float, bad: float) -> Tensor:
         (0.900, 0.25, 1.0, {"reached": 0.5, "wrong_way": 0.0, "overshoot": 0.5}),
     ],
 )
-def test_attained_mass_and_the_shares_of_tokens(good, bad, share, metrics):
+def test_attained_mass_and_shares_of_tokens(good, bad, share, metrics):
     batch = two_tokens()
     assert attained(batch, now(good, bad)) == pytest.approx(share)
     found = target_metrics(batch, now(good, bad))
@@ -43,12 +43,12 @@ def test_attained_mass_and_the_shares_of_tokens(good, bad, share, metrics):
     assert found["target/unreachable"] == 0.0
 
 
-def test_progress_is_measured_along_the_way_in_nats():
+def test_progress_is_the_share_of_the_distance_in_nats():
     found = progress(two_tokens(), now(0.25 * 2**0.5, 1.0))
     assert_close(found, doubles([[0.0, 0.5], [0.0, -1.0]]))
 
 
-def test_noise_is_not_movement():
+def test_changes_below_the_noise_level_do_not_count_as_movement():
     batch = two_tokens()
     assert batch.old_logprobs is not None
     assert target_metrics(batch, batch.old_logprobs - NOISE / 10)["target/wrong_way"] == 0.0
@@ -59,13 +59,13 @@ def test_noise_is_not_movement():
 
 @pytest.mark.parametrize(("p", "expected"), [(0.83, 0.0), (0.84, 1.0)])
 def test_a_clip_bound_above_probability_one_is_unreachable(p, expected):
-    """The essay: where π_old is 0.99 the ratio cannot increase to 1.1; with ε = 0.2 that begins at 0.833."""
+    """From the essay: if π_old is 0.99 the ratio cannot reach 1.1; with ε = 0.2 this begins at 0.833."""
     batch = one_context([1.0]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
     for rule, share in (("clip", expected), ("power", 0.0)):
         assert target_metrics(target(rule=rule).prepare(batch), batch.old_logprobs)["target/unreachable"] == share
 
 
-def test_good_tokens_without_rivals_to_take_from_are_unreachable():
+def test_good_tokens_are_unreachable_if_no_other_token_can_lose_probability():
     batch = one_context([1.0, 1.0])
     batch = target().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.5, 0.5]))))
     assert target_metrics(batch, batch.old_logprobs)["target/unreachable"] == 1.0  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_a_batch_without_targets_has_no_metrics():
     assert target_metrics(one_context([1.0]), torch.zeros(1, 2)) == {}
 
 
-def test_tokens_counted_once_in_the_loss_are_counted_once_in_the_measures():
+def test_tokens_merged_in_the_loss_count_once_in_the_metrics():
     batch = one_context([1.0, 1.0, 1.0, -1.0], tokens=[0, 0, 0, 1])
     batch = target().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.1, 0.5]))))
     moved = batch.old_logprobs.clone()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Target Policy Optimization: the paper's three equations, and that only whole groups and trained tokens count."""
+"""Test Target Policy Optimization: the paper's three equations, and that only whole groups and trained tokens count."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from outdo.types import Batch
 
 
 def two_groups() -> tuple[Batch, Tensor]:
-    """Groups of three and two answers, one more without a trained token; log πθ is not log π_old."""
+    """Return groups of three and two answers, plus one without a trained token; log πθ differs from log π_old."""
     batch = batch_of([rollout(2), rollout(3), rollout(1), rollout(0)], [rollout(2), rollout(2)])
     random = torch.Generator().manual_seed(0)
     old = -torch.rand(batch.token_ids.shape, generator=random, dtype=torch.float64)
@@ -26,7 +26,7 @@ def sums(values: Tensor, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0])
-def test_the_loss_is_the_papers(eta):
+def test_loss_and_gradient_equal_the_papers(eta):
     batch, now = two_groups()
     assert batch.old_logprobs is not None
     assert batch.advantages is not None
@@ -43,7 +43,7 @@ def test_the_loss_is_the_papers(eta):
     assert_close(gradient[:3, :2], push[:, None].expand(-1, 2) * batch.loss_mask[:3, :2])
 
 
-def test_a_group_without_differences_pushes_nothing_at_first_and_holds_back_later():
+def test_a_group_of_equal_rewards_has_no_gradient_at_first_and_pulls_back_later():
     batch, now = two_groups()
     objective = tpo()
     batch = objective.prepare(batch.with_(advantages=torch.zeros_like(now)))
@@ -55,7 +55,7 @@ def test_a_group_without_differences_pushes_nothing_at_first_and_holds_back_late
 
 
 @given(trees())
-def test_masked_values_and_microbatches_do_not_matter(batch):
+def test_values_outside_the_mask_and_microbatches_do_not_matter(batch):
     objective = tpo()
     now = tabular(batch, 1)
     loss, gradient = evaluate(objective, now, objective.prepare(batch))
@@ -80,9 +80,9 @@ def test_the_order_of_groups_and_answers_does_not_matter():
     prepared = objective.prepare(batch)
     order = torch.tensor([5, 4, 2, 0, 3, 1])
     loss, gradient = evaluate(objective, now, prepared)
-    turned_loss, turned = evaluate(objective, now[order], prepared.rows(order))
-    assert_close(turned_loss, loss)
-    assert_close(turned, gradient[order])
+    permuted_loss, permuted = evaluate(objective, now[order], prepared.rows(order))
+    assert_close(permuted_loss, loss)
+    assert_close(permuted, gradient[order])
 
 
 def test_a_temperature_that_is_not_above_zero_is_refused():

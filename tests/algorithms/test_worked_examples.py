@@ -1,6 +1,6 @@
-"""Every number that the texts on GRPO print, as outdo gives it; and the misprints, each named.
+"""Test that outdo reproduces every number printed in four texts on GRPO; misprints are named.
 
-Four texts: an essay on the objective of DeepSeekMath (Examples 1 to 4), the Hugging Face LLM course's page on GRPO, a
+The texts: an essay on the objective of DeepSeekMath (Examples 1 to 4), the Hugging Face LLM course's page on GRPO, a
 note from PPO to GRPO, and CS336's fifth assignment (spring 2025).
 """
 
@@ -54,27 +54,27 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("number", PRINTED)
-def test_the_examples_of_the_essay_come_out_to_every_printed_digit(number: int) -> None:
+def test_the_examples_of_the_essay_are_reproduced_to_every_printed_digit(number: int) -> None:
     page = io.StringIO()
     run_example(number, Console(file=page, width=100))
     _given, _names, *rows = page.getvalue().splitlines()
     assert [row.split() for row in rows] == [row.split() for row in PRINTED[number].split("\n")[1:]]
 
 
-def test_any_probability_beyond_the_bound_is_worth_the_same() -> None:
+def test_the_objective_is_constant_beyond_the_clip_bound() -> None:
     beyond = table(grpo_clip(), old=0.01, news=[0.012, 0.1, 0.5, 1.0], advantage=1.0)
     assert [point.objective for point in beyond] == pytest.approx([1.2] * 4)
-    told = explain(grpo_clip(), old=0.9, new=0.9, advantage=-1.0)
-    assert told.flat == ((0.0, pytest.approx(0.72)),)
-    assert told.destination == pytest.approx(0.72)
+    explanation = explain(grpo_clip(), old=0.9, new=0.9, advantage=-1.0)
+    assert explanation.flat == ((0.0, pytest.approx(0.72)),)
+    assert explanation.destination == pytest.approx(0.72)
 
 
-# ------------------------------------------------------------------------------------- what the essay says about them
+# ----------------------------------------------------------------------------------- the essay's claims about them
 
 
 def test_the_advantage_cannot_be_factored_out_of_the_minimum() -> None:
-    # The essay factors Â out of min[ρ Â, clip(ρ) Â]. For Â < 0 that turns the minimum round: in Example 3's last row
-    # Â min[ρ, clip(ρ)] would be -.111, where the row itself says -.800.
+    # The essay factors Â out of min[ρ Â, clip(ρ) Â]. For Â < 0 that reverses the minimum: in the last row of Example 3
+    # Â min[ρ, clip(ρ)] would be -.111, but the row itself prints -.800.
     (point,) = table(grpo_clip(), old=0.9, news=[0.1], advantage=-1.0)
     factored = point.advantage * min(point.ratio, max(0.8, min(point.ratio, 1.2)))
     assert f"{factored:.3f}" == "-0.111"
@@ -82,8 +82,8 @@ def test_the_advantage_cannot_be_factored_out_of_the_minimum() -> None:
 
 
 @pytest.mark.parametrize(("advantage", "new"), [(-1.0, 0.9), (1.0, 0.2)])
-def test_outside_of_the_window_the_ratio_is_flat_on_one_side_only(advantage: float, new: float) -> None:
-    # "Outside the clipping window, the ratio term goes flat": not where the token went against its advantage.
+def test_outside_the_clipping_window_the_objective_is_flat_only_on_one_side(advantage: float, new: float) -> None:
+    # "Outside the clipping window, the ratio term goes flat": not if the token moved against its advantage.
     (wrong_way,) = table(grpo_clip(), old=0.5, news=[new], advantage=advantage)
     assert abs(wrong_way.ratio - 1) > 0.2
     assert wrong_way.policy_gradient == pytest.approx(advantage / 0.5)
@@ -92,42 +92,42 @@ def test_outside_of_the_window_the_ratio_is_flat_on_one_side_only(advantage: flo
 @settings(max_examples=20)
 @given(st.floats(0.01, 1.0))
 def test_a_token_above_1_over_1_plus_epsilon_never_reaches_its_bound(old: float) -> None:
-    told = explain(grpo_clip(), old=old, new=old, advantage=1.0)
-    assert told.bound == pytest.approx(1.2 * old)
-    assert told.reachable == (1.2 * old < 1)
-    assert told.destination == pytest.approx(min(1.2 * old, 1.0))
+    explanation = explain(grpo_clip(), old=old, new=old, advantage=1.0)
+    assert explanation.bound == pytest.approx(1.2 * old)
+    assert explanation.reachable == (1.2 * old < 1)
+    assert explanation.destination == pytest.approx(min(1.2 * old, 1.0))
 
 
 @settings(max_examples=20)
 @given(st.floats(0.01, 0.8), st.floats(1e-6, 0.999), st.floats(0.001, 1.0), st.floats(1.001, 10.0))
-def test_with_an_advantage_above_beta_no_reference_stops_a_token_short_of_its_bound(
+def test_with_an_advantage_above_beta_no_reference_stops_a_token_before_its_bound(
     old: float, ref: float, beta: float, more: float
 ) -> None:
-    told = explain(grpo(beta=beta), old=old, new=old, ref=ref, advantage=more * beta)
-    assert told.coefficient > 0
-    assert told.destination >= 1.2 * old * (1 - 1e-9)  # beyond it, where a reference even further up pulls on
-    assert not [turn for turn in told.turns if old <= turn.probability < 1.2 * old * (1 - 1e-9)]
+    explanation = explain(grpo(beta=beta), old=old, new=old, ref=ref, advantage=more * beta)
+    assert explanation.coefficient > 0
+    assert explanation.destination >= 1.2 * old * (1 - 1e-9)  # beyond it if the reference is even higher
+    assert not [turn for turn in explanation.turns if old <= turn.probability < 1.2 * old * (1 - 1e-9)]
 
 
-def test_with_an_advantage_below_beta_some_reference_does() -> None:
+def test_with_an_advantage_below_beta_some_reference_stops_a_token_before_its_bound() -> None:
     balanced = explain(grpo(beta=0.04), old=0.5, new=0.5, ref=0.5 * (1 - 0.01 / 0.04), advantage=0.01)
     assert balanced.coefficient == pytest.approx(0.0, abs=1e-15)
     short = explain(grpo(beta=0.04), old=0.5, new=0.5, ref=0.1, advantage=0.01)
     assert short.destination < 0.5
 
 
-def test_three_roots_and_a_square_are_more_than_a_probability() -> None:
-    # Footnote 3: three good tokens and a bad one, each with probability 1/4.
-    def wished(advantage: float) -> float:
+def test_the_unscaled_targets_of_footnote_3_sum_to_more_than_one() -> None:
+    # Footnote 3: three good tokens and a bad one, each of probability 1/4.
+    def target_of(advantage: float) -> float:
         return explain(target(), old=0.25, new=0.25, advantage=advantage).destination
 
-    good, bad = wished(1.0), wished(-1.0)
+    good, bad = target_of(1.0), target_of(-1.0)
     assert 3 * good == pytest.approx(3 / 2)
     assert 3 * good + bad == pytest.approx(1.5625)
 
 
 def slope(logits: Tensor, rewards: Tensor, surrogate: ComposedObjective, old: Tensor) -> Tensor:
-    """The gradient, by the logits of a policy of two tokens, of answers that took one of each."""
+    """Return the gradient by the logits of a two-token policy, for two answers that each consist of one token."""
     batch = batch_of([rollout(1, token_ids=(0,)), rollout(1, token_ids=(1,))])
     leaf = logits.clone().requires_grad_()
 
@@ -139,9 +139,9 @@ def slope(logits: Tensor, rewards: Tensor, surrogate: ComposedObjective, old: Te
     return torch.autograd.grad(terms.loss, leaf)[0]
 
 
-def test_one_update_makes_the_clip_irrelevant_only_if_the_batch_is_one_step() -> None:
-    # "If μ = 1 the clip function is irrelevant": so it is at the first optimiser step of a batch, but a batch that is
-    # cut into two steps moves the policy between them.
+def test_one_pass_makes_the_clip_irrelevant_only_if_the_batch_is_one_step() -> None:
+    # "If μ = 1 the clip function is irrelevant": true at the first optimiser step of a batch. But if a batch is split
+    # into two steps, the policy moves between them.
     logits, advantages = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     old = logits.log_softmax(0)
     clipped, free = ComposedObjective(surrogate=clip(low=0.2, high=0.2)), ComposedObjective(surrogate=unclipped)
@@ -161,26 +161,26 @@ def rounded(values: Tensor) -> set[str]:
     return {f"{value:.4f}" for value in values.tolist()}
 
 
-def test_the_course_has_these_means_and_deviations() -> None:
+def test_the_means_and_deviations_of_the_course() -> None:
     groups = REWARDS.view(2, 4)
     assert rounded(groups.mean(1)) == {"0.5000"}
     assert rounded(groups.std(1)) == {"0.5774"}
 
 
 def test_the_course_prints_advantages_that_its_code_does_not_give() -> None:
-    # It prints .8659 for the right answers and -.8660 for the wrong ones. Its eps of 1e-8 gives ±.8660; .8659 comes
-    # from 1e-4, TRL's, and then for both. No eps makes the two differ.
+    # It prints .8659 for the right answers and -.8660 for the wrong ones. Its eps of 1e-8 gives ±.8660; TRL's 1e-4
+    # gives ±.8659. No eps makes the two differ.
     assert rounded(group_standardised(REWARDS, QUESTION, eps=1e-8)) == {"0.8660", "-0.8660"}
     assert rounded(group_standardised(REWARDS, QUESTION, eps=1e-4)) == {"0.8659", "-0.8659"}
     # "1 - 0.5 / 0.5774 ≈ .8659" lacks its parentheses.
     assert f"{1 - 0.5 / 0.5774:.3f}" == "0.134"
 
 
-def test_eight_answers_half_of_them_right() -> None:
+def test_the_courses_eight_answers_half_of_them_right() -> None:
     rewards, group = torch.tensor([1.0, 0.0] * 4), torch.zeros(8, dtype=torch.int64)
     assert f"{rewards.mean():.1f}" == "0.5"
     assert f"{rewards.std():.2f}" == "0.53"
-    # Of .5 / .53; with the deviation's further digits, .5345, it is .9354.
+    # From .5 / .53; with more digits of the deviation (.5345) it is .9354.
     assert {f"{value:.2f}" for value in group_standardised(rewards, group).tolist()} == {"0.94", "-0.94"}
 
 
@@ -190,7 +190,7 @@ def test_eight_answers_half_of_them_right() -> None:
         (0.9, 1.0, 1.8, 1.2),
         (0.7, 1.0, 1.4, 1.2),
         (0.2, -1.0, 0.4, 0.8),
-        (0.2, 1.0, 0.4, 0.4),  # the course has .8 for any Â: the minimum keeps .4 where Â > 0
+        (0.2, 1.0, 0.4, 0.4),  # the course prints .8 for any Â: the minimum keeps .4 if Â > 0
     ],
 )
 def test_the_ratios_of_the_course(new: float, advantage: float, ratio: float, clipped: float) -> None:
@@ -200,13 +200,13 @@ def test_the_ratios_of_the_course(new: float, advantage: float, ratio: float, cl
 
 
 def course_kl(new: Tensor, old: Tensor) -> Tensor:
-    """The course's `per_token_kl`: both rows of log-probabilities through a softmax over their positions. [B, T]"""
+    """Compute the course's `per_token_kl`, which applies a softmax over positions to both log-probabilities [B, T]."""
     return (old.softmax(-1) * (old.log_softmax(-1) - new.log_softmax(-1))).sum(-1, keepdim=True)
 
 
 @pytest.fixture
 def rows() -> tuple[Tensor, Tensor]:
-    """log πθ of the sampled tokens and log π_old. [2, 5]"""
+    """Return log πθ of the sampled tokens and log π_old. [2, 5]"""
     noise = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return -noise[0].abs(), -noise[1].abs()
 
@@ -222,19 +222,19 @@ def test_the_per_token_kl_of_the_course_is_not_per_token(rows: tuple[Tensor, Ten
     assert k3(new, old).shape == (2, 5)
 
 
-def test_the_per_token_kl_of_the_course_is_0_for_its_own_answers_of_one_token(rows: tuple[Tensor, Tensor]) -> None:
+def test_the_per_token_kl_of_the_course_is_0_for_answers_of_one_token(rows: tuple[Tensor, Tensor]) -> None:
     new, old = (each[:, :1] for each in rows)
     assert course_kl(new, old).eq(0).all()
     assert k3(new, old).gt(0).all()
 
 
-def test_the_per_token_kl_of_the_course_cannot_see_all_tokens_become_less_likely(rows: tuple[Tensor, Tensor]) -> None:
+def test_the_per_token_kl_of_the_course_ignores_a_shift_of_all_log_probabilities(rows: tuple[Tensor, Tensor]) -> None:
     new, old = rows
     assert_close(course_kl(new - 3.0, old), course_kl(new, old))
     assert (k3(new - 3.0, old) - k3(new, old)).abs().min() > 0.1
 
 
-def test_the_gradient_of_the_per_token_kl_of_the_course_is_0_in_sum_over_an_answer(rows: tuple[Tensor, Tensor]) -> None:
+def test_the_gradient_of_the_per_token_kl_of_the_course_sums_to_0_over_an_answer(rows: tuple[Tensor, Tensor]) -> None:
     new, old = rows
     leaf = new.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(course_kl(leaf, old).sum(), leaf)
@@ -242,9 +242,9 @@ def test_the_gradient_of_the_per_token_kl_of_the_course_is_0_in_sum_over_an_answ
     assert_close(gradient.sum(-1), torch.zeros(2, dtype=torch.float64))
 
 
-def test_the_per_token_kl_of_the_course_holds_to_the_old_policy(rows: tuple[Tensor, Tensor]) -> None:
-    # Its second argument is `per_token_logps`, the policy before the update, which it calls the reference: at the first
-    # update of a batch it is 0 however far the policy has gone. It is also the other way round, KL(old‖new).
+def test_the_per_token_kl_of_the_course_is_relative_to_the_old_policy(rows: tuple[Tensor, Tensor]) -> None:
+    # Its second argument is `per_token_logps`, the policy before the update, which the course calls the reference. So
+    # it is 0 at the first update of a batch, no matter how far the policy has moved. Its direction is KL(old‖new).
     new, old = rows
     assert_close(course_kl(old, old), torch.zeros(2, 1, dtype=torch.float64))
     p, q = old.softmax(-1), new.softmax(-1)
@@ -255,8 +255,8 @@ def test_the_per_token_kl_of_the_course_holds_to_the_old_policy(rows: tuple[Tens
 # ------------------------------------------------------------------------------------------------ from PPO to GRPO
 
 
-def test_the_note_leaves_lambda_out_of_the_generalised_advantage() -> None:
-    # It prints Σ_l γ^l δ_{t+l}; GAE (arXiv 1506.02438) is Σ_l (γλ)^l δ_{t+l}. As printed it is λ = 1.
+def test_the_note_omits_lambda_from_the_generalised_advantage() -> None:
+    # It prints Σ_l γ^l δ_{t+l}; GAE (arXiv 1506.02438) is Σ_l (γλ)^l δ_{t+l}. The printed sum is the case λ = 1.
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.5, 0.4]])
     gamma, lam = 0.9, 0.5
     deltas = [0.0 + gamma * 0.5 - 0.2, 0.0 + gamma * 0.4 - 0.5, 1.0 - 0.4]
@@ -273,7 +273,7 @@ def test_the_note_leaves_lambda_out_of_the_generalised_advantage() -> None:
     assert first(gamma) - first(gamma * lam) > 0.2
 
 
-def test_gspo_has_the_geometric_mean_of_the_ratios() -> None:
+def test_gspo_uses_the_geometric_mean_of_the_ratios() -> None:
     # s_i = (πθ(o_i) / π_old(o_i))^(1/|o_i|), the two forms that the note prints.
     old, new = [0.5, 0.2, 0.9], [0.6, 0.3, 0.3]
     batch = batch_of([rollout(3)])
@@ -295,7 +295,7 @@ PROBABILITY = st.floats(0.01, 1.0)
 
 
 @given(st.floats(-5, 5), PROBABILITY, PROBABILITY, st.floats(0.01, 0.9))
-def test_the_minimum_is_the_one_with_g_for_either_sign_of_the_advantage(
+def test_the_clipped_objective_equals_equation_30_for_both_signs_of_the_advantage(
     advantage: float, old: float, new: float, epsilon: float
 ) -> None:
     # Equation 30: g(ε, A) = (1 + ε) A for A ≥ 0 and (1 - ε) A for A < 0; the objective is min(ρ A, g(ε, A)).
@@ -304,18 +304,18 @@ def test_the_minimum_is_the_one_with_g_for_either_sign_of_the_advantage(
     assert point.objective == pytest.approx(min(point.ratio * advantage, g), rel=1e-9, abs=1e-9)
 
 
-def test_equation_28_takes_the_mean_off_and_divides_by_the_deviation_and_eps() -> None:
+def test_equation_28_subtracts_the_mean_and_divides_by_the_deviation_plus_eps() -> None:
     rewards, group = torch.tensor([3.0, 1.0, 2.0]), torch.zeros(3, dtype=torch.int64)
     expected = (rewards - rewards.mean()) / (rewards.std() + 0.5)
     assert_close(group_standardised(rewards, group, eps=0.5), expected, tolerance=1e-6)
 
 
 def test_the_expectation_of_equation_29_is_over_the_old_policy() -> None:
-    # It is printed with answers from πθ; line 5 of its own Algorithm 3 samples them from π_old. Only so is the mean of
-    # ρ A the expected advantage of πθ. Exact, over both tokens of a policy that has two, without the clip.
+    # It is printed with answers from πθ; line 5 of its own Algorithm 3 samples them from π_old. Only then is the mean
+    # of ρ A the expected advantage of πθ. Computed exactly, over both tokens of a two-token policy, without the clip.
     old, new, advantages = (0.7, 0.3), (0.4, 0.6), (1.0, -0.5)
     ratio_form = ComposedObjective(surrogate=unclipped, weight=total)
-    worth = [
+    gains = [
         table(ratio_form, old=o, news=[n], advantage=a)[0].objective
         for o, n, a in zip(old, new, advantages, strict=True)
     ]
@@ -324,5 +324,5 @@ def test_the_expectation_of_equation_29_is_over_the_old_policy() -> None:
         return sum(p * value for p, value in zip(policy, values, strict=True))
 
     truth = mean(list(advantages), new)
-    assert mean(worth, old) == pytest.approx(truth, abs=1e-12)
-    assert abs(mean(worth, new) - truth) > 0.3
+    assert mean(gains, old) == pytest.approx(truth, abs=1e-12)
+    assert abs(mean(gains, new) - truth) > 0.3

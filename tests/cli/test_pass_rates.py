@@ -78,7 +78,7 @@ def test_where_rates_cannot_go_is_said_before_a_model_is_asked(outdo, data, tmp_
         done = outdo("eval", tmp_path / "no_model", "--data", data, "--rates", tmp_path / target)
         assert (done.status, said in done.error) == (2, True)
     two = outdo("eval", "a", "--against", "b", "--data", data, "--rates", tmp_path / "r.jsonl")
-    assert (two.status, "--rates are those of one model" in two.error) == (2, True)
+    assert (two.status, "--rates writes the pass rates of one model" in two.error) == (2, True)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

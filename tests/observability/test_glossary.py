@@ -121,7 +121,7 @@ def test_a_wrong_name_is_reported_with_the_nearest_one(wrong: str, right: str) -
 
 
 def test_a_name_without_a_similar_one_is_reported_with_the_list_command() -> None:
-    with pytest.raises(UserError, match="names all of them"):
+    with pytest.raises(UserError, match="lists all of them"):
         run_glossary("qqqqqqqq", Console(file=io.StringIO()))
 
 

@@ -160,7 +160,7 @@ def test_a_tensor_the_tree_names_must_be_there():
         ({"$tensor": "floats", "dtype": "complex64", "shape": [1]}, "no usable dtype and shape"),
         ({"$tensor": "bytes", "dtype": "complex64", "shape": [3]}, "does not fit its shape"),
         ({"$tensor": "bytes", "dtype": "complex64", "shape": ["x"]}, "does not fit its shape"),
-        ({"$float": "7ff8"}, "where the bits of a number belong"),
+        ({"$float": "7ff8"}, "instead of the bits of a number"),
         ({"$pairs": [[1]]}, "an object that outdo does not write"),
         ({"$pairs": [[[1], 2]]}, "an object that outdo does not write"),
         ({"$call": "os.system"}, "an object that outdo does not write"),

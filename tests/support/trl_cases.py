@@ -1,11 +1,11 @@
-"""TRL 1.16's own trainers, run on made-up numbers, and outdo beside them.
+"""Run TRL 1.16's own trainers and outdo on the same made-up numbers.
 
-TRL goes its whole way from rewards to a loss, by its own code: advantages, weights for the engine, masks, denominators.
-Only what needs a model is replaced: the sampling, and every log-probability and entropy. Rows are given to it as
-completions from their first column on, and what is not trained as if a tool had written it.
+TRL computes everything from rewards to a loss with its own code: advantages, engine weights, masks, denominators. Only
+what needs a model is replaced: the sampling, and every log-probability and entropy. TRL receives each row as a
+completion from its first column on; tokens that are not trained are marked as written by a tool.
 
-Precision is torch's default dtype: TRL makes some tensors of its own (SAPO's temperatures, rewards, log-probabilities
-of the engine) in it, and computes in float64 throughout only if that is the default.
+The precision is torch's default dtype: TRL creates some tensors in it (SAPO's temperatures, rewards, log-probabilities
+of the engine), so it computes entirely in float64 only if that is the default.
 """
 
 import math
@@ -35,7 +35,7 @@ from outdo.types import Batch, Rollout, TokenScores
 Groups = Sequence[Sequence[Rollout]]
 GROUPS: Groups = [
     [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(0, 0.0)],
-    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 1.0), rollout(1, 1.0)],  # no deviation
+    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 1.0), rollout(1, 1.0)],  # equal rewards
     [rollout(2, 0.0), rollout(3, 1.0), rollout(6, 0.0, mask=(True, True, False, False, True, True)), rollout(2, 1.0)],
 ]
 SIZE = len(GROUPS[0])
@@ -48,7 +48,7 @@ TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-7}, torch.float64: {"rtol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a model would have said: log πθ and H, beside the batch's rewards and the other log-probabilities."""
+    """A batch with rewards and log-probabilities, plus the log πθ and entropies H that a model would compute."""
 
     batch: Batch
     logprobs: Tensor  # [B, T]
@@ -56,15 +56,15 @@ class Case:
 
 
 Outcome = tuple[Tensor, Tensor, Tensor]
-"""The loss, its gradient by log πθ [B, T], and by H [B, T]."""
+"""The loss and its gradients by log πθ [B, T] and by H [B, T]."""
 
 
 def made_up(groups: Groups = GROUPS, *, seed: int = 46, extreme: float = 0.0, reference: float | None = None) -> Case:
-    """A case in torch's default precision: every log-probability near the others, some tokens far off, up and down.
+    """Return a case in torch's default precision, with log-probabilities close to each other except for some tokens.
 
-    `extreme` is how far (nats) πθ is from π_old there, and elsewhere π_old from the engine; `reference` how far πθ is
-    from π_ref. Unless given it is as far, but 4 at most in float32: the gradient of ρ k3 is ρ d, which TRL and outdo
-    both take for a difference of numbers of the size of ρ e^-d. The seed is one with which every branch is reached.
+    `extreme` is the distance in nats of πθ from π_old at some tokens, and of π_old from the engine at others;
+    `reference` is that of πθ from π_ref. Its default is `extreme`, but at most 4 in float32: the gradient of ρ k3 is ρ
+    d, which TRL and outdo both compute as a difference of numbers of the size of ρ e^-d. The seed reaches every branch.
     """
     random = torch.Generator().manual_seed(seed)
     batch = batch_of(*groups)
@@ -93,7 +93,7 @@ def made_up(groups: Groups = GROUPS, *, seed: int = 46, extreme: float = 0.0, re
 
 
 def without_masks(case: Case) -> Case:
-    """The same where no log-probability says anything outside of `loss_mask`, for a trainer that has no masks."""
+    """Return the case with log-probabilities of 0 outside `loss_mask`, for a trainer that has no masks."""
     names = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
     cut = {name: getattr(case.batch, name).where(case.batch.loss_mask, 0.0) for name in names}
     return replace(case, batch=case.batch.with_(**cut), logprobs=case.logprobs.where(case.batch.loss_mask, 0.0))
@@ -101,7 +101,7 @@ def without_masks(case: Case) -> Case:
 
 @contextmanager
 def precision(dtype: torch.dtype) -> Iterator[None]:
-    """Everything that asks for no other precision is made in this one."""
+    """Set torch's default dtype within the context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -114,7 +114,7 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 
 
 def trainer_of(trainer: type, config: type, folder: Path) -> Any:
-    """A trainer on a tiny model; what is asked of it is set by `trl`, for making one takes long."""
+    """Create a trainer on a tiny model. This is slow, so `trl` sets the options of each test on the same trainer."""
     tiny_model(folder / "model", hidden=16, layers=1)
     made = trainer(
         model=str(folder / "model"),
@@ -133,13 +133,13 @@ def trainer_of(trainer: type, config: type, folder: Path) -> Any:
     )
     made.current_gradient_accumulation_steps = 1  # this and the next line are what its `train` does
     made.model.train()
-    made.ref_model = object()  # which TRL makes only where β is not 0; nothing is asked of it
+    made.ref_model = object()  # TRL creates it only if β is not 0; it is never called
     return made
 
 
 @contextmanager
-def asked(trainer: Any, **options: Any) -> Iterator[None]:
-    """The trainer with these options, under the names that it keeps them by."""
+def trainer_options(trainer: Any, **options: Any) -> Iterator[None]:
+    """Set these options on the trainer within the context, under their attribute names."""
     on_trainer = {name: value for name, value in options.items() if hasattr(trainer, name)}
     on_args = {name: value for name, value in options.items() if hasattr(trainer.args, name)}
     assert on_trainer.keys() | on_args.keys() == options.keys(), "TRL has no such option"
@@ -148,10 +148,10 @@ def asked(trainer: Any, **options: Any) -> Iterator[None]:
 
 
 def inputs_of(trainer: Any, case: Case, *, rewards: Sequence[Sequence[float | None]] = (), engine: bool = True) -> Any:
-    """What TRL makes of a batch before the first pass: its advantages, masks, weights and denominators.
+    """Return TRL's inputs of the first pass: advantages, masks, weights and denominators.
 
-    `rewards` are those of several reward functions, the batch's own unless given; without `engine` nobody says what the
-    log-probabilities of sampling were.
+    `rewards` are those of several reward functions, by default the batch's own; without `engine`, TRL receives no
+    log-probabilities of the engine.
     """
     batch = case.batch
     lengths = batch.attention_mask.sum(1).tolist()
@@ -184,7 +184,7 @@ def inputs_of(trainer: Any, case: Case, *, rewards: Sequence[Sequence[float | No
 
 
 def loss_of(trainer: Any, case: Case, inputs: Any) -> Outcome:
-    """TRL's loss of one pass, and its gradients."""
+    """Return TRL's loss of one pass and its gradients."""
     leaf, entropy = case.logprobs.clone().requires_grad_(), case.entropy.clone().requires_grad_()
     with patch.object(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (leaf, entropy, None)):
         loss = trainer.compute_loss(trainer.model, inputs)
@@ -193,8 +193,8 @@ def loss_of(trainer: Any, case: Case, inputs: Any) -> Outcome:
 
 
 def trl(trainer: Any, case: Case, *, engine: bool = True, **options: Any) -> Outcome:
-    """From rewards to loss and gradients, by TRL."""
-    with asked(trainer, **options):
+    """Compute loss and gradients from rewards with TRL."""
+    with trainer_options(trainer, **options):
         return loss_of(trainer, case, inputs_of(trainer, case, engine=engine))
 
 
@@ -202,7 +202,7 @@ def trl(trainer: Any, case: Case, *, engine: bool = True, **options: Any) -> Out
 
 
 def outdo(objective: ComposedObjective, case: Case, advantage: Advantage = STANDARDISED) -> Outcome:
-    """From rewards to loss and gradients, by outdo."""
+    """Compute loss and gradients from rewards with outdo."""
     batch = objective.prepare(advantage(case.batch.with_(old_entropy=case.entropy)))
     leaf, entropy = case.logprobs.clone().requires_grad_(), case.entropy.clone().requires_grad_()
     loss = objective(TokenScores(logprobs=leaf, entropy=entropy), batch).loss
@@ -211,7 +211,7 @@ def outdo(objective: ComposedObjective, case: Case, advantage: Advantage = STAND
 
 
 def assert_same(actual: Outcome, expected: Outcome) -> None:
-    """Equal within 1e-5 in float32 and 1e-9 in float64, every element for itself."""
+    """Assert equality of every element within 1e-5 in float32 and 1e-9 in float64."""
     dtype = actual[0].dtype
     assert dtype == torch.get_default_dtype()
     for ours, theirs in zip(actual, expected, strict=True):
@@ -221,7 +221,7 @@ def assert_same(actual: Outcome, expected: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A `loss_type` of TRL: outdo's preset for it, and TRL's own bounds."""
+    """A `loss_type` of TRL, with outdo's preset for it and TRL's own bounds."""
 
     loss_type: str
     objective: ComposedObjective
@@ -229,15 +229,15 @@ class Kind:
     high: float = 0.2
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """How TRL is asked for it."""
+        """Return TRL's options for it."""
         return {"loss_type": self.loss_type, "epsilon_low": self.low, "epsilon_high": self.high, **options}
 
     def like_trl(
         self, *, level: str = "token", kl_ratio: bool = True, engine: Correction = none, **more: Any
     ) -> ComposedObjective:
-        """How outdo is asked for it, some pieces exchanged; `engine` is the weight for the engine."""
+        """Return outdo's objective for it with some pieces replaced; `engine` is the engine weight."""
         changes: dict[str, Any] = {"level": LEVELS[level], "correction": engine, **more}
-        if self.loss_type == "vespo":  # where TRL's weight is a part of W, not a factor
+        if self.loss_type == "vespo":  # TRL's engine weight is a part of W, not a factor
             changes |= {"surrogate": surrogates.vespo(engine=engine), "correction": more.get("correction", none)}
         objective = compat("trl", replace(self.objective, **changes))
         return objective if kl_ratio else replace(objective, kl_ratio=False)
@@ -257,7 +257,7 @@ KINDS = (
 
 
 def engine_options(mode: str, low: float | None = None, high: float | None = 3.0) -> dict[str, Any]:
-    """How TRL is asked for a weight for the engine."""
+    """Return TRL's options for an engine weight."""
     return {
         "use_vllm": True,
         "vllm_importance_sampling_correction": True,
@@ -268,7 +268,7 @@ def engine_options(mode: str, low: float | None = None, high: float | None = 3.0
 
 
 def engine_weight(mode: str, low: float | None = None, high: float | None = 3.0) -> Correction:
-    """How outdo is asked for the same."""
+    """Return outdo's correction for the same engine weight."""
     level, _, what = mode.partition("_")
     bounds = {"low": 0.0 if low is None else low, "high": math.inf if high is None else high}
     return {"truncate": truncate, "mask": mask}[what](level=level, **bounds)

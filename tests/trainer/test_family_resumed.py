@@ -31,7 +31,7 @@ FAMILY = {
     ),
 }
 CHANGES = {
-    "ppo": ("coefficient/penalty", "value/loss"),
+    "ppo": ("coefficient/kl_in_reward", "value/loss"),
     "judged": ("coefficient/beta", "coefficient/entropy_bonus", "reward_model/replayed", "value/loss"),
     "dapo": ("refill/rounds",),
     "target": ("updates/stopped/attained", "updates/done"),

@@ -46,7 +46,7 @@ def test_an_adaptive_penalty_follows_the_kl_that_a_step_measured(trained):
     penalty = 'train.kl_in_reward={name = "k1", beta = {start = 0.05, target = 1e-4}}'
     run = trained("train.objective=ppo", penalty, "train.passes=2", steps=3)
     assert min(values(run, "kl")) > 1.2e-4  # so that each step raises it as far as one step may
-    assert values(run, "coefficient/penalty") == pytest.approx([0.05, 0.05 * 1.02, 0.05 * 1.02**2], rel=1e-12)
+    assert values(run, "coefficient/kl_in_reward") == pytest.approx([0.05, 0.05 * 1.02, 0.05 * 1.02**2], rel=1e-12)
 
 
 def test_a_penalty_is_taken_off_the_reward_once_the_policy_has_moved(trained):
@@ -194,8 +194,8 @@ def test_tpo_moves_the_answers_of_a_group_to_their_target(trained):
 
 def test_high_entropy_tokens_alone_are_pushed_and_the_bonus_follows_its_target(trained):
     bonus = "{start = 0.01, target = 10.0, step = 0.002}"
-    preparation = '{name = "high_entropy", share = 0.2}'
-    settings = f'{{name = "grpo", beta = 0, preparation = {preparation}, entropy_bonus = {bonus}}}'
+    transform = '{name = "high_entropy", share = 0.2}'
+    settings = f'{{name = "grpo", beta = 0, batch_transform = {transform}, entropy_bonus = {bonus}}}'
     run = trained(f"train.objective={settings}", steps=3)
     assert values(run, "coefficient/entropy_bonus") == pytest.approx([0.01, 0.012, 0.014])
     for line in metrics(run):

@@ -1,4 +1,4 @@
-"""TRL's trainers, one of each for all tests of a file."""
+"""Fixtures: one of each of TRL's trainers for the whole session, and torch's default precision."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl_cases import precision, trainer_of
 
-# TRL says "gradient checkpointing" where transformers has come to say "activation checkpointing".
+# TRL still uses "gradient checkpointing", which transformers has renamed to "activation checkpointing".
 DEPRECATED = r"ignore:`(is_)?gradient_checkpointing` is deprecated:FutureWarning"
 
 
@@ -21,31 +21,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def grpo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """TRL's GRPOTrainer."""
+    """Return TRL's GRPOTrainer."""
     return trainer_of(GRPOTrainer, GRPOConfig, tmp_path_factory.mktemp("grpo"))
 
 
 @pytest.fixture(scope="session")
 def gmpo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """TRL's experimental GMPOTrainer."""
+    """Return TRL's experimental GMPOTrainer."""
     return trainer_of(GMPOTrainer, GMPOConfig, tmp_path_factory.mktemp("gmpo"))
 
 
 @pytest.fixture(scope="session")
 def rloo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """TRL's RLOOTrainer."""
+    """Return TRL's RLOOTrainer."""
     return trainer_of(RLOOTrainer, RLOOConfig, tmp_path_factory.mktemp("rloo"))
 
 
 @pytest.fixture
 def in_float64() -> Iterator[None]:
-    """In float64 throughout."""
+    """Run the test in float64."""
     with precision(torch.float64):
         yield
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def in_both_precisions(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    """Once in float32, once in float64."""
+    """Run the test once in float32 and once in float64."""
     with precision(request.param):
         yield request.param

@@ -1,4 +1,4 @@
-"""What TRL 1.16 makes of rewards: of one, of several, and of answers that have none."""
+"""Compare advantages with TRL 1.16: for one reward, for several, and for answers without a reward."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl_cases import EPS, STANDARDISED, asked, inputs_of, made_up, without_masks
+from trl_cases import EPS, STANDARDISED, inputs_of, made_up, trainer_options, without_masks
 
 from outdo.algorithms.advantages import (
     Advantage,
@@ -25,12 +25,12 @@ from outdo.types import Batch
 pytestmark = pytest.mark.usefixtures("in_both_precisions")
 Rewards = Sequence[float | None]
 
-ONE = [1.3, 0.0, 0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.0, 1.0, -2.0, 7.0]  # the second group has no deviation
+ONE = [1.3, 0.0, 0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.0, 1.0, -2.0, 7.0]  # the second group has equal rewards
 OTHER = [30.0, 10.0, 0.0, 0.0, 5.0, 0.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def without(rewards: Rewards, *rows: int) -> Rewards:
-    """The rewards, some answers left without."""
+    """Return the rewards with those of some rows removed."""
     return [None if row in rows else reward for row, reward in enumerate(rewards)]
 
 
@@ -47,7 +47,7 @@ SCALES: Mapping[str, Advantage] = {
 
 
 def rewarded(batch: Batch, *columns: Rewards, weights: Sequence[float] = (1.0,)) -> Batch:
-    """The batch with several rewards, in float32 as TRL keeps them: their weighted sum, and each as a part."""
+    """Return the batch with several rewards (float32, as in TRL): their weighted sum, and each as a reward part."""
     parts = torch.tensor([[torch.nan if each is None else each for each in column] for column in columns]).float()
     parts = parts.to(torch.get_default_dtype())
     scored = ~parts.isnan().all(0)
@@ -60,51 +60,53 @@ def rewarded(batch: Batch, *columns: Rewards, weights: Sequence[float] = (1.0,))
 
 
 def assert_advantages(advantage: Advantage, batch: Batch, expected: Tensor) -> None:
-    """Equal on all rows that have a token; whatever TRL gives the others, its masks make nothing of it."""
-    done = advantage(batch).advantages
-    assert done is not None
+    """Assert equality on all rows that have a token; TRL's masks drop its values for the others."""
+    advantages = advantage(batch).advantages
+    assert advantages is not None
     dtype = torch.get_default_dtype()
     assert expected.dtype == dtype
     assert expected[~batch.scored].eq(0).all()
-    there = batch.loss_mask.any(1)
-    rows = done.amax(1) + done.amin(1)  # 0 and the advantage of the row
+    has_token = batch.loss_mask.any(1)
+    rows = advantages.amax(1) + advantages.amin(1)  # 0 and the advantage of the row
     rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (1e-9, 1e-12)
-    torch.testing.assert_close(rows[there], expected[there], rtol=rtol, atol=atol)
+    torch.testing.assert_close(rows[has_token], expected[has_token], rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("rewards", GAPS.values(), ids=GAPS)
-def test_one_reward(grpo_trainer: Any, scale: str, rewards: Rewards) -> None:
+def test_advantages_of_one_reward_equal_trls(grpo_trainer: Any, scale: str, rewards: Rewards) -> None:
     case = made_up()
-    with asked(grpo_trainer, scale_rewards=scale):
+    with trainer_options(grpo_trainer, scale_rewards=scale):
         expected = inputs_of(grpo_trainer, case, rewards=[rewards])["advantages"]
     assert_advantages(SCALES[scale], rewarded(case.batch, rewards), expected)
 
 
-@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 @pytest.mark.parametrize(
     "columns",
     [(ONE, OTHER), (without(ONE, 2, 3), OTHER), (without(ONE, 4, 11), without(OTHER, 0, 5, 11))],
     ids=["all", "a part missing", "an answer without any"],
 )
-def test_two_rewards(grpo_trainer: Any, how: str, columns: tuple[Rewards, Rewards]) -> None:
-    """Summed before they are compared, or each compared by itself: GDPO."""
+def test_advantages_of_two_rewards_equal_trls(
+    grpo_trainer: Any, aggregation: str, columns: tuple[Rewards, Rewards]
+) -> None:
+    """Sum the rewards before standardisation, or standardise each one separately (GDPO)."""
     case, weights = made_up(), (1.0, 0.25)
-    options = {"multi_objective_aggregation": how, "reward_weights": torch.tensor(weights)}
-    with asked(grpo_trainer, **options):
+    options = {"multi_objective_aggregation": aggregation, "reward_weights": torch.tensor(weights)}
+    with trainer_options(grpo_trainer, **options):
         expected = inputs_of(grpo_trainer, case, rewards=columns)["advantages"]
     batch = rewarded(case.batch, *columns, weights=weights)
     by_part = dict(zip(batch.reward_parts, weights, strict=True))
     ours = {"sum_then_normalize": STANDARDISED, "normalize_then_sum": lambda batch: gdpo(batch, weights=by_part)}
-    assert_advantages(ours[how], batch, expected)
+    assert_advantages(ours[aggregation], batch, expected)
 
 
 # ------------------------------------------------------------------------------------------------------------- RLOO
 
 
 def whitened_leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
-    """TRL's `normalize_advantages`, which outdo has no name for: the rest of the batch is one group, but whoever has
-    no fellows says nothing."""
+    """Compute TRL's `normalize_advantages`, which outdo does not have: standardise over the batch, but an answer that
+    is alone in its group gets 0."""
     alone = (group[:, None] == group).sum(1) == 1
     return group_standardised(leave_one_out(rewards, group), torch.where(alone, group + 1, 0), eps=EPS)
 
@@ -112,11 +114,11 @@ def whitened_leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
 @pytest.mark.parametrize("rewards", GAPS.values(), ids=GAPS)
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("whiten", [False, True])
-def test_leave_one_out(rloo_trainer: Any, rewards: Rewards, beta: float, whiten: bool) -> None:
-    """RLOO, the KL taken off the reward."""
+def test_leave_one_out_advantages_equal_trls(rloo_trainer: Any, rewards: Rewards, beta: float, whiten: bool) -> None:
+    """RLOO subtracts the KL from the reward."""
     case = without_masks(made_up())
     estimator = per_token(whitened_leave_one_out if whiten else leave_one_out)
     advantage = chain(kl_penalty(k1, beta=beta), estimator) if beta else estimator
-    with asked(rloo_trainer, beta=beta, normalize_advantages=whiten):
+    with trainer_options(rloo_trainer, beta=beta, normalize_advantages=whiten):
         expected = inputs_of(rloo_trainer, case, rewards=[rewards])["advantages"]
     assert_advantages(advantage, rewarded(case.batch, rewards), expected)

@@ -1,4 +1,4 @@
-"""Where outdo and TRL 1.16 part on purpose, each with its name and, where there is one, the number between them."""
+"""Test the intended differences between outdo and TRL 1.16, with the factor between them if there is one."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,6 @@ from trl_cases import (
     STANDARDISED,
     Case,
     Outcome,
-    asked,
     assert_same,
     engine_options,
     engine_weight,
@@ -21,6 +20,7 @@ from trl_cases import (
     made_up,
     outdo,
     precision,
+    trainer_options,
     trl,
     without_masks,
 )
@@ -43,8 +43,8 @@ def times(factor: float, outcome: Outcome) -> Outcome:
     return factor * loss, factor * by_logprobs, factor * by_entropy
 
 
-def assert_other(ours: Outcome, theirs: Outcome) -> None:
-    """Not the same gradient."""
+def assert_different(ours: Outcome, theirs: Outcome) -> None:
+    """Assert that the gradients differ."""
     with pytest.raises(AssertionError):
         assert_same((ours[0] * 0, *ours[1:]), (theirs[0] * 0, *theirs[1:]))
 
@@ -58,20 +58,20 @@ def test_trl_counts_answers_without_a_trained_token(grpo_trainer: Any, loss_type
 
 
 def test_trl_counts_answers_without_a_reward(grpo_trainer: Any) -> None:
-    """They get Â = 0 and stay in every mean; with outdo they are not trained on, and in none."""
+    """In TRL they get Â = 0 and count in every mean; outdo does not train on them and leaves them out of every mean."""
     case, dapo = made_up(), KIND["dapo"]
     unscored = case.batch.scored.clone()
     unscored[5] = False
     rewards = [reward if there else None for reward, there in zip(case.batch.rewards.tolist(), unscored, strict=True)]
-    with asked(grpo_trainer, **dapo.options()):
+    with trainer_options(grpo_trainer, **dapo.options()):
         theirs = loss_of(grpo_trainer, case, inputs_of(grpo_trainer, case, rewards=[rewards]))
     batch = case.batch.with_(scored=unscored, loss_mask=case.batch.loss_mask & unscored[:, None]).recounted()
     ours = outdo(dapo.like_trl(), replace(case, batch=batch))
     assert_same(times(batch.totals.tokens / case.batch.totals.tokens, ours), theirs)
 
 
-def test_the_default_cap_of_trls_cispo_shrinks_every_token_to_a_fifth(grpo_trainer: Any) -> None:
-    """Its `epsilon_high` is the cap itself, and 0.2 unless set: below it no ratio is left."""
+def test_the_default_cap_of_trls_cispo_scales_every_token_by_a_fifth(grpo_trainer: Any) -> None:
+    """`epsilon_high` is the cap itself and 0.2 by default, so every ratio is capped."""
     case = made_up()
     assert case.batch.old_logprobs is not None
     assert ((case.logprobs - case.batch.old_logprobs)[case.batch.loss_mask] > math.log(0.2)).all()
@@ -80,57 +80,57 @@ def test_the_default_cap_of_trls_cispo_shrinks_every_token_to_a_fifth(grpo_train
     assert_same(times(0.2, outdo(plain, case)), theirs)
 
 
-def test_trls_luspo_is_the_papers_only_at_the_level_of_the_sequence(grpo_trainer: Any) -> None:
+def test_trls_luspo_equals_the_papers_only_with_the_sequence_level(grpo_trainer: Any) -> None:
     luspo, case = KIND["luspo"], made_up()
     ours = outdo(compat("trl", presets.luspo()), case)
     assert_same(ours, trl(grpo_trainer, case, **luspo.options(importance_sampling_level="sequence")))
-    assert_other(ours, trl(grpo_trainer, case, **luspo.options()))
+    assert_different(ours, trl(grpo_trainer, case, **luspo.options()))
 
 
-def test_trls_divergence_is_multiplied_by_the_ratio_unless_told_otherwise(grpo_trainer: Any) -> None:
+def test_trls_divergence_is_multiplied_by_the_ratio_by_default(grpo_trainer: Any) -> None:
     case = made_up([[rollout(3, 1.0), rollout(2, 0.0)], [rollout(1, 1.0), rollout(4, 0.0)]])
     options = GRPO.options(beta=0.04, num_generations=2)
-    assert_other(outdo(presets.grpo(beta=0.04), case), trl(grpo_trainer, case, **options))
+    assert_different(outdo(presets.grpo(beta=0.04), case), trl(grpo_trainer, case, **options))
     assert_same(outdo(compat("trl", presets.grpo(beta=0.04)), case), trl(grpo_trainer, case, **options))
 
 
-def test_trls_delta_and_clip_change_places_where_delta_is_the_lower(grpo_trainer: Any) -> None:
-    """It is a dual clip from 1 + `epsilon_high` on. Below, good tokens end at `delta` and bad ones at the clip."""
+def test_trls_delta_and_clip_swap_roles_if_delta_is_the_lower(grpo_trainer: Any) -> None:
+    """`delta` is a dual clip from 1 + `epsilon_high` on. Below, it bounds good tokens, and the clip bounds bad ones."""
     case, low = made_up(), 0.2
     theirs = trl(grpo_trainer, case, **GRPO.options(delta=1.1) | {"epsilon_high": 0.4})
-    assert_other(outdo(GRPO.like_trl(surrogate=surrogates.clip(low=low, high=0.4, dual=1.1)), case), theirs)
+    assert_different(outdo(GRPO.like_trl(surrogate=surrogates.clip(low=low, high=0.4, dual=1.1)), case), theirs)
     assert_same(outdo(GRPO.like_trl(surrogate=surrogates.clip(low=low, high=0.1, dual=1.4)), case), theirs)
 
 
-def test_trl_lets_a_weight_for_the_engine_grow_beyond_e_to_20(grpo_trainer: Any) -> None:
-    """Only where it is told to have no upper bound."""
-    case = one_token_apart(engine=25.0)
+def test_trls_engine_weight_may_exceed_e_to_20(grpo_trainer: Any) -> None:
+    """This happens only without an upper bound."""
+    case = one_token_case(engine=25.0)
     ours = outdo(GRPO.like_trl(engine=engine_weight("token_mask", 0.5, None)), case)
     theirs = trl(grpo_trainer, case, **GRPO.options(num_generations=2, **engine_options("token_mask", 0.5, None)))
     assert_same(times(math.exp(25 - 20), ours), theirs)
 
 
-def test_trls_rloo_lets_the_ratio_of_an_answer_grow_beyond_e_to_20(rloo_trainer: Any) -> None:
-    """Where Â < 0 its gradient goes on growing; outdo's has ended."""
-    case = without_masks(one_token_apart(policy=25.0))
+def test_trls_rloo_sequence_ratio_may_exceed_e_to_20(rloo_trainer: Any) -> None:
+    """If Â < 0, TRL's gradient keeps growing; outdo's is 0."""
+    case = without_masks(one_token_case(policy=25.0))
     ours = outdo(compat("trl", presets.rloo_clip()), case, per_token(leave_one_out))
-    with asked(rloo_trainer, beta=0.0, num_generations=2):
+    with trainer_options(rloo_trainer, beta=0.0, num_generations=2):
         inputs = inputs_of(rloo_trainer, case) | {"completion_mask": case.batch.loss_mask.long()}
         theirs = loss_of(rloo_trainer, case, inputs)
     assert ours[1][1].eq(0).all()
     assert theirs[1][1].sum() == pytest.approx(math.exp(25) / 2)
 
 
-def one_token_apart(*, policy: float = 0.0, engine: float = 0.0) -> Case:
-    """A good answer and a bad one, one token each, so many nats likelier to π_old than to the engine; the bad one's is
-    also likelier to πθ than to π_old."""
+def one_token_case(*, policy: float = 0.0, engine: float = 0.0) -> Case:
+    """Return a good and a bad answer of one token each, `engine` nats likelier under π_old than under the engine; the
+    bad one is also `policy` nats likelier under πθ than under π_old."""
     case = made_up([[rollout(1, 1.0), rollout(1, 0.0)]])
     mask, old = case.batch.loss_mask, -torch.ones_like(case.logprobs)
     batch = case.batch.with_(old_logprobs=old, rollout_logprobs=old - engine * mask)
     return replace(case, batch=batch, logprobs=old + torch.tensor([[0.0], [policy]]) * mask)
 
 
-def test_trls_entropy_bonus_is_for_the_uncertain_tokens_where_only_those_are_trained(grpo_trainer: Any) -> None:
+def test_trls_entropy_bonus_covers_only_the_uncertain_tokens_if_only_those_are_trained(grpo_trainer: Any) -> None:
     case = made_up()
     options = {"top_entropy_quantile": 0.3, "entropy_coef": 0.1, "_entropy_bonus_enabled": True}
     _, by_logprobs, by_entropy = outdo(GRPO.like_trl(batch_transform=high_entropy(share=0.3), entropy_bonus=0.1), case)
@@ -141,7 +141,7 @@ def test_trls_entropy_bonus_is_for_the_uncertain_tokens_where_only_those_are_tra
     torch.testing.assert_close(theirs, [by_logprobs, by_entropy * kept / share], rtol=1e-9, atol=1e-12)
 
 
-def test_trls_adaptive_bonus_waits_for_a_first_measurement(grpo_trainer: Any) -> None:
+def test_trls_adaptive_bonus_is_0_before_the_first_measurement(grpo_trainer: Any) -> None:
     case = made_up()
     options = {"use_adaptive_entropy": True, "_entropy_bonus_enabled": True, "entropy_coef": 0.1, "entropy_target": 9.0}
     theirs = trl(grpo_trainer, case, **GRPO.options(**options, _last_world_entropy=math.inf))
@@ -150,48 +150,48 @@ def test_trls_adaptive_bonus_waits_for_a_first_measurement(grpo_trainer: Any) ->
     assert ours[2].any()
 
 
-def test_trls_gmpo_gives_an_answer_without_tokens_a_value_but_no_gradient(gmpo_trainer: Any) -> None:
+def test_trls_gmpo_counts_an_answer_without_tokens_in_the_loss_but_not_in_the_gradient(gmpo_trainer: Any) -> None:
     case = made_up()
     ours = outdo(compat("trl", presets.gmpo()), case)
     theirs = trl(gmpo_trainer, case, beta=0.0, epsilon_low=0.4, epsilon_high=0.4)
     batch = STANDARDISED(case.batch.with_(loss_mask=torch.ones_like(case.batch.loss_mask)))
     assert batch.advantages is not None
-    of_the_empty = batch.advantages[3, 0]
+    empty_answer_advantage = batch.advantages[3, 0]
     assert not case.batch.loss_mask[3].any()
-    assert of_the_empty < 0
-    assert_same((ours[0] - of_the_empty / 12, *ours[1:]), theirs)
+    assert empty_answer_advantage < 0
+    assert_same((ours[0] - empty_answer_advantage / 12, *ours[1:]), theirs)
 
 
-def test_trls_gmpo_leaves_certain_tokens_out_of_its_mean(gmpo_trainer: Any) -> None:
-    """`high_entropy` sets their Â to 0, and leaves them in it."""
+def test_trls_gmpo_excludes_certain_tokens_from_its_mean(gmpo_trainer: Any) -> None:
+    """outdo's `high_entropy` sets their Â to 0 but keeps them in the mean."""
     case = made_up()
     ours = outdo(replace(compat("trl", presets.gmpo()), batch_transform=high_entropy(share=0.3)), case)
     theirs = trl(gmpo_trainer, case, beta=0.0, epsilon_low=0.4, epsilon_high=0.4, top_entropy_quantile=0.3)
-    assert_other(ours, theirs)
+    assert_different(ours, theirs)
 
 
 def test_trl_rounds_the_temperatures_of_sapo_to_torchs_default_precision(grpo_trainer: Any) -> None:
     case = made_up()
     batch = STANDARDISED(case.batch)
-    with precision(torch.float32), asked(grpo_trainer, **KIND["sapo"].options()):
-        inputs = inputs_of(grpo_trainer, case)  # what it holds as lists comes out in float32, and is put back
+    with precision(torch.float32), trainer_options(grpo_trainer, **KIND["sapo"].options()):
+        inputs = inputs_of(grpo_trainer, case)  # TRL's lists become float32; `exact` restores the advantages
         assert batch.advantages is not None
         exact = {"advantages": batch.advantages.amax(1) + batch.advantages.amin(1)}
         theirs = loss_of(grpo_trainer, case, inputs | exact)
     rounded = presets.sapo(tau_negative=float(torch.tensor(1.05, dtype=torch.float32)))
     assert_same(outdo(compat("trl", rounded), case), theirs)
-    assert_other(outdo(compat("trl", presets.sapo()), case), theirs)
+    assert_different(outdo(compat("trl", presets.sapo()), case), theirs)
 
 
-def test_trls_vespo_counts_columns_that_are_no_tokens_where_every_weight_is_raised(grpo_trainer: Any) -> None:
-    """A lower bound above 1 lifts the weight 1 of padding too, and W with it; in outdo only tokens weigh."""
+def test_trls_vespo_counts_padding_if_the_lower_bound_of_the_engine_weight_is_above_1(grpo_trainer: Any) -> None:
+    """A lower bound above 1 also raises the weight 1 of padding, and so W; in outdo only tokens count."""
     vespo, case = KIND["vespo"], made_up()
     theirs = trl(grpo_trainer, case, **vespo.options(**engine_options("token_truncate", 1.5, 3.0)))
-    assert_other(outdo(vespo.like_trl(engine=engine_weight("token_truncate", 1.5, 3.0)), case), theirs)
+    assert_different(outdo(vespo.like_trl(engine=engine_weight("token_truncate", 1.5, 3.0)), case), theirs)
 
 
-def test_an_engine_goes_into_the_w_of_vespo_or_beside_it() -> None:
-    """Two rows, W = 2 by the policy; the engine's weight is 1.5 for each of two tokens, or for the answer."""
+def test_an_engine_weight_is_part_of_the_w_of_vespo_only_if_passed_as_engine() -> None:
+    """Two rows with W = 2 from the policy; the engine's weight is 1.5 for each of two tokens, or for the answer."""
     case = made_up([[rollout(2, 1.0), rollout(2, 0.0)]])
     old = torch.full_like(case.logprobs, -2.0)
     batch = STANDARDISED(

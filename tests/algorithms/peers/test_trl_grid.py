@@ -1,5 +1,5 @@
-"""Loss and gradient of TRL 1.16, in every combination of what its GRPOTrainer multiplies: the kind of loss, the level
-of its ratio, the divergence from the reference, the weight for an engine that is not the policy.
+"""Compare loss and gradient with TRL 1.16 in every combination of four options of its GRPOTrainer: the kind of loss,
+the level of its ratio, the divergence from the reference, the weight for an engine that differs from the policy.
 """
 
 from itertools import product
@@ -17,13 +17,13 @@ ENGINES = [None, *product(MODES, BOUNDS)]
 GRID = [
     pytest.param(kind, level, kl, engine, id="-".join([kind.loss_type, level, kl, *(engine or ("no engine",))]))
     for kind, level, kl, engine in product(KINDS, ("token", "sequence"), KL, ENGINES)
-    # TRL refuses them together: its W takes weights of tokens
+    # TRL refuses this combination: its W takes token weights
     if not (kind.loss_type == "vespo" and engine and engine[0].startswith("sequence"))
 ]
 
 
 @pytest.mark.parametrize(("kind", "level", "kl", "engine"), GRID)
-def test_loss_and_gradient_are_those_of_trl(
+def test_loss_and_gradient_equal_trls(
     grpo_trainer: Any,
     in_both_precisions: torch.dtype,
     kind: Kind,
@@ -32,13 +32,13 @@ def test_loss_and_gradient_are_those_of_trl(
     engine: tuple[str, str] | None,
 ) -> None:
     beta, kl_ratio = KL[kl]
-    asked = kind.options(importance_sampling_level=level, beta=beta, use_bias_correction_kl=kl_ratio)
+    options = kind.options(importance_sampling_level=level, beta=beta, use_bias_correction_kl=kl_ratio)
     changes: dict[str, Any] = {"level": level, "beta": beta, "kl_ratio": kl_ratio}
     if engine:
         mode, bounds = engine
-        asked |= engine_options(mode, *BOUNDS[bounds])
+        options |= engine_options(mode, *BOUNDS[bounds])
         changes |= {"engine": engine_weight(mode, *BOUNDS[bounds])}
     objective = kind.like_trl(**changes)
     for extreme in (0.0, 15.0):
         case = made_up(extreme=extreme)
-        assert_same(outdo(objective, case), trl(grpo_trainer, case, **asked))
+        assert_same(outdo(objective, case), trl(grpo_trainer, case, **options))

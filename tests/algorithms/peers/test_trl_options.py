@@ -1,4 +1,4 @@
-"""The other options of TRL's GRPOTrainer, one at a time, for every kind of loss: the same loss, the same gradient."""
+"""Compare loss and gradient with TRL's GRPOTrainer for its other options, one at a time, for every kind of loss."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,6 @@ from trl_cases import (
     STANDARDISED,
     Case,
     Kind,
-    asked,
     assert_same,
     engine_options,
     engine_weight,
@@ -21,6 +20,7 @@ from trl_cases import (
     loss_of,
     made_up,
     outdo,
+    trainer_options,
     trl,
 )
 
@@ -59,8 +59,8 @@ def test_the_made_up_numbers_reach_every_branch() -> None:
 
 @EVERY
 @BY_LEVEL
-def test_tokens_forty_nats_away(grpo_trainer: Any, kind: Kind, level: str) -> None:
-    """TRL has no limit on log ρ, but for VESPO's ±20, nor on log πθ - log π_ref."""
+def test_tokens_forty_nats_away_match_trl(grpo_trainer: Any, kind: Kind, level: str) -> None:
+    """TRL clamps neither log πθ - log π_ref nor log ρ, except to ±20 in VESPO."""
     case = made_up(extreme=40.0, reference=40.0)
     objective = kind.like_trl(level=level, beta=0.04, kl_ratio=False)
     options = kind.options(importance_sampling_level=level, beta=0.04, use_bias_correction_kl=False)
@@ -69,7 +69,7 @@ def test_tokens_forty_nats_away(grpo_trainer: Any, kind: Kind, level: str) -> No
 
 @EVERY
 @BY_LEVEL
-def test_the_first_pass_in_which_nobody_measured_the_old_policy(grpo_trainer: Any, kind: Kind, level: str) -> None:
+def test_a_first_pass_without_old_logprobs_matches_trl(grpo_trainer: Any, kind: Kind, level: str) -> None:
     case = made_up()
     first = replace(case, batch=case.batch.with_(old_logprobs=None))
     options = kind.options(importance_sampling_level=level, beta=0.04, use_bias_correction_kl=True, num_iterations=1)
@@ -78,8 +78,8 @@ def test_the_first_pass_in_which_nobody_measured_the_old_policy(grpo_trainer: An
 
 @pytest.mark.parametrize("kind", CLIPPED, ids=lambda kind: kind.loss_type)
 @BY_LEVEL
-def test_the_bounds_of_the_clip(grpo_trainer: Any, kind: Kind, level: str) -> None:
-    """Uneven ones, and `delta`, which caps the ratio where Â < 0: outdo's dual clip."""
+def test_asymmetric_clip_bounds_and_delta_match_trl(grpo_trainer: Any, kind: Kind, level: str) -> None:
+    """`delta` caps the ratio if Â < 0: outdo's dual clip."""
     case = made_up(extreme=15.0)
     surrogate = surrogates.clip(low=0.1, high=0.4, dual=1.5)
     options = kind.options(importance_sampling_level=level, delta=1.5) | {"epsilon_low": 0.1, "epsilon_high": 0.4}
@@ -88,8 +88,8 @@ def test_the_bounds_of_the_clip(grpo_trainer: Any, kind: Kind, level: str) -> No
 
 @EVERY
 @pytest.mark.parametrize("mode", [None, "token_truncate"])
-def test_bad_answers_that_the_policy_has_left_are_masked(grpo_trainer: Any, kind: Kind, mode: str | None) -> None:
-    """TRL compares with what the engine reports, and with π_old where it reports nothing."""
+def test_bad_off_policy_answers_are_masked(grpo_trainer: Any, kind: Kind, mode: str | None) -> None:
+    """TRL compares with the log-probabilities of the engine, or with π_old if the engine reports none."""
     case = made_up()
     reported = mode is not None
     off = off_policy_rows(limit=0.05, by="rollout" if reported else "old")
@@ -120,15 +120,15 @@ def test_the_entropy_bonus_is_a_mean_over_tokens(grpo_trainer: Any, kind: Kind) 
     assert_same(outdo(kind.like_trl(entropy_bonus=0.1), case), expected)
 
 
-def test_a_bonus_that_follows_a_target(grpo_trainer: Any) -> None:
-    """Five steps of TRL's controller around its target. TRL adds no bonus before it has measured an entropy, which is
-    set aside here: outdo's counts from the start."""
+def test_an_adaptive_entropy_bonus_matches_trl(grpo_trainer: Any) -> None:
+    """Run five steps of TRL's controller around its target. TRL adds no bonus before its first entropy measurement;
+    this is switched off here, because outdo adds its bonus from the start."""
     grpo = KINDS[0]
     bonus = AdaptiveBonus(start=0.1, target=0.5, step=0.1, high=0.3)
     objective = grpo.like_trl(entropy_bonus=bonus)
     options = {"entropy_coef_delta": 0.1, "entropy_target": 0.5, "entropy_coef_max": 0.3, "entropy_coef_min": 0.0}
     options |= {"use_adaptive_entropy": True, "_entropy_bonus_enabled": True, "entropy_coef": 0.1}
-    with asked(grpo_trainer, **grpo.options(**options), _last_world_entropy=0.0, _entropy_window_stats=None):
+    with trainer_options(grpo_trainer, **grpo.options(**options), _last_world_entropy=0.0, _entropy_window_stats=None):
         for scale in (0.4, 1.0, 1.5, 0.4, 0.4):
             case = made_up()
             case = replace(case, entropy=case.entropy * scale)
@@ -138,8 +138,8 @@ def test_a_bonus_that_follows_a_target(grpo_trainer: Any) -> None:
         assert float(bonus) == pytest.approx(grpo_trainer.entropy_coef)
 
 
-def test_the_limits_within_which_vespo_keeps_its_w(grpo_trainer: Any) -> None:
-    """Every log ρ within ±20, every weight for the engine and W itself above 1e-8; W^k near 1, so that they are seen.
+def test_the_limits_of_vespos_w_match_trl(grpo_trainer: Any) -> None:
+    """Every log ρ is clamped to ±20, engine weights and W to at least 1e-8. W^k is near 1 to make the limits visible.
 
     A good and a bad answer of two tokens each: 40 and -19.5 nats away from π_old; 18 and 0, one of them masked; -30
     and -30; and 0.5 and 0.2, with a weight of 2.
@@ -160,11 +160,11 @@ def test_the_limits_within_which_vespo_keeps_its_w(grpo_trainer: Any) -> None:
     surrogate = surrogates.vespo(**small, engine=engine_weight("token_mask"))
     ours = outdo(replace(compat("trl", vespo.objective), surrogate=surrogate), case)
     assert_same(ours, expected)
-    assert (expected[1].abs().amax(1) > 1e-5).all()  # no weight has fallen off to nothing
+    assert (expected[1].abs().amax(1) > 1e-5).all()  # no weight has vanished
 
 
-def cut_off(case: Case, trainer: Any, rows: tuple[int, ...]) -> Case:
-    """Those rows end without an end-of-sequence token, all others with one."""
+def truncated_case(case: Case, trainer: Any, rows: tuple[int, ...]) -> Case:
+    """Return the case with `rows` ending without an end-of-sequence token and all others with one."""
     ids, truncated = case.batch.token_ids.clone(), torch.zeros(len(case.batch), dtype=torch.bool)
     ids[torch.arange(len(ids)), case.batch.attention_mask.sum(1) - 1] = trainer.eos_token_ids[0]
     for row in rows:
@@ -177,7 +177,7 @@ def cut_off(case: Case, trainer: Any, rows: tuple[int, ...]) -> Case:
 @BY_LEVEL
 def test_truncated_answers_are_not_trained_on(grpo_trainer: Any, kind: Kind, level: str) -> None:
     assert 10 not in {*grpo_trainer.eos_token_ids, grpo_trainer._tokenizer.pad_token_id}
-    case = cut_off(made_up(), grpo_trainer, rows=(0, 9))
+    case = truncated_case(made_up(), grpo_trainer, rows=(0, 9))
     options = kind.options(importance_sampling_level=level, mask_truncated_completions=True, beta=0.04)
     expected = trl(grpo_trainer, case, **options)
     assert not expected[1][[0, 9]].any()
@@ -186,9 +186,9 @@ def test_truncated_answers_are_not_trained_on(grpo_trainer: Any, kind: Kind, lev
 
 
 def in_two_halves(trainer: Any, case: Case, **options: Any) -> list[Any]:
-    """TRL's passes over two micro-batches of one step, added up as its backward passes are."""
+    """Sum TRL's losses and gradients over two micro-batches of one step."""
     half = len(case.batch) // 2
-    with asked(trainer, current_gradient_accumulation_steps=2, steps_per_generation=2, **options):
+    with trainer_options(trainer, current_gradient_accumulation_steps=2, steps_per_generation=2, **options):
         whole = inputs_of(trainer, case)
         parts = []
         for rows in (slice(None, half), slice(half, None)):
@@ -200,8 +200,8 @@ def in_two_halves(trainer: Any, case: Case, **options: Any) -> list[Any]:
 
 
 @EVERY
-def test_a_step_in_two_micro_batches(grpo_trainer: Any, kind: Kind) -> None:
-    """TRL's BNPO alone takes its mean over the tokens of the micro-batch, and depends on how the step was cut."""
+def test_a_step_in_two_micro_batches_matches_trl_except_for_bnpo(grpo_trainer: Any, kind: Kind) -> None:
+    """Only TRL's BNPO averages over the tokens of a micro-batch, so it depends on how the step was split."""
     case = made_up()
     ours = outdo(kind.like_trl(beta=0.04), case)
     theirs = in_two_halves(grpo_trainer, case, **kind.options(beta=0.04))
@@ -213,9 +213,7 @@ def test_a_step_in_two_micro_batches(grpo_trainer: Any, kind: Kind) -> None:
 
 
 @EVERY
-def test_a_preset_in_trls_conventions_is_the_loss_of_trl_and_by_itself_too_where_no_answer_is_empty(
-    grpo_trainer: Any, kind: Kind
-) -> None:
+def test_a_preset_matches_trl_with_compat_and_without_it_if_no_answer_is_empty(grpo_trainer: Any, kind: Kind) -> None:
     level = "sequence" if kind.loss_type == "luspo" else "token"
     options = kind.options(importance_sampling_level=level)
     case = made_up()

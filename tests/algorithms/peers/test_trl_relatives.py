@@ -1,7 +1,7 @@
-"""The losses of TRL 1.16's other trainers of the family: RLOO, and the experimental GMPO.
+"""Compare losses with TRL 1.16's RLOO trainer and its experimental GMPO trainer.
 
-Both give an answer without a trained token the ratio 1 and so its advantage to the value of the loss, which changes no
-gradient: in the batches here such an answer stands in a group whose rewards are all equal.
+Both give an answer without a trained token the ratio 1. This adds its advantage to the loss but changes no gradient, so
+in the batches here such an answer is in a group of equal rewards.
 """
 
 from dataclasses import replace
@@ -13,12 +13,12 @@ from trl_cases import (
     GROUPS,
     Case,
     Outcome,
-    asked,
     assert_same,
     inputs_of,
     loss_of,
     made_up,
     outdo,
+    trainer_options,
     trl,
     without_masks,
 )
@@ -41,7 +41,7 @@ LEFT_OUT = per_token(leave_one_out)
 
 @pytest.mark.parametrize("extreme", [0.0, 4.0])
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.5, 3.0)])
-def test_rloo_clips_the_ratio_of_the_whole_answer(rloo_trainer: Any, extreme: float, low: float, high: float) -> None:
+def test_rloo_clips_the_sequence_ratio_like_trl(rloo_trainer: Any, extreme: float, low: float, high: float) -> None:
     case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
     expected = rloo_loss(rloo_trainer, case, epsilon_low=low, epsilon_high=high)
     ours = outdo(compat("trl", presets.rloo_clip(clip_low=low, clip_high=high)), case, LEFT_OUT)
@@ -49,8 +49,8 @@ def test_rloo_clips_the_ratio_of_the_whole_answer(rloo_trainer: Any, extreme: fl
 
 
 def rloo_loss(trainer: Any, case: Case, **options: Any) -> Outcome:
-    """From rewards to a loss by RLOO's trainer, which has no masks but that of padding."""
-    with asked(trainer, beta=0.0, **options):
+    """Compute the loss from rewards with the RLOO trainer, which has no mask except that of padding."""
+    with trainer_options(trainer, beta=0.0, **options):
         inputs = inputs_of(trainer, without_masks(case))
         return loss_of(trainer, without_masks(case), inputs | {"completion_mask": case.batch.loss_mask.long()})
 
@@ -58,8 +58,8 @@ def rloo_loss(trainer: Any, case: Case, **options: Any) -> Outcome:
 @pytest.mark.parametrize("extreme", [0.0, 15.0])
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize("bound", [0.2, 0.4])
-def test_gmpo_is_a_geometric_mean(gmpo_trainer: Any, extreme: float, beta: float, bound: float) -> None:
-    """Its divergence is k3 as it is, whatever `use_bias_correction_kl` says."""
+def test_gmpo_matches_trl(gmpo_trainer: Any, extreme: float, beta: float, bound: float) -> None:
+    """TRL's GMPO ignores `use_bias_correction_kl`: its divergence is k3 without the ratio."""
     case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
     objective = replace(compat("trl", presets.gmpo(clip=bound, beta=beta)), kl_ratio=False)
     options = {"beta": beta, "epsilon_low": bound, "epsilon_high": bound, "use_bias_correction_kl": True}
