@@ -20,7 +20,7 @@ from outdo.algorithms.objectives.surrogates import log_likelihood, unclipped
 from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.tpo import tpo
 from outdo.algorithms.requirements import Requires
-from outdo.cli.explain import Arguments, run_example, run_explain
+from outdo.cli.explain import ExplainArguments, run_example, run_explain
 from outdo.config.names import OBJECTIVES
 from outdo.observability.explain import explain, table
 from outdo.observability.explain_plot import plot
@@ -173,14 +173,14 @@ def test_a_custom_objective_can_be_explained() -> None:
 # ------------------------------------------------------------------------------------------------------ the command
 
 
-def said(objective: Objective, asked: Arguments, **options: Any) -> str:
+def said(objective: Objective, asked: ExplainArguments, **options: Any) -> str:
     page = io.StringIO()
     run_explain("mine", lambda: objective, asked, Console(file=page, width=80), **options)
     return page.getvalue()
 
 
 def test_the_command_prints_speed_distance_and_destination() -> None:
-    page = said(grpo(beta=0.02), Arguments(old=0.5, news=[0.6], ref=0.1, advantage=0.01, group=8, length=20))
+    page = said(grpo(beta=0.02), ExplainArguments(old=0.5, news=[0.6], ref=0.1, advantage=0.01, group=8, length=20))
     for line in (
         "mine: one token, π_old = 0.5, π_ref = 0.1, Â = 0.01",
         "× 1/8       for a group of 8",
@@ -208,16 +208,16 @@ def test_the_command_prints_speed_distance_and_destination() -> None:
     ],
 )
 def test_the_command_describes_special_cases(objective: Objective, advantage: float, line: str) -> None:
-    assert line in said(objective, Arguments(old=0.9, ref=0.9, advantage=advantage))
+    assert line in said(objective, ExplainArguments(old=0.9, ref=0.9, advantage=advantage))
 
 
 def test_the_equation_of_deepseekmath_is_shown_only_for_its_divergence() -> None:
     formula = ComposedObjective(surrogate=unclipped, beta=0.1, kl_ratio=True)
-    assert "DeepSeekMath" not in said(formula, Arguments(old=0.9, ref=0.1))
+    assert "DeepSeekMath" not in said(formula, ExplainArguments(old=0.9, ref=0.1))
 
 
 def test_the_command_prints_json() -> None:
-    page = json.loads(said(grpo(), Arguments(old=0.5, news=[0.5, 0.6], advantage=1.0), as_json=True))
+    page = json.loads(said(grpo(), ExplainArguments(old=0.5, news=[0.5, 0.6], advantage=1.0), as_json=True))
     assert [point["new"] for point in page["points"]] == [0.5, 0.6]
     assert page["bound"] == pytest.approx(0.6)
     assert page["factors"]["the size of Â"] == pytest.approx(1.0)
@@ -227,7 +227,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     def make() -> Objective:
         raise UserError(["there is no objective grop"])
 
-    asked = Arguments(old=None, news=[1.5, 0.0], ref=-1.0, advantage=math.nan, group=0, length=0)
+    asked = ExplainArguments(old=None, news=[1.5, 0.0], ref=-1.0, advantage=math.nan, group=0, length=0)
     with pytest.raises(UserError) as error:
         run_explain("mine", make, asked, Console(), picture=tmp_path / "picture.gif")
     for part in ("--old", "not 1.5", "not 0", "--ref", "--advantage", "--group", "--length", "grop", ".svg or .png"):
@@ -276,7 +276,7 @@ def test_without_matplotlib_the_command_names_the_package(tmp_path: Path, monkey
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=re.escape('pip install "outdo[plot]"')):
-        said(grpo(), Arguments(old=0.5), picture=tmp_path / "picture.svg")
+        said(grpo(), ExplainArguments(old=0.5), picture=tmp_path / "picture.svg")
 
 
 # --------------------------------------------------------------------------------------------------------- the page
@@ -286,10 +286,10 @@ PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text(encoding="utf-8
 
 
 def test_the_documentation_shows_the_output_of_the_command() -> None:
-    asked = Arguments(old=0.5, news=[0.55, 0.6, 0.7], ref=0.1, advantage=0.01, group=8, length=20)
+    asked = ExplainArguments(old=0.5, news=[0.55, 0.6, 0.7], ref=0.1, advantage=0.01, group=8, length=20)
     out = Console(file=io.StringIO(), width=100)
     run_explain("grpo", lambda: grpo(beta=0.02), asked, out)
-    run_explain("grpo_clip", grpo_clip, Arguments(old=0.9, news=[0.95, 1.0]), out)
+    run_explain("grpo_clip", grpo_clip, ExplainArguments(old=0.9, news=[0.95, 1.0]), out)
     run_example(4, out)
     assert isinstance(out.file, io.StringIO)
     printed = out.file.getvalue().splitlines()

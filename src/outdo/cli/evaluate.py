@@ -36,7 +36,7 @@ SHARES = ("pass@", "maj@", "truncated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class EvalArguments:
     """The arguments of `outdo eval`; None is the run's own setting, or the default where there is no run."""
 
     data: str | None
@@ -63,7 +63,7 @@ class Task:
     system: str | None
 
 
-def run_eval(models: Sequence[str], arguments: Arguments, console: Console, *, as_json: bool) -> None:
+def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, *, as_json: bool) -> None:
     """Evaluate the models and print a table, or one JSON object."""
     if len(set(models)) < len(models):
         raise UserError([f"eval: {models[0]} is given twice; --against needs another model"])
@@ -86,7 +86,7 @@ def run_eval(models: Sequence[str], arguments: Arguments, console: Console, *, a
             console.print(f"pass rates of {len(task.questions):,} questions: {arguments.rates}", markup=False)
 
 
-def _task(arguments: Arguments, recipe: Recipe | None) -> Task:
+def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
     if recipe is None and arguments.data is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
@@ -129,7 +129,7 @@ def _settings_of_run(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _temperature(arguments: Arguments) -> float:
+def _temperature(arguments: EvalArguments) -> float:
     """Return the given temperature, else 0 for one answer per question and 1 for several."""
     if arguments.temperature is None:
         return 0.0 if arguments.k == 1 else 1.0
@@ -138,7 +138,7 @@ def _temperature(arguments: Arguments) -> float:
     return arguments.temperature
 
 
-def _evaluation(source: ModelRef, task: Task, arguments: Arguments) -> Evaluation:
+def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments) -> Evaluation:
     reward = load_reward(task.rewards, timeout=task.timeout)
     try:
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=task.sampling.stop_token_ids)

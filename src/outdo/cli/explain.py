@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class ExplainArguments:
     """The arguments of `outdo explain`."""
 
     old: float | None
@@ -95,7 +95,7 @@ def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objec
 def run_explain(
     title: str,
     make: Callable[[], Objective],
-    arguments: Arguments,
+    arguments: ExplainArguments,
     console: Console,
     *,
     picture: Path | None = None,
@@ -163,7 +163,7 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
         print_line(console, f"the picture is {picture}")
 
 
-def _mistakes(arguments: Arguments) -> list[str]:
+def _mistakes(arguments: ExplainArguments) -> list[str]:
     old = 1.0 if arguments.old is None else arguments.old
     missing = ["old is needed: the probability of the token when it was sampled"] if arguments.old is None else []
     return missing + mistakes_in(

@@ -21,7 +21,7 @@ NAMED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class InspectArguments:
     """The arguments of `outdo inspect`."""
 
     steps: Sequence[int] = ()  # whose tokens are shown
@@ -35,7 +35,7 @@ class Arguments:
     by: str | None = None  # the quantity that colours its tokens
 
 
-def run_inspect(runs: Sequence[Path], arguments: Arguments, display: Display) -> None:
+def run_inspect(runs: Sequence[Path], arguments: InspectArguments, display: Display) -> None:
     """Write the page of one run, or of two to compare, to RUN/report.html or `out`, and print where it is.
 
     While the run is alive, the page is served on this machine instead and follows the run, unless `out` or `serve`
@@ -68,7 +68,7 @@ def run_inspect(runs: Sequence[Path], arguments: Arguments, display: Display) ->
 # ---------------------------------------------------------------------------------------------------------- mistakes
 
 
-def _mistakes(runs: Sequence[Path], arguments: Arguments) -> Iterator[str]:
+def _mistakes(runs: Sequence[Path], arguments: InspectArguments) -> Iterator[str]:
     """Yield the mistakes in the options, in the file to write, and in the choice from each run."""
     conflicts = _page_conflicts(runs, arguments) | _terminal_conflicts(runs, arguments)
     yield from (f"inspect: {sentence}" for sentence, applies in conflicts.items() if applies)
@@ -81,7 +81,7 @@ def _mistakes(runs: Sequence[Path], arguments: Arguments) -> Iterator[str]:
             yield from _missing_from(run, arguments)
 
 
-def _page_conflicts(runs: Sequence[Path], arguments: Arguments) -> dict[str, bool]:
+def _page_conflicts(runs: Sequence[Path], arguments: InspectArguments) -> dict[str, bool]:
     """Return the possible mistakes in the options of a page, and whether each applies."""
     comparing, groups, port = arguments.compare is not None, arguments.groups, arguments.port
     serving = arguments.serve is True
@@ -99,7 +99,7 @@ def _page_conflicts(runs: Sequence[Path], arguments: Arguments) -> dict[str, boo
     }
 
 
-def _terminal_conflicts(runs: Sequence[Path], arguments: Arguments) -> dict[str, bool]:
+def _terminal_conflicts(runs: Sequence[Path], arguments: InspectArguments) -> dict[str, bool]:
     """Return the possible mistakes in the options of `--terminal`, and whether each applies."""
     by, known, terminal = arguments.by, [*QUANTITIES], arguments.terminal
     hint = did_you_mean(by, known) if by else ""
@@ -114,7 +114,7 @@ def _terminal_conflicts(runs: Sequence[Path], arguments: Arguments) -> dict[str,
     }
 
 
-def _missing_from(run: Path, arguments: Arguments) -> Iterator[str]:
+def _missing_from(run: Path, arguments: InspectArguments) -> Iterator[str]:
     """Yield what the arguments choose and the run does not have."""
     known = parquet.recorded_steps(run)
     missing = [step for step in arguments.steps if step not in known]
@@ -163,7 +163,7 @@ def _no_checkpoint(run: Path, name: str) -> str | None:
 # ----------------------------------------------------------------------------------------------------------- output
 
 
-def _print_group(run: Path, arguments: Arguments, display: Display) -> None:
+def _print_group(run: Path, arguments: InspectArguments, display: Display) -> None:
     """Print the chosen group, or else the one that a page would show first."""
     step = _chosen_step(arguments.steps, parquet.recorded_steps(run))
     group = arguments.group

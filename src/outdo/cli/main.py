@@ -173,9 +173,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure how many questions a model answers right, with confidence intervals."""
-    from outdo.cli.evaluate import Arguments, run_eval
+    from outdo.cli.evaluate import EvalArguments, run_eval
 
-    arguments = Arguments(
+    arguments = EvalArguments(
         data=data,
         rewards=rewards,
         k=k,
@@ -221,12 +221,12 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Show what an objective does to one token: its gradient, its bounds, and where it stops."""
-    from outdo.cli.explain import Arguments, named_objective, run_example, run_explain
+    from outdo.cli.explain import ExplainArguments, named_objective, run_example, run_explain
 
     if example is not None:
         run_example(example, Console(), picture=picture, as_json=as_json)
         return
-    arguments = Arguments(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
+    arguments = ExplainArguments(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
     make = partial(named_objective, objective, settings or [], length=length)
     run_explain(objective, make, arguments, Console(), picture=picture, as_json=as_json)
 
@@ -280,9 +280,9 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what was trained: every token, and whether its probability moved as intended."""
-    from outdo.cli.inspect import Arguments, run_inspect
+    from outdo.cli.inspect import InspectArguments, run_inspect
 
-    arguments = Arguments(
+    arguments = InspectArguments(
         steps=step or (),
         groups=groups,
         compare=compare,

@@ -148,7 +148,7 @@ def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -
     for number, row in rows.values.items():
         prompt = prompts.get(number, "")
         first, second = (_value(row, names[role], role, prompt) for role in ROLES[kind][1:])
-        faults += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, Fault)]
+        faults += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, ValueFault)]
         answers.append((prompt, first, second))
     if faults:
         raise UserError(shorten(faults, source=path))
@@ -209,32 +209,34 @@ def _other_kind(rows: Rows, kind: Kind) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ValueFault:
     """Why a value cannot be used."""
 
     reason: str
 
 
-def _value(row: Mapping[str, Any], name: str, role: str, prompt: Text) -> str | float | Fault:
+def _value(row: Mapping[str, Any], name: str, role: str, prompt: Text) -> str | float | ValueFault:
     """Return the value of a column: a number for a reward, else text."""
     if row.get(name) is None:
-        return Fault(
+        return ValueFault(
             f'column "{name}" is null' if name in row else f'no column "{name}"{did_you_mean(name, list(row))}'
         )
     return _number(name, row[name]) if role == "reward" else _answer(name, row[name], prompt)
 
 
-def _number(name: str, value: Any) -> float | Fault:
+def _number(name: str, value: Any) -> float | ValueFault:
     try:
         number = float(value)  # a CSV file has only text
     except (TypeError, ValueError):
         number = math.nan
     return (
-        number if math.isfinite(number) else Fault(f'column "{name}" holds {str(value)[:40]!r}, which is not a number')
+        number
+        if math.isfinite(number)
+        else ValueFault(f'column "{name}" holds {str(value)[:40]!r}, which is not a number')
     )
 
 
-def _answer(name: str, value: Any, prompt: Text) -> str | Fault:
+def _answer(name: str, value: Any, prompt: Text) -> str | ValueFault:
     if isinstance(value, str):
         return value
     messages = [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
@@ -242,4 +244,4 @@ def _answer(name: str, value: Any, prompt: Text) -> str | Fault:
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and isinstance(last.get("content"), str) and messages[:-1] in ([], own):
         return last["content"]
-    return Fault(f'column "{name}" is neither text nor chat messages that end with one by the assistant')
+    return ValueFault(f'column "{name}" is neither text nor chat messages that end with one by the assistant')

@@ -19,7 +19,7 @@ from run_folders import write_small_run
 from transformers import AutoModelForCausalLM
 
 from outdo.cli import inspect
-from outdo.cli.inspect import Arguments
+from outdo.cli.inspect import InspectArguments
 from outdo.models.policy import Policy
 from outdo.observability.page import collect as gathering
 from outdo.observability.page import select
@@ -45,7 +45,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_inspect(runs: list[Path], *, display: Display, **options: Any) -> None:
-    inspect.run_inspect(runs, Arguments(**options), display)
+    inspect.run_inspect(runs, InspectArguments(**options), display)
 
 
 def display() -> Display:
