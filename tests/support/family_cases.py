@@ -79,7 +79,7 @@ def write_family(folder: Path) -> Path:
         link = folder / "quickstart/seed-0" / name
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(folder / made)
-    (folder / "quickstart/judge").symlink_to(folder / "judge")
+    (folder / "quickstart/reward-model").symlink_to(folder / "judge")
     asked = ("--steps", "2", "--lr", "1e-3", "--holdout", "0", "--device", "cpu")
     outdo_(folder, "reward-model", "model", "--data", "pairs.jsonl", "--out", "judge", *asked)
     return folder
