@@ -239,8 +239,8 @@ def test_an_unknown_quantity_is_reported_with_the_nearest_name(small_run: Path):
 def test_inspect_imports_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):
     program = (
         "import sys; from pathlib import Path; from outdo.trainer.display import Display\n"
-        "from outdo.cli.inspect import Arguments, run_inspect\n"
-        "run_inspect([Path(sys.argv[1])], Arguments(out=Path(sys.argv[2])), Display())\n"
+        "from outdo.cli.inspect import InspectArguments, run_inspect\n"
+        "run_inspect([Path(sys.argv[1])], InspectArguments(out=Path(sys.argv[2])), Display())\n"
         "print([name for name in ('torch', 'transformers', 'starlette', 'uvicorn') if name in sys.modules])"
     )
     command = [sys.executable, "-c", program, str(small_run), str(tmp_path / "page.html")]
