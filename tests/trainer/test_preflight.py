@@ -67,7 +67,7 @@ def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
         "<user>What is 0 [b]?",
         "one step: 32 questions × 8 answers = 256 sequences, at most 196,608 tokens",
         "optimiser steps in it: 1 (passes 1 × minibatches 1)",
-        "the run: 100 steps, 100 optimiser steps, 80 passes over the questions",
+        "the run: 100 steps, 100 optimiser steps, 80 epochs",
         "columns: question -> prompt, answer -> answer",
         "clip_low and clip_high cannot bind",
         "= 768 is more than the model's context of 64",

@@ -270,7 +270,7 @@ def arithmetic_lines(report: Report) -> list[str]:
         f"at most {numbers.tokens:,} tokens",
         f"optimiser steps in it: {per_step} (passes {train.passes} × minibatches {train.minibatches})",
         f"the run: {recipe.steps:,} steps, {numbers.optimiser_steps_in_all:,} optimiser steps, "
-        f"{numbers.epochs:.3g} passes over the questions",
+        f"{numbers.epochs:.3g} epochs",
     ]
 
 
