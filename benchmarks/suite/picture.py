@@ -50,8 +50,8 @@ def draw_scale(
     """
     rows = {"seconds": "step [s]", "memory": "memory [MiB]", "recorded": "record [kB]"}
     with _saved_figure(path, (max(7.2, 1.95 * len(series)), 9.0)) as figure:
-        above, below = list(figure.subfigures(2, 1, height_ratios=[3, 1.25]))  # type: ignore[call-overload]
-        panels = above.subplots(len(rows), len(series), sharex="col", sharey="row", squeeze=False)
+        above, below = figure.add_gridspec(2, 1, height_ratios=[3, 1.25])
+        panels = above.subgridspec(len(rows), len(series)).subplots(sharex="col", sharey="row", squeeze=False)
         for column, (size, points) in enumerate(series.items()):
             for row, (name, label) in enumerate(rows.items()):
                 axes, x, y = panels[row, column], [each[size] for each in points], [each[name] for each in points]
@@ -63,7 +63,7 @@ def draw_scale(
             panels[-1, column].set_xticks([each[size] for each in points], [f"{each[size]:g}" for each in points])
             panels[-1, column].tick_params(axis="x", labelrotation=60)
             panels[-1, column].set_xlabel(size)
-        left, right = below.subplots(1, 2, sharey=True)
+        left, right = below.subgridspec(1, 2).subplots(sharey=True, squeeze=False)[0]
         _groups(groups, left, right)
 
 

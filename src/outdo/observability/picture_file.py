@@ -15,11 +15,10 @@ GENERATED_ID = re.compile(r'(?<=["#])([a-z])[0-9a-f]{10}(?=[")])')
 def save_picture(figure: "Figure", path: str | Path) -> None:
     """Write a figure to an .svg or .png file.
 
-    matplotlib names the parts of an SVG by hashes of their positions, all digits of them. The last digits change from
-    drawing to drawing, because the solver of the constrained layout orders its terms by memory address. So the parts
-    are numbered instead, in the order in which they appear; positions themselves are written with six decimals.
+    matplotlib names the parts of an SVG by hashes. Here they are numbered instead, in the order in which they appear.
     """
     path = Path(path)
+    _fix_positions(figure)
     if path.suffix != ".svg":
         figure.savefig(path, dpi=160)
         return
@@ -30,3 +29,19 @@ def save_picture(figure: "Figure", path: str | Path) -> None:
         lambda found: names.setdefault(found[0], f"{found[1]}{len(names) + 1}"), text.getvalue()
     )
     path.write_text(numbered, encoding="utf-8")
+
+
+def _fix_positions(figure: "Figure") -> None:
+    """Compute the layout of a figure once and round the positions.
+
+    The solver of the constrained layout orders its terms by memory address, so the last digits of the positions differ
+    from drawing to drawing.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(value, 5) for value in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
+    for text in figure.texts:
+        x, y = text.get_position()
+        text.set_position((round(x, 5), round(y, 5)))
