@@ -19,7 +19,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
 
 test: check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 bench: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.suite $(ARGS)

@@ -83,7 +83,7 @@ def test_mistakes_in_data_model_and_reward_are_reported_together(model, tmp_path
     report = check(recipe(tmp_path / "modle", broken))
     assert [line.split(": ")[0] for line in report.mistakes] == ["data.path", "data.path", f"model {tmp_path}/modle"]
     text = printed(report)
-    assert "did you mean model?" in text
+    assert "did you mean model?" in " ".join(text.split())
     assert "row 2: broken JSON" in text
     assert "No mistakes" not in text
 
