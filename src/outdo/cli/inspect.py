@@ -8,7 +8,7 @@ from pathlib import Path
 from outdo.cli.arguments import no_run, not_writable
 from outdo.observability.page.collect import View, collect_run
 from outdo.observability.page.html import render_page
-from outdo.observability.page.select import DEFAULT_TOKENS, CheckpointComparison, select_rows
+from outdo.observability.page.select import DEFAULT_BYTES, CheckpointComparison, select_rows
 from outdo.observability.record import parquet
 from outdo.observability.terminal import QUANTITIES, show_group
 from outdo.storage.atomic import write_text_atomically
@@ -52,7 +52,7 @@ def run_inspect(runs: Sequence[Path], arguments: InspectArguments, display: Disp
         return
     compare, steps, out = arguments.compare, arguments.steps, arguments.out
     comparison = None if compare is None else _comparison(runs[0], compare, steps)
-    view = View(steps=steps, groups=arguments.groups, tokens=DEFAULT_TOKENS // len(runs), comparison=comparison)
+    view = View(steps=steps, groups=arguments.groups, size=DEFAULT_BYTES // len(runs), comparison=comparison)
     live = arguments.serve
     if live is None:
         live = out is None and compare is None and any(map(is_alive, runs))

@@ -17,7 +17,14 @@ from run_folders import start_run, write_long_run, write_run, write_small_run
 from outdo.observability.page import read
 from outdo.observability.page.collect import View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.encode import unpack
-from outdo.observability.page.select import DEFAULT_STEPS, MOST_ENTRIES, informative_steps, select_rows
+from outdo.observability.page.select import (
+    LEADING_STEPS,
+    MOST_ENTRIES,
+    encoded_step,
+    informative_steps,
+    select_rows,
+    spread_out,
+)
 from outdo.observability.record import parquet as files
 from outdo.storage.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
@@ -69,22 +76,23 @@ def test_steps_with_events_are_chosen_most_important_first():
     metrics = [{"step": step, "moved_right_way": 0.9 - (step == 30) * 0.5} for step in range(1, 101)]
     metrics[49]["updates/refused"] = 1.0
     finding = {"first": 70, "last": 80, "level": "warning", "metric": "entropy"}
-    chosen = dict(informative_steps(range(1, 101), metrics, [finding], best=90))
-    assert list(chosen) == [1, 30, 50, 70, 90, 100]
+    chosen = informative_steps(range(1, 101), metrics, [finding], best=90)
+    assert list(chosen) == [1, 100, 90, 50, 70, 30]
     assert chosen[50] == "an update was refused"
     assert chosen[70] == "a warning begins (entropy)"
     assert chosen[30] == "fewest tokens moved as pushed"
     many = [{**finding, "first": step} for step in range(60, 80)]
-    assert len(informative_steps(range(1, 101), metrics, many, best=90)) == DEFAULT_STEPS
+    assert len(informative_steps(range(1, 101), metrics, many, best=90)) == LEADING_STEPS
+    assert next(iter(informative_steps(range(1, 101), metrics, many, moved_most=40).items())) == (40, "moved most")
 
 
 def test_the_nearest_recorded_step_replaces_a_missing_one():
-    assert informative_steps([10, 20, 30], [], [], best=21) == [
-        (10, "first recorded"),
-        (20, "best evaluation at step 21"),
-        (30, "last recorded"),
-    ]
-    assert informative_steps([], [{"step": 1, "reward": 1.0}], []) == []
+    assert informative_steps([10, 20, 30], [], [], best=21) == {
+        10: "first recorded",
+        20: "best evaluation at step 21",
+        30: "last recorded",
+    }
+    assert informative_steps([], [{"step": 1, "reward": 1.0}], []) == {}
 
 
 def test_requested_steps_replace_the_default_ones(small_run: Path):
@@ -124,7 +132,7 @@ def test_whole_groups_within_the_budget_measured_and_mixed_first(tmp_path: Path)
     rows = select_rows(folder, 1, tokens=sum(whole.values()) // 2)
     shown = rows.table["group"].to_pylist()
     assert rows.groups == 6
-    assert rows.cut is None
+    assert "omitted" not in rows.table.column_names
     assert 0 < sum(whole[g] for g in set(shown)) <= sum(whole.values()) // 2
     assert all(shown.count(g) == 8 for g in set(shown))
     measured = {row["group"] for row in table.to_pylist() if row["measured"]}
@@ -147,29 +155,50 @@ def test_measured_and_mixed_groups_come_first(tmp_path: Path):
     assert shown == [{3}, {2, 3}, {1, 2, 3}, {0, 1, 2, 3}]
 
 
-def test_the_budget_is_shared_by_the_steps(small_run: Path):
-    entries = collect_run(small_run, View(tokens=900))["chosen"]
-    lengths = [sum(row["length"] for row in header(entry)["rows"]) for entry in entries]
-    assert len(entries) > 1
-    assert sum(lengths) <= 900
+def test_every_step_has_tokens_on_the_page_while_they_fit(tmp_path: Path):
+    folder = write_run(tmp_path / "run", steps=20, groups=2, group_size=4, length=12)
+    run = collect_run(folder)
+    assert [entry["step"] for entry in run["chosen"]] == [*range(1, 21)]
+    leading = {entry["step"]: entry["why"] for entry in run["chosen"] if entry["why"]}
+    assert len(leading) <= LEADING_STEPS
+    assert "moved most" in leading[run["leverage"]["moved_most"]]
+    size = sum(len(entry["blob"]) for entry in run["chosen"]) // 2
+    half = collect_run(folder, View(size=size))["chosen"]
+    assert sum(len(entry["blob"]) for entry in half) <= size
+    assert LEADING_STEPS < len(half) < 20
+    assert set(leading) <= {entry["step"] for entry in half}
+
+
+def test_other_steps_are_spread_over_the_run():
+    assert spread_out(range(8)) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert sorted(spread_out(range(100))) == [*range(100)]
+    assert spread_out([5]) == [5]
+    assert spread_out([]) == []
+
+
+def test_the_leading_steps_share_the_size_of_the_page(small_run: Path):
+    whole = collect_run(small_run, View(steps=[2, 4]))["chosen"]
+    size = sum(len(entry["blob"]) for entry in whole) // 2
+    entries = collect_run(small_run, View(steps=[2, 4], size=size))["chosen"]
+    assert [entry["step"] for entry in entries] == [2, 4]
+    assert all(0 < len(header(entry)["rows"]) < 32 for entry in entries)
+    assert sum(len(entry["blob"]) for entry in entries) < 1.5 * size
     assert all(entry["groups_in_all"] == 4 for entry in entries)
 
 
-def test_completions_are_cut_if_one_group_exceeds_the_budget(small_run: Path):
+def test_a_long_completion_keeps_its_beginning_and_its_end(small_run: Path):
     rows = select_rows(small_run, 1, tokens=80)
-    assert rows.cut == 10
     assert all(len(ids) <= 10 for ids in rows.table["token_ids"].to_pylist())
-    entry = collect_run(small_run, View(steps=[1], tokens=80))["chosen"][0]
-    assert "cut to 10 tokens" in entry["why"]
-    table = files.read(small_run, 1)
-    first = header(entry)["rows"][0]
-    number = header(entry)["groups"][0]["number"]
-    ids = next(row["token_ids"] for row in table.to_pylist() if row["group"] == number)
-    assert [header(entry)["vocabulary"][i][0] for i in _tokens(entry)[: first["length"]]] == ids[: first["length"]]
-
-
-def _tokens(entry: dict) -> list[int]:
-    return unpack(gzip.decompress(base64.b64decode(entry["blob"])))[1]["token"].astype(int).tolist()
+    whole = {(row["group"], row["rollout"]): row for row in files.read(small_run, 1).to_pylist()}
+    cut = [row for row in rows.table.to_pylist() if row["omitted"]]
+    assert cut
+    for row in cut:
+        before = whole[row["group"], row["rollout"]]
+        assert row["omitted"] == len(before["token_ids"]) - 10
+        assert row["token_ids"] == before["token_ids"][:7] + before["token_ids"][-3:]
+        assert row["old_logprobs"] == before["old_logprobs"][:7] + before["old_logprobs"][-3:]
+    entry = encoded_step(small_run, 1, "", tokens=80)
+    assert [row["omitted"] for row in header(entry)["rows"]] == rows.table["omitted"].to_pylist()
 
 
 def test_long_prompts_count_towards_the_budget(tmp_path: Path):

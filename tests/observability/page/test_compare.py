@@ -125,7 +125,7 @@ def test_two_runs_are_shown_side_by_side_and_share_the_budget(tmp_path: Path, mo
     budgets = []
 
     def spied(folder: Path, shown: View):
-        budgets.append(shown.tokens)
+        budgets.append(shown.size)
         return gathering.collect_run(folder, shown)
 
     monkeypatch.setattr(inspect, "collect_run", spied)
@@ -133,7 +133,7 @@ def test_two_runs_are_shown_side_by_side_and_share_the_budget(tmp_path: Path, mo
     told = data(tmp_path / "page.html")
     assert [run["name"] for run in told["runs"]] == ["a", "b"]
     assert [[entry["step"] for entry in run["chosen"]] for run in told["runs"]] == [[2], [2]]
-    assert budgets == [select.DEFAULT_TOKENS // 2] * 2
+    assert budgets == [select.DEFAULT_BYTES // 2] * 2
 
 
 def test_a_live_run_is_served_unless_a_file_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,12 +15,15 @@ from pyarrow import parquet
 from outdo.observability import doctor, glossary
 from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
+from outdo.observability.page.leverage import where_training_happened
 from outdo.observability.page.select import (
-    DEFAULT_TOKENS,
+    DEFAULT_BYTES,
     READ_ERRORS,
+    STEP_TOKENS,
     CheckpointComparison,
     encoded_step,
     informative_steps,
+    spread_out,
 )
 from outdo.observability.record import parquet as files
 from outdo.storage.run_folder import is_alive
@@ -45,9 +48,9 @@ PageData = dict[str, Any]
 class View:
     """What a page shows of a run."""
 
-    steps: Sequence[int] = ()  # empty: the most informative ones
-    groups: int | None = None  # per step; None: as many as `tokens` allows
-    tokens: int = DEFAULT_TOKENS
+    steps: Sequence[int] = ()  # empty: the most informative ones, then as many others as fit
+    groups: int | None = None  # per step; None: as many as fit
+    size: int = DEFAULT_BYTES  # of the tokens in the page's file
     comparison: CheckpointComparison | None = None
 
 
@@ -61,51 +64,73 @@ def collect_run(folder: Path, view: View = DEFAULT_VIEW) -> PageData:
     """
     run_data = RunData(folder)
     recorded = files.recorded_steps(folder)
-    chosen = _steps_to_show(recorded, run_data, view)
-    comparison, compared = view.comparison, None
-    entries: list[dict[str, Any]] = []
-    left = view.tokens
-    for place, (step, why) in enumerate(chosen):
-        step_comparison = comparison if comparison and comparison.step == step else None
-        share = left // (len(chosen) - place)
+    leverage = where_training_happened(folder, recorded)
+    moved_most = leverage["moved_most"] if leverage else None
+    entries = _encoded_steps(folder, _leading_steps(recorded, run_data, view, moved_most), recorded, run_data, view)
+    comparison = view.comparison
+    compared = {"step": comparison.step, "a": comparison.a, "b": comparison.b} if comparison else None
+    record = {"recorded": recorded, "chosen": entries, "compared": compared, "leverage": leverage}
+    return {**run_data.to_dict(after=-1), "about": _description(folder, run_data, recorded), **record}
+
+
+def _encoded_steps(
+    folder: Path, leading: Mapping[int, str], recorded: Sequence[int], run_data: "RunData", view: View
+) -> list[dict[str, Any]]:
+    """Return the steps with tokens: the leading ones, which share `view.size` bytes, then others while they fit."""
+    others = [] if view.steps or view.groups else [step for step in spread_out(recorded) if step not in leading]
+    entries: dict[int, dict[str, Any]] = {}
+    left = view.size
+    for place, step in enumerate([*leading, *others]):
+        share = left // max(1, len(leading) - place)
         try:
-            made, used = encoded_step(folder, step, why, groups=view.groups, tokens=share, comparison=step_comparison)
+            entry = _encoded_step(folder, step, leading.get(step, ""), view, share)
         except RunFolderError as error:
             run_data.add_warning(f"The tokens of step {step} are left out: {error}", step)
             continue
-        entries.append(made)
-        left = max(0, left - used)
-        compared = {"step": step, "a": step_comparison.a, "b": step_comparison.b} if step_comparison else compared
-    record = {"recorded": recorded, "chosen": entries, "compared": compared}
-    return {**run_data.to_dict(after=-1), "about": _description(folder, run_data, recorded), **record}
+        if step in others and len(entry["blob"]) > left:
+            break
+        entries[step] = entry
+        left = max(0, left - len(entry["blob"]))
+    return [entries[step] for step in sorted(entries)]
+
+
+def _encoded_step(folder: Path, step: int, why: str, view: View, size: int) -> dict[str, Any]:
+    """Encode a step; if its tokens need more than `size` bytes, encode as many of them as that suggests."""
+    comparison = view.comparison if view.comparison and view.comparison.step == step else None
+    entry = encoded_step(folder, step, why, groups=view.groups, comparison=comparison)
+    if not why or view.groups or len(entry["blob"]) <= size:
+        return entry
+    tokens = max(1, int(0.9 * STEP_TOKENS * size / len(entry["blob"])))
+    return encoded_step(folder, step, why, tokens=tokens, comparison=comparison)
 
 
 def metrics_since(folder: Path, *, after: int) -> PageData:
     """Return what is new in `folder` since step `after`: metrics, findings and recorded steps, without tokens."""
     run_data = RunData(folder)
     recorded = files.recorded_steps(folder)
-    record = {"recorded": recorded, "chosen": [], "compared": None}
+    record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None}
     return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
 
 
-def step_tokens(folder: Path, step: int, *, tokens: int = DEFAULT_TOKENS) -> dict[str, Any] | None:
+def step_tokens(folder: Path, step: int) -> dict[str, Any] | None:
     """Return the tokens of one step as the page shows them; None if they are not recorded.
 
     Raises: RunFolderError with the name of the file if it is damaged.
     """
     if step not in files.recorded_steps(folder):
         return None
-    return encoded_step(folder, step, "asked for", groups=None, tokens=tokens)[0]
+    return encoded_step(folder, step, "")
 
 
-def _steps_to_show(recorded: Sequence[int], run_data: "RunData", view: View) -> list[tuple[int, str]]:
-    """Return the steps to show tokens of: the requested or the most informative ones, and the compared one."""
+def _leading_steps(recorded: Sequence[int], run_data: "RunData", view: View, moved_most: int | None) -> dict[int, str]:
+    """Return the steps that the page names, with the reason: the requested or most informative ones, the compared."""
     best = _subtable(run_data.summary, "best").get("step")
-    usual = informative_steps(recorded, run_data.metrics, run_data.findings, best if read.is_step(best) else None)
-    chosen = dict([(step, "asked for") for step in view.steps] if view.steps else usual)
+    best = best if read.is_step(best) else None
+    usual = informative_steps(recorded, run_data.metrics, run_data.findings, best=best, moved_most=moved_most)
+    leading = dict.fromkeys(view.steps, "requested") if view.steps else usual
     if view.comparison:
-        chosen.setdefault(view.comparison.step, "compared")
-    return sorted(chosen.items())
+        leading.setdefault(view.comparison.step, "compared")
+    return leading
 
 
 # -------------------------------------------------------------------------------------------------- metrics and words

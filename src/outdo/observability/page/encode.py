@@ -207,6 +207,11 @@ class _Vocabulary:
         return self._index[key]
 
 
+def beginning(most: int) -> int:
+    """Return how many of the `most` tokens shown of a long completion are from its beginning; the others end it."""
+    return most - most // 3
+
+
 def shortened(text: str, most: int) -> str:
     """Return `text`, or its beginning and its length if it is longer than `most`."""
     return text if len(text) <= most else f"{text[:most]}…({len(text):,} characters)"
@@ -245,13 +250,14 @@ def _groups(table: Table, vocabulary: _Vocabulary) -> tuple[list[dict[str, Any]]
 def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str, Any]]:
     starts = (numpy.cumsum(lengths) - lengths).tolist()
     names = ("rollout", "reward", "reward_parts", "verdict", "right", "finish_reason")
-    others = ("policy_version", "advantage", "temperature", "measured")
+    others = ("policy_version", "advantage", "temperature", "measured", "omitted")
     return [
         {
             "group": group,
             "rollout": row["rollout"],
             "start": start,
             "length": length,
+            "omitted": row.get("omitted") or 0,
             "reward": number_or_none(row.get("reward")),
             "parts": {name: number_or_none(part) for name, part in (row.get("reward_parts") or {}).items()},
             "verdict": _text(row.get("verdict")) or "ok",

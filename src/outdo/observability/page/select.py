@@ -15,16 +15,19 @@ import numpy
 import pyarrow
 from pyarrow import parquet
 
-from outdo.observability.page.encode import FLOATS, Array, Table, lengths_of, pack
+from outdo.observability.page.encode import FLOATS, Array, Table, beginning, lengths_of, pack
 from outdo.observability.page.read import file_inside
 from outdo.observability.record import parquet as files
 from outdo.utils.errors import RunFolderError
 
-DEFAULT_TOKENS = 65_536
-"""The default number of completion tokens on a page, and of prompt tokens."""
+STEP_TOKENS = 65_536
+"""The maximum number of completion tokens of one step on a page, and of prompt tokens."""
 
-DEFAULT_STEPS = 6
-"""The default number of steps with tokens on a page."""
+DEFAULT_BYTES = 7_000_000
+"""The default size of all tokens on a page, in bytes of its file."""
+
+LEADING_STEPS = 6
+"""The maximum number of steps that a page names with the reason why they are worth opening."""
 
 TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
 SHOWN_COLUMNS = (
@@ -40,6 +43,9 @@ MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29
 READ_ERRORS = (OSError, pyarrow.ArrowException, ValueError, TypeError, KeyError, IndexError, RecursionError)
 """The exceptions that reading a file raises if it is not a valid record."""
 
+COMPRESSION = 6
+"""The level of gzip: level 9 takes three times as long, and saves one percent."""
+
 Rescore = Callable[[Table], Table]
 
 
@@ -49,7 +55,6 @@ class SelectedRows:
 
     table: Table
     groups: int  # in the whole step
-    cut: int | None = None  # completions are cut to so many tokens, because even one group is too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +74,33 @@ def informative_steps(
     recorded: Sequence[int],
     metrics: Sequence[Mapping[str, float]],
     findings: Sequence[Mapping[str, Any]],
+    *,
     best: int | None = None,
-) -> list[tuple[int, str]]:
-    """Return the most informative recorded steps, at most `STEPS`, in order; each with the reason.
+    moved_most: int | None = None,
+) -> dict[int, str]:
+    """Return the most informative recorded steps with the reason, at most `LEADING_STEPS`, the most important first.
 
-    These are the first, the last, the best, and those at which something happened. If that step is not recorded, the
-    nearest recorded step takes its place.
+    These are the step that moved most, the first, the last, the best, and those at which something happened. If such a
+    step is not recorded, the nearest recorded step takes its place.
     """
     reasons: dict[int, list[str]] = {}
-    for step, why in _reasons(recorded, metrics, findings, best) if recorded else ():
+    moves = [] if moved_most is None else [(moved_most, "moved most")]
+    for step, why in [*moves, *_reasons(recorded, metrics, findings, best)] if recorded else ():
         near = min(recorded, key=lambda known: (abs(known - step), known))
-        if near in reasons or len(reasons) < DEFAULT_STEPS:
+        if near in reasons or len(reasons) < LEADING_STEPS:
             reasons_of_step = reasons.setdefault(near, [])
             reasons_of_step += [why] if near == step else [f"{why} at step {step}"]
-    return [(step, ", ".join(dict.fromkeys(reasons[step]))) for step in sorted(reasons)]
+    return {step: ", ".join(dict.fromkeys(texts)) for step, texts in reasons.items()}
+
+
+def spread_out(steps: Sequence[int]) -> list[int]:
+    """Return `steps` in an order in which every beginning of the list is spread over the whole run.
+
+    The order is that of the van der Corput sequence: 0, 1/2, 1/4, 3/4, 1/8, ... of the run.
+    """
+    bits = max(1, (len(steps) - 1).bit_length())
+    order = sorted(range(len(steps)), key=lambda index: int(f"{index:0{bits}b}"[::-1], 2))
+    return [steps[index] for index in order]
 
 
 def _reasons(
@@ -126,11 +144,11 @@ def encoded_step(
     step: int,
     why: str,
     *,
-    groups: int | None,
-    tokens: int,
+    groups: int | None = None,
+    tokens: int = STEP_TOKENS,
     comparison: CheckpointComparison | None = None,
-) -> tuple[dict[str, Any], int]:
-    """Return a step's tokens in the form that the page reads, and their number.
+) -> dict[str, Any]:
+    """Return a step's tokens in the form that the page reads: `groups` of them, or as many as fit `tokens` tokens.
 
     Raises: RunFolderError with the name of the file if it is damaged.
     """
@@ -140,35 +158,34 @@ def encoded_step(
         content = pack(table)
     except READ_ERRORS as error:
         raise RunFolderError(f"{files.path_of(folder, step)}: {str(error).splitlines()[0]}") from error
-    used = int(lengths_of(rows.table, "token_ids").sum())
-    if rows.cut is not None:
-        why = f"{why}; completions are cut to {rows.cut:,} tokens"
-    blob = base64.b64encode(gzip.compress(content, mtime=0)).decode()
-    return {"step": step, "why": why, "groups_in_all": rows.groups, "blob": blob}, used
+    blob = base64.b64encode(gzip.compress(content, COMPRESSION, mtime=0)).decode()
+    return {"step": step, "why": why, "groups_in_all": rows.groups, "blob": blob}
 
 
-def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: int = DEFAULT_TOKENS) -> SelectedRows:
+def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: int = STEP_TOKENS) -> SelectedRows:
     """Read whole groups of a step, measured and mixed ones first: `groups` of them, or as many as fit `tokens` tokens.
 
-    If the first group alone has more tokens, its completions are cut. Raises what `READ_ERRORS` lists, and
-    RunFolderError.
+    If the first group alone has more tokens, only the beginning and the end of its completions are shown. The column
+    `omitted` has the number of tokens left out of each completion. Raises what `READ_ERRORS` lists, and RunFolderError.
     """
     path = file_inside(folder, files.path_of(folder, step))
     _check_column_sizes(path)
     present = parquet.read_schema(path).names
     heads = files.read(folder, step, [name for name in ("group", "reward", "measured") if name in present])
     lists = [name for name in ("token_ids", "prompt_token_ids") if name in present]
-    lengths = {name: lengths_of(files.read(folder, step, [name]), name) for name in lists}
+    lengths = {name: lengths_of({name: column}, name) for name, column in files.read_each(folder, step, lists)}
     if heads["group"].null_count:
         raise ValueError("rows without a group")
     numbers = heads["group"].to_numpy()
-    chosen, cut = _choose_groups(heads, numbers, lengths, groups=groups, tokens=tokens)
+    chosen, most = _choose_groups(heads, numbers, lengths, groups=groups, tokens=tokens)
     shown = pyarrow.array(numpy.isin(numbers, chosen))
     columns = {}
-    for name in (name for name in SHOWN_COLUMNS if name in present):
-        column = files.read(folder, step, [name]).filter(shown)[name]
-        columns[name] = _truncated(column, cut) if cut is not None and name in TOKEN_COLUMNS else column
-    return SelectedRows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())), cut=cut)
+    for name, whole in files.read_each(folder, step, [name for name in SHOWN_COLUMNS if name in present]):
+        column = whole.filter(shown)
+        if most is not None and name == "token_ids":
+            columns["omitted"] = pyarrow.array(numpy.maximum(0, lengths_of({name: column}, name) - most))
+        columns[name] = _shortened(column, most) if most is not None and name in TOKEN_COLUMNS else column
+    return SelectedRows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())))
 
 
 def _check_column_sizes(path: Path) -> None:
@@ -187,7 +204,7 @@ def _check_column_sizes(path: Path) -> None:
 def _choose_groups(
     heads: Table, numbers: Array, lengths: Mapping[str, Array], *, groups: int | None, tokens: int
 ) -> tuple[list[int], int | None]:
-    """Return the groups to show, and the number of tokens to which their completions are cut, or None."""
+    """Return the groups to show, and how many tokens of each completion, or None for all."""
     order = sorted(set(numbers.tolist()), key=_priority(heads, numbers))
     if groups is not None:
         return order[:groups], None
@@ -222,11 +239,12 @@ def _priority(heads: Table, numbers: Array) -> Callable[[int], tuple[bool, bool,
     return key
 
 
-def _truncated(column: Any, most: int) -> Any:
-    """Return a list column with the first `most` entries of each list; a null becomes an empty list."""
+def _shortened(column: Any, most: int) -> Any:
+    """Return a list column with `most` entries of each list, from its beginning and its end; null becomes empty."""
     whole = column.combine_chunks()
     lengths = whole.value_lengths().fill_null(0).to_numpy()
     starts = numpy.repeat(numpy.cumsum(lengths) - lengths, lengths)
-    early = numpy.arange(len(starts)) - starts < most
+    place, length = numpy.arange(len(starts)) - starts, numpy.repeat(lengths, lengths)
+    kept = (length <= most) | (place < beginning(most)) | (place >= length - (most - beginning(most)))
     offsets = numpy.cumsum([0, *numpy.minimum(lengths, most)])
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), whole.flatten().filter(early))
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), whole.flatten().filter(kept))

@@ -9,7 +9,8 @@ and renamed when it was on disk. Reading needs no torch.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,28 @@ def read(folder: Path, step: int, columns: Sequence[str] | None = None) -> pa.Ta
     Raises: RunFolderError with the name of the file if it is missing, damaged, written by a newer outdo, or without
     such a column.
     """
+    with _opened(folder, step, columns or ()) as file:
+        return file.read(columns=None if columns is None else list(columns))
+
+
+def read_each(folder: Path, step: int, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield these columns of a step's record with their names, one at a time, so that only one is in memory.
+
+    Raises: RunFolderError like `read`.
+    """
+    with _opened(folder, step, columns) as file:
+        for name in columns:
+            yield name, file.read(columns=[name])[name]
+
+
+@contextmanager
+def _opened(folder: Path, step: int, columns: Sequence[str]) -> Iterator[pq.ParquetFile]:
+    """Open a step's record and check that it has the columns; a failure in the block becomes a RunFolderError."""
     path = path_of(folder, step)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check(path, file.schema_arrow, columns)
-            return file.read(columns=None if columns is None else list(columns))
+            yield file
     except FileNotFoundError:
         known = ", ".join(map(str, recorded_steps(folder))) or "none"
         raise RunFolderError(f"{path}: step {step} has no record; recorded steps: {known}") from None
@@ -134,12 +152,12 @@ def _dictionary_columns(schema: pa.Schema) -> list[str]:
     return [name for field in schema for name in inside(field.name, field.type)]
 
 
-def _check(path: Path, schema: pa.Schema, columns: Sequence[str] | None) -> None:
+def _check(path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
     version = metadata_of(schema).get("format")
     if version != FORMAT:
         problem = f"has format {version}; this outdo reads {FORMAT}" if version else "not a record of outdo"
         raise RunFolderError(f"{path}: {problem}")
-    for column in columns or ():
+    for column in columns:
         if column not in schema.names:
             hint = did_you_mean(column, schema.names) or f"; there are {', '.join(schema.names)}"
             raise RunFolderError(f"{path}: has no column {column!r}{hint}")

@@ -1,10 +1,11 @@
 // The whole page, from top to bottom.
 'use strict';
 
-/** Return the step to open first: the one in the address, else the compared one, else the last one. */
+/** Return the step to open first: the one in the address, else the compared one, the one that moved most, the last. */
 function firstStep(run, place) {
   const here = run.chosen.map((entry) => entry.step);
-  return [place.step, run.compared?.step].find((step) => here.includes(step)) ?? here.at(-1) ?? null;
+  const wanted = [place.step, run.compared?.step, run.leverage?.moved_most];
+  return wanted.find((step) => here.includes(step)) ?? here.at(-1) ?? null;
 }
 
 /** Decode the chosen step when it is first shown, and keep decoded steps. */
@@ -105,6 +106,11 @@ function App({ data }) {
     place.current = { ...place.current, ...shown, ...next };
     writeLink(place.current);
   };
+  useKeys({ N: 1, P: -1 }, (way) => {
+    const all = data.live ? run.recorded : chosen,
+      next = all[all.indexOf(number) + way];
+    if (next !== undefined) open(next);
+  });
   const showFinding = ({ first, last, run: i }) => {
     setRange([first, last]);
     openNear((first + last) / 2, i);
@@ -117,6 +123,7 @@ function App({ data }) {
       <${About} runs=${runs} />
       <${Section} id="curves" number="1" title="Did training help?"><${Answer} runs=${runs} />
         <${Findings} runs=${runs} onFinding=${showFinding} />
+        ${runs.map((each) => html`<${Where} run=${each} runs=${runs} />`)}
         <${Curves} runs=${runs} chosen=${chosen} at=${number} range=${range} onStep=${openNear} /><//>
       <section id="steps" aria-labelledby="steps-title">
         <h2 id="steps-title" class="small" tabindex="-1">Steps with tokens</h2>

@@ -16,7 +16,7 @@ function sentence(step, i) {
   const way = Math.abs(now - old) <= NOISE ? 'Did not move' : `Moved ${signed(now - old)} nats`;
   if (flags & WRONG) return `${way}, against its net push.`;
   if (flags & REACHED) return `${way}, and reached its ${at(step, 'target', i) === null ? 'bound' : 'target'}.`;
-  return `${way}${step.push[i] === 0 ? '; it was not pushed' : ''}.`;
+  return `${way}${step.push[i] === 0 ? '; its net push is 0' : ''}.`;
 }
 
 const likeIt = (step, i) => Math.round(1 / (at(step, 'share', i) ?? 1)) - 1;
@@ -147,7 +147,8 @@ function Card({ compared, onClose }) {
   const words = sentence(step, i);
   return html`<aside class="card" data-test="card" aria-label="Token">
     <div class="card-head"><span class="piece"><bdi>${step.line(step.token(row, index))}</bdi></span>
-      <p>Token ${index + 1} of ${row.length.toLocaleString('en-US')}${' '}
+      <p>Token ${(placeOf(row, index) + 1).toLocaleString('en-US')} of
+        ${' '}${(row.length + row.omitted).toLocaleString('en-US')}${' '}
         ${token.pinned && html`<span class="badge">pinned</span>`}<br />
         <span class="quiet">${identity.filter(Boolean).join(' · ')}
         </span></p>

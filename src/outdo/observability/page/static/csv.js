@@ -72,7 +72,7 @@ function csvOf(step, group) {
         row.rollout,
         row.reward,
         row.verdict,
-        index,
+        placeOf(row, index),
         id,
         piece,
         hex,

@@ -68,6 +68,8 @@ function stepOf(header, body, entry) {
   header.rows.forEach((row, number) => {
     row.number = number;
   });
+  const prompts = header.groups.map((group) => group.prompt);
+  step.commonPrompt = commonStart(prompts);
   step.text = cached((number) => {
     const { start, length } = header.rows[number];
     return Array.from(column('token').subarray(start, start + length), (vocab) => piece(vocab)[1]).join('');
@@ -111,6 +113,29 @@ function stateOf({ column, tokens, push, clipWords }) {
   return flags;
 }
 
+/** Return how many first tokens of a completion are shown: of a very long one the page has the beginning and the end. */
+const shownStart = ({ length, omitted }) => (omitted ? length - Math.floor(length / 3) : length);
+
+/** Return the place of a token in the whole completion. */
+const placeOf = (row, index) => (index < shownStart(row) ? index : index + row.omitted);
+
+/** Return how many tokens all prompts have in common at their start, such as a system prompt; 0 if only a few. */
+function commonStart(prompts) {
+  const shortest = Math.min(...prompts.map((prompt) => prompt.length));
+  let shared = 0;
+  while (shared < shortest && prompts.every((prompt) => prompt[shared] === prompts[0][shared])) shared++;
+  return prompts.length > 1 && shared > 12 && shared < shortest ? shared : 0;
+}
+
+/** Return, by row number, how many rollouts of the group have exactly the same completion. */
+function copiesIn(step, rows) {
+  const tokens = step.column('token');
+  const keys = rows.map((row) => `${row.omitted}:${tokens.subarray(row.start, row.start + row.length).join()}`);
+  const counts = new Map();
+  for (const key of keys) counts.set(key, (counts.get(key) ?? 0) + 1);
+  return new Map(rows.map((row, i) => [row.number, counts.get(keys[i])]));
+}
+
 function groupOf(step, group, index) {
   const rows = step.rows.filter((row) => row.group === index);
   const scored = rows.filter((row) => row.reward !== null);
@@ -126,6 +151,11 @@ function groupOf(step, group, index) {
     moved: movedShare(step, rows),
     mean: mean(scored.map((row) => row.reward)),
     promptText: group.prompt.map((vocab) => step.piece(vocab)[1]).join(''),
+    question: group.prompt
+      .slice(step.commonPrompt)
+      .map((vocab) => step.piece(vocab)[1])
+      .join(''),
+    copies: copiesIn(step, rows),
   };
 }
 

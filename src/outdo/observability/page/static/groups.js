@@ -45,7 +45,7 @@ function GroupRow({ group, open, reachable, onOpen }) {
     <td class="number">${group.number}</td>
     <th scope="row"><button type="button" class="plain" aria-pressed=${String(open)}
       tabindex=${reachable ? '0' : '-1'}>
-      <bdi>${oneLine(group.promptText, 110)}</bdi></button></th>
+      <bdi>${group.question === group.promptText ? '' : '…'}${oneLine(group.question, 110)}</bdi></button></th>
     <td class="answer"><bdi>${group.answer === null ? '' : oneLine(group.answer, 40)}</bdi></td>
     <td class="bars"><${Rewards} group=${group} /></td>
     <td class="outcome"><span aria-hidden="true">${glyph}</span> ${OUTCOME_WORDS[group.outcome]}</td>
@@ -65,9 +65,13 @@ function onArrows(event) {
   buttons[to]?.focus();
 }
 
-function GroupList({ step, shown, order, setOrder, open, onOpen }) {
+/** Return the groups that have a shown row, in the chosen order. */
+function visibleGroups(step, shown, order) {
   const visible = step.groups.filter((group) => group.rows.some((row) => shown.has(row.number)));
-  const groups = [...visible].sort(GROUP_ORDERS[order][1]);
+  return visible.sort(GROUP_ORDERS[order][1]);
+}
+
+function GroupList({ step, groups, order, setOrder, open, onOpen }) {
   const of = (outcome) => step.groups.filter((group) => group.outcome === outcome).length;
   const outcomes = ['mixed', 'right', 'wrong'].map((outcome) => `${of(outcome)} ${OUTCOME_WORDS[outcome]}`).join(', ');
   const reachable = groups.find((group) => group.index === open) ?? groups[0];

@@ -110,22 +110,45 @@ function Findings({ runs, onFinding }) {
     )}</ul></section>`;
 }
 
-/** List the steps with tokens on the page; a served page can fetch any other recorded step. */
+/**
+ * Show the steps with tokens: a button for each step that is worth opening, and a slider over all of them. A served
+ * page has all recorded steps on the slider, and fetches one when it is opened.
+ */
 function Steps({ run, at, onOpen, canFetch }) {
-  const here = new Set(run.chosen.map((entry) => entry.step));
-  const others = canFetch ? run.recorded.filter((step) => !here.has(step)) : [];
+  const here = run.chosen.map((entry) => entry.step),
+    all = canFetch ? run.recorded : here,
+    place = all.indexOf(at);
+  const move = (by) => all[place + by] !== undefined && onOpen(all[place + by]);
+  const leading = run.chosen.filter((entry) => entry.why);
   return html`<div class="steps" role="group" aria-label="Steps with tokens">
-    ${run.chosen.map(
+    ${leading.map(
       (entry) => html`<button type="button" key=${entry.step} data-test="step-button" data-step=${entry.step}
       aria-pressed=${String(entry.step === at)} onClick=${() => onOpen(entry.step)}><b>${entry.step}
         </b> <span>${plainText(entry.why)}</span></button>`,
-    )}
-    ${
-      others.length > 0 &&
-      html`<label class="control"><span>Another recorded step</span>
-        <select value="" onChange=${(event) => event.target.value && onOpen(Number(event.target.value))}>
-      <option value="">choose…</option>${others.map((step) => html`<option value=${step}>${step}</option>`)}</select>
-        </label>`
-    }
-  </div>`;
+    )}</div>
+    ${all.length > 1 && html`<div class="step-slider" data-test="step-slider">
+      <button type="button" aria-label="Previous step" disabled=${place <= 0} onClick=${() => move(-1)}>‹</button>
+      <label class="control wide"><span>Step <b>${at ?? UNKNOWN}</b></span><input type="range" min="0"
+        max=${all.length - 1} step="1" value=${Math.max(0, place)} aria-valuetext=${`step ${at}`}
+        onInput=${(event) => onOpen(all[Number(event.target.value)])} /></label>
+      <button type="button" aria-label="Next step" disabled=${place >= all.length - 1}
+        onClick=${() => move(1)}>›</button>
+      <span class="quiet">${count(all.length, 'step')} with tokens; keys: <kbd>N</kbd> <kbd>P</kbd> next and previous
+        step, <kbd>n</kbd> <kbd>p</kbd> group</span></div>`}`;
+}
+
+/** Call `act(way)` when a key of `keys` is pressed outside of a text field: `{n: 1, p: -1}`. */
+function useKeys(keys, act) {
+  const current = useRef(act);
+  current.current = act;
+  useEffect(() => {
+    const pressed = (event) => {
+      const typing = event.target.closest?.('input:not([type="range"], [type="checkbox"]), select, textarea');
+      if (typing || event.altKey || event.ctrlKey || event.metaKey || !(event.key in keys)) return;
+      event.preventDefault();
+      current.current(keys[event.key]);
+    };
+    document.addEventListener('keydown', pressed);
+    return () => document.removeEventListener('keydown', pressed);
+  }, []);
 }

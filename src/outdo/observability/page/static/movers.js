@@ -9,6 +9,7 @@ const SHOWN_MOVERS = 10,
 function isSame(step, one, other) {
   const alone = at(step, 'share', one.row.start + one.index) === 1;
   if (alone || one.row.group !== other.row.group || one.index !== other.index) return false;
+  if (one.index >= shownStart(one.row)) return false;
   for (let index = 0; index <= one.index; index++) {
     if (step.token(one.row, index) !== step.token(other.row, index)) return false;
   }
@@ -39,6 +40,7 @@ function largestMoves(step, counts) {
 function around(step, row, index, way, room) {
   let text = '';
   for (let k = index + way; k >= 0 && k < row.length; k += way) {
+    if (k < shownStart(row) !== index < shownStart(row)) break; // the page does not have the tokens between
     const piece = step.line(step.token(row, k));
     if (text.length + piece.length > room) break;
     text = way < 0 ? piece + text : text + piece;
@@ -66,8 +68,7 @@ function Mover({ step, mover, most, onJump }) {
       </button></li>`;
 }
 
-function MoverList({ title, test, step, movers, onJump, none }) {
-  const most = movers[0]?.size ?? 1;
+function MoverList({ title, test, step, movers, most, onJump, none }) {
   return html`<section data-test=${test}><h3>${title}</h3>${
     movers.length
       ? html`<ol class="movers">${movers.map((mover) => html`<${Mover} key=${mover.row.start + mover.index} step=${step}
@@ -80,11 +81,12 @@ function Movers({ step, onJump }) {
   const most = useMemo(() => largestMoves(step, (i) => !(step.state[i] & DIM)), [step]);
   const wrong = useMemo(() => largestMoves(step, (i) => step.state[i] & WRONG), [step]);
   const measured = step.groups.filter((group) => group.measured).length;
+  const longest = Math.max(0, ...[...most, ...wrong].map(({ size }) => size)) || 1; // one scale for both lists
   return html`<p class="note"><span class="quiet">Step ${step.number}, ${count(measured, 'measured group')}: the move in
       nats, and the probability before → after. Rollouts with the same beginning share the probability of a token: the
       list shows it once, with "and 2 more". A token moved the wrong way if it moved against the net push.</span></p>
-    <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} onJump=${onJump}
+    <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} most=${longest} onJump=${onJump}
       none="No token was measured after this step." />
-      <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} onJump=${onJump}
+      <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} most=${longest} onJump=${onJump}
         none="No measured token moved against its push." /></div>`;
 }

@@ -41,6 +41,8 @@ const STATE_CLASSES = Array.from({ length: 16 }, (_, flags) =>
 function rowHead(step, row) {
   const verdict = verdictOf(row),
     move = meanMove(step, row),
+    copies = step.groups[row.group].copies.get(row.number),
+    whole = row.length + row.omitted,
     parts = Object.entries(row.parts ?? {});
   const shown = (name, value) => element('span', { class: 'fact' }, `${name} `, element('b', {}, value));
   return element(
@@ -54,9 +56,10 @@ function rowHead(step, row) {
       element('b', {}, figure(row.reward)),
     ),
     shown('advantage', signed(row.advantage)),
-    shown('moved', row.measured ? (move === null ? UNKNOWN : `±${figure(move, 2)}`) : 'not measured'),
+    shown('mean size of moves', row.measured ? figure(move, 2) : 'not measured'),
     ...(parts.length > 1 ? parts.map(([name, value]) => shown(plainText(name), figure(value))) : []),
-    element('span', { class: 'origin' }, `rollout ${row.rollout} · ${count(row.length, 'token')} · ${row.finish}`),
+    ...(copies > 1 ? [shown('same completion', `× ${copies}`)] : []),
+    element('span', { class: 'origin' }, `rollout ${row.rollout} · ${count(whole, 'token')} · ${row.finish}`),
   );
 }
 
@@ -85,9 +88,9 @@ class Pane {
   }
 
   /** Show rows of a step in the given order. */
-  show({ step, rows, scale, filter, onPlace }) {
+  show({ step, rows, scale, filter, plain, onPlace }) {
     this.near.disconnect();
-    Object.assign(this, { step, scale, onPlace, order: rows.map((row) => row.number) });
+    Object.assign(this, { step, scale, plain, onPlace, order: rows.map((row) => row.number) });
     this.rows.clear();
     this.root.replaceChildren(...rows.map((row, i) => this.emptyRow(row, i, filter)));
     this.root.setAttribute('aria-rowcount', rows.length);
@@ -132,7 +135,8 @@ class Pane {
       cell.dataset.row = row.number;
       cell.dataset.index = index;
       cell.className = this.classOf(held, index);
-      cell.textContent = this.step.shown(vocab);
+      cell.textContent = this.plain ? plainText(this.step.piece(vocab)[1]) : this.step.shown(vocab);
+      if (row.omitted && index === shownStart(row)) cell.dataset.omitted = `… ${count(row.omitted, 'token')} …`;
       cells.push(cell);
     }
     held.tokens.replaceChildren(...cells);
@@ -150,6 +154,7 @@ class Pane {
   classOf({ row, hits }, index) {
     const at = row.start + index,
       vocab = this.step.token(row, index);
+    if (this.plain) return `token plain${hits.has(index) ? ' hit' : ''}`;
     const level = this.scale.values ? levelOf(this.scale, this.scale.values[at]) : 'unknown';
     const fixed = fixedClasses(this.step.shown(vocab), this.step.piece(vocab)[1]);
     return `token ${level}${STATE_CLASSES[this.step.state[at]]}${fixed}${hits.has(index) ? ' hit' : ''}`;

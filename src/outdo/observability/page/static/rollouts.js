@@ -19,9 +19,10 @@ function knownQuantity(step, name) {
 function Prompt({ group }) {
   const [whole, setWhole] = useState(false),
     text = group.promptText,
-    long = text.length > 600;
+    long = text.length > 600,
+    start = text.length - Math.max(600, Math.min(group.question.length, 1200)); // the question is at the end
   return html`<div class="prompt"><pre tabindex="0" role="region" aria-label="Prompt">
-    <bdi>${plainText(whole || !long ? text : `${text.slice(0, 600)}…`)}</bdi></pre>
+    <bdi>${plainText(whole || !long ? text : `…${text.slice(start)}`)}</bdi></pre>
     ${long && html`<button type="button" class="plain"
       onClick=${() => setWhole(!whole)}>${whole ? 'Show less' : `All ${count(text.length, 'character')}`}</button>`}
     <dl class="inline">${group.answer !== null && html`<div><dt>Expected answer</dt>
@@ -32,7 +33,7 @@ function Prompt({ group }) {
         <dt>Prompt id</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
 }
 
-function Tools({ step, by, setBy, order, setOrder, onCsv }) {
+function Tools({ step, by, setBy, order, setOrder, plain, setPlain, onCsv }) {
   return html`<div class="tools">
     <label class="control"><span>Colour by</span><select data-test="quantity" value=${by}
       onChange=${(event) => setBy(event.target.value)}>
@@ -42,11 +43,13 @@ function Tools({ step, by, setBy, order, setOrder, onCsv }) {
       onChange=${(event) => setOrder(event.target.value)}>
       ${Object.entries(ROW_ORDERS).map(([name, [title]]) => html`<option value=${name}
         selected=${name === order}>${title}</option>`)}</select></label>
+    <label class="control"><input type="checkbox" data-test="plain" checked=${plain}
+      onChange=${(event) => setPlain(event.target.checked)} /><span>Plain text</span></label>
     <button type="button" data-test="csv" onClick=${onCsv}>Save as CSV</button></div>`;
 }
 
 /** Pass what to show to the pane, which is built without Preact (pane.js). `jump` makes it go to a token. */
-function Tokens({ step, rows, scale, filter, jump, onPlace, paneRef }) {
+function Tokens({ step, rows, scale, filter, plain, jump, onPlace, paneRef }) {
   const root = useRef(null),
     pane = paneRef;
   const order = rows.map((row) => row.number).join();
@@ -54,7 +57,7 @@ function Tokens({ step, rows, scale, filter, jump, onPlace, paneRef }) {
     pane.current = new Pane(root.current);
     return () => pane.current.close();
   }, []);
-  useLayoutEffect(() => pane.current.show({ step, rows, scale, filter, onPlace }), [step, order, filter]);
+  useLayoutEffect(() => pane.current.show({ step, rows, scale, filter, plain, onPlace }), [step, order, filter, plain]);
   useLayoutEffect(() => pane.current.recolour(scale), [scale]);
   useLayoutEffect(() => {
     if (jump?.step === step && jump.row !== undefined)
@@ -66,6 +69,7 @@ function Tokens({ step, rows, scale, filter, jump, onPlace, paneRef }) {
 
 function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compared }) {
   const [order, setOrder] = useState('reward'),
+    [plain, setPlain] = useState(false),
     pane = useRef(null);
   const quantity = knownQuantity(step, by);
   const scale = useMemo(() => scaleOf(step, quantity), [step, quantity]);
@@ -76,14 +80,14 @@ function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compar
   const blank = quantity === 'moved' && !group.measured;
   return html`<${Prompt} key=${group.index} group=${group} />
     <${Tools} step=${step} by=${quantity} setBy=${setBy} order=${order} setOrder=${setOrder}
-      onCsv=${() => saveCsv(step, group)} />
-    <${Legend} scale=${scale} />
+      plain=${plain} setPlain=${setPlain} onCsv=${() => saveCsv(step, group)} />
+    ${!plain && html`<${Legend} scale=${scale} />`}
     ${blank && html`<p class="note">This group was not measured after the step, so it is not known
       how far its tokens moved. <button type="button" class="plain"
       onClick=${() => setBy('policy_push')}>Colour by policy push</button></p>`}
     ${rows.length < group.rows.length &&
     html`<p class="note">${rows.length} of ${count(group.rows.length, 'rollout')} match the search.</p>`}
-    <div class="bench"><${Tokens} step=${step} rows=${rows} scale=${scale} filter=${filter} jump=${jump}
+    <div class="bench"><${Tokens} step=${step} rows=${rows} scale=${scale} filter=${filter} plain=${plain} jump=${jump}
       onPlace=${onPlace} paneRef=${pane} />
       <${Card} compared=${compared} onClose=${() => closeCard(pane.current)} /></div>`;
 }

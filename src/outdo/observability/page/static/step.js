@@ -25,6 +25,7 @@ function StepView({ step, run, place, onPlace }) {
   const [jump, setJump] = useState(() => jumpTo(step, place));
   const shown = useMemo(() => shownRows(step, filter), [step, filter]);
   const group = step.groups[index];
+  const visible = useMemo(() => visibleGroups(step, shown, order), [step, shown, order]);
   const where = useRef({ group: group?.number });
   const tell = (more) => {
     Object.assign(where.current, more);
@@ -36,6 +37,10 @@ function StepView({ step, run, place, onPlace }) {
     setJump(null);
     tell({ group: step.groups[next].number, rollout: undefined, token: undefined });
   };
+  useKeys({ n: 1, p: -1 }, (way) => {
+    const place = visible.findIndex((each) => each.index === index) + way;
+    if (visible[place]) open(visible[place].index);
+  });
   const onToken = useCallback(
     (row, token) => tell({ group: step.groups[row.group].number, rollout: row.rollout, token }),
     [step],
@@ -54,7 +59,7 @@ function StepView({ step, run, place, onPlace }) {
   if (!group) return html`<p class="quiet">No rollout of this step is recorded.</p>`;
   return html`<${Section} id="groups" number="2" title="Which prompts gave signal?">
       <${Search} step=${step} filter=${filter} setFilter=${setFilter} shown=${shown} />
-      <${GroupList} step=${step} shown=${shown} order=${order} setOrder=${setOrder} open=${index} onOpen=${open} /><//>
+      <${GroupList} step=${step} groups=${visible} order=${order} setOrder=${setOrder} open=${index} onOpen=${open} /><//>
     <${Section} id="rollouts" number="3" title=${`What happened to the tokens of group ${group.number}?`}>
       <${Rollouts} step=${step} group=${group} shown=${shown} by=${by} setBy=${setBy} filter=${filter} jump=${jump}
         onPlace=${onToken} compared=${compared} /><//>

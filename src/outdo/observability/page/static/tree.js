@@ -10,8 +10,10 @@ const rewardOf = (rows) => mean(rows.filter((row) => row.reward !== null).map((r
 /** Build a node: a run of tokens that all of its rows share. `fork` is how much reward its branches separate. */
 function treeOf(step, rows, from = 0) {
   const first = rows[0];
-  let to = rows.length === 1 ? first.length : from;
-  const next = (row, index) => (index < row.length ? step.token(row, index) : -1);
+  let to = rows.length === 1 ? shownStart(first) : from;
+  // -1 is the end of a completion; another negative number is a part that the page does not have.
+  const next = (row, index) =>
+    index < shownStart(row) ? step.token(row, index) : row.omitted ? -2 - row.number : -1;
   if (rows.length > 1) while (next(first, to) >= 0 && rows.every((row) => next(row, to) === next(first, to))) to++;
   const branches = new Map();
   if (rows.length > 1)
@@ -76,10 +78,11 @@ function RunText({ step, node }) {
       { length: to - from },
       (_, i) => html`<span class="token">${step.line(step.token(row, from + i))}</span>`,
     );
-  if (length === 0) return html`<span class="quiet">${node.from === 0 ? 'from the first token' : 'ends here'}</span>`;
+  if (length === 0) return html`<span class="quiet">${node.from === 0
+    ? 'from the first token' : row.omitted ? 'goes on' : 'ends here'}</span>`;
   if (!node.children.length) {
     const rest = [
-      length > LEAF_TOKENS && `+ ${count(length - LEAF_TOKENS, 'token')}`,
+      length + row.omitted > LEAF_TOKENS && `+ ${count(row.length + row.omitted - node.from - LEAF_TOKENS, 'token')}`,
       row.finish !== 'stop' && 'truncated',
     ].filter(Boolean);
     return html`<span class="text leaf">${text(node.from, Math.min(node.to, node.from + LEAF_TOKENS))}</span>
