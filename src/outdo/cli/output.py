@@ -23,5 +23,5 @@ def print_text(console: Console, text: Text) -> None:
 
 def metrics_of(run: Path, report: Callable[[str], None]) -> tuple[list[Mapping[str, Any]], int]:
     """Return the metrics of a run, with the evaluation before its first step, and the number of its steps."""
-    lines = read.metrics(run, report)
+    lines = read.MetricsFile(run).read(report)
     return with_initial_evaluation(lines, read.table(run, "summary.json", report)), len(lines)

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run
 
 from outdo.observability.page import read
-from outdo.observability.page.collect import View, collect_run, metrics_since, step_tokens
+from outdo.observability.page.collect import RunData, View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.encode import unpack
 from outdo.observability.page.select import (
     LEADING_STEPS,
@@ -65,7 +65,7 @@ def test_the_best_step_comes_from_the_summary(tmp_path: Path):
     folder = write_small_run(tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"best": {"step": 4}}))
-    assert {entry["step"]: entry["why"] for entry in collect_run(folder)["chosen"]}[4] == "best evaluation"
+    assert {entry["step"]: entry["why"] for entry in collect_run(folder)["chosen"]}[4].endswith("best evaluation")
     (folder / "summary.json").unlink()
     edit(folder, "metrics.jsonl", lambda text: text.replace("eval/greedy", "eval/other"))
     whys = [entry["why"] for entry in collect_run(folder)["chosen"]]
@@ -115,7 +115,7 @@ def test_curves_of_a_long_run_have_a_limited_number_of_points(tmp_path: Path):
 
 
 def test_metrics_since_a_step_contain_only_later_steps(small_run: Path):
-    told = metrics_since(small_run, after=4)
+    told = metrics_since(RunData(small_run), after=4)
     assert told["metrics"]["steps"] == [5, 6]
     assert told["recorded"] == [1, 2, 3, 4, 5, 6]
     assert told["chosen"] == []
@@ -282,7 +282,7 @@ def test_damaged_and_incomplete_lines_are_left_out(tmp_path: Path):
     run = collect_run(folder)
     assert run["metrics"]["steps"] == [0, 1, 2, 3, 4, 5, 6]
     assert "line 2: not a JSON object" in texts(run)
-    assert "1 lines without a step" in texts(run)
+    assert "line 1: not a JSON object with a step" in texts(run)
 
 
 def test_values_that_are_not_finite_numbers_are_left_out(tmp_path: Path):
@@ -364,7 +364,7 @@ def test_a_run_is_alive_while_a_process_holds_its_folder(tmp_path: Path):
     with RunFolder(folder):
         assert is_alive(folder)
         assert collect_run(folder)["alive"]
-        assert metrics_since(folder, after=0)["alive"]
+        assert metrics_since(RunData(folder), after=0)["alive"]
     assert not is_alive(folder)
 
 
@@ -459,14 +459,43 @@ def test_a_very_long_line_is_left_out(tmp_path: Path):
 def test_only_the_last_lines_of_very_large_metrics_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 2001)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    for name in ("LARGEST_METRICS", "FARTHEST_BACK"):
-        with monkeypatch.context() as bounded:
-            bounded.setattr(read, name, 1000)
-            run = collect_run(tmp_path)
-        steps = run["metrics"]["steps"]
-        assert 20 < len(steps) < 40
-        assert steps == [*range(steps[0], 2001)]
-        assert "metrics.jsonl is very large" in texts(run)
+    monkeypatch.setattr(read, "FARTHEST_BACK", 1000)
+    run = collect_run(tmp_path)
+    steps = run["metrics"]["steps"]
+    assert 20 < len(steps) < 40
+    assert steps == [*range(steps[0], 2001)]
+    assert "metrics.jsonl is very large" in texts(run)
+
+
+def test_a_very_long_run_is_thinned_from_its_beginning_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(read, "MOST_LINES", 100)
+    lines = [
+        {"step": step, "reward": 0.5, **({"eval/greedy": 0.1} if step % 50 == 25 else {})} for step in range(1, 1001)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps = [line["step"] for line in read.MetricsFile(tmp_path).read(print)]
+    assert len(steps) < 200
+    assert steps[0] < 10
+    assert steps[-1] == 1000
+    assert set(range(25, 1000, 50)) <= set(steps)
+
+
+def test_a_followed_file_is_read_from_where_the_last_read_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, parsed = tmp_path / "metrics.jsonl", []
+    record = read._record
+    monkeypatch.setattr(read, "_record", lambda line: parsed.append(line) or record(line))
+    followed = read.MetricsFile(tmp_path)
+    assert followed.read(print) == []
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert [line["step"] for line in followed.read(print)] == [1, 2]
+    with path.open("a") as file:
+        file.write('p": 3}\n')
+    assert [line["step"] for line in followed.read(print)] == [1, 2, 3]
+    assert len(parsed) == 3
+    path.write_text('{"step": 1}\n{"step": 2, "reward": 1.0}\n{"step": 3, "reward": 1.0}\n')  # longer, and written anew
+    assert followed.read(print)[1:] == [{"step": 2, "reward": 1.0}, {"step": 3, "reward": 1.0}]
+    path.unlink()
+    assert followed.read(print) == []
 
 
 def test_a_run_with_very_many_metrics_shows_some_of_them(tmp_path: Path):

@@ -65,8 +65,9 @@ def test_both_of_two_live_runs_are_followed_and_new_steps_open(browser: Browser,
         add_step(other, 5, steps=STEPS)
         page.locator("#steps").get_by_role("button", name="other").click()
         expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
-        page.get_by_label("Another recorded step").select_option("5")
-        expect(by_test_id(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        slider = by_test_id(page, "step-slider").get_by_role("slider")
+        slider.fill("4")
+        expect(slider).to_have_attribute("aria-valuetext", "step 5")
         expect(by_test_id(page, "token").first).to_be_visible()
 
 
@@ -80,8 +81,9 @@ def test_steps_repeated_after_a_resume_replace_the_old_ones(browser: Browser, tm
         for step in (4, 5):
             add_step(run, step, steps=STEPS, seed=7)
         expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
-        page.get_by_label("Another recorded step").select_option("5")
-        expect(by_test_id(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        slider = by_test_id(page, "step-slider").get_by_role("slider")
+        slider.fill("4")
+        expect(slider).to_have_attribute("aria-valuetext", "step 5")
         expect(by_test_id(page, "token").first).to_be_visible()
         assert by_test_id(page, "rollout").first.inner_text() != before
 
@@ -94,6 +96,7 @@ def test_a_resume_is_noticed_even_if_the_run_is_already_farther(browser: Browser
         for step in (3, 4, 5):
             add_step(run, step, steps=STEPS, seed=7)
         expect(page.get_by_text("step 4 of 5")).to_be_visible(timeout=PATIENCE)
-        expect(by_test_id(page, "step-button", step=4)).to_have_attribute("aria-pressed", "true", timeout=PATIENCE)
+        slider = by_test_id(page, "step-slider").get_by_role("slider")
+        expect(slider).to_have_attribute("aria-valuetext", "step 4", timeout=PATIENCE)
         expect(by_test_id(page, "rollout").first).not_to_have_text(before)
         assert by_test_id(page, "rollout").first.inner_text() != before

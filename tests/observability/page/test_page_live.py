@@ -55,9 +55,13 @@ def test_the_page_follows_a_growing_run(browser: Browser, growing: Path, server:
         for step in (4, 5):
             add_step(growing, step, steps=STEPS)
             expect(page.get_by_text(f"step 3 of {step}")).to_be_visible(timeout=600_000)
-        page.get_by_label("Another recorded step").select_option("5")
-        expect(by_test_id(page, "step-button", step=5)).to_have_attribute("aria-pressed", "true")
+        slider = by_test_id(page, "step-slider").get_by_role("slider")
+        slider.fill("4")
+        expect(slider).to_have_attribute("aria-valuetext", "step 5")
         expect(by_test_id(page, "token").first).to_be_visible()
+        by_test_id(page, "follow-newest").check()
+        add_step(growing, 6, steps=STEPS)
+        expect(slider).to_have_attribute("aria-valuetext", "step 6")
         assert page.evaluate("() => window.loadedOnce")
 
 

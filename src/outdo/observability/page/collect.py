@@ -4,6 +4,7 @@ Damaged or partial data is left out, and a finding reports it. Reading is limite
 of these only the groups to show, one column at a time; and at most `MOST_POINTS` points per curve.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,6 @@ from outdo.observability.page.leverage import where_training_happened
 from outdo.observability.page.select import (
     DEFAULT_BYTES,
     READ_ERRORS,
-    STEP_TOKENS,
     CheckpointComparison,
     encoded_step,
     informative_steps,
@@ -100,13 +100,14 @@ def _encoded_step(folder: Path, step: int, why: str, view: View, size: int) -> d
     entry = encoded_step(folder, step, why, groups=view.groups, comparison=comparison)
     if not why or view.groups or len(entry["blob"]) <= size:
         return entry
-    tokens = max(1, int(0.9 * STEP_TOKENS * size / len(entry["blob"])))
+    tokens = max(1, int(0.9 * entry["tokens"] * size / len(entry["blob"])))
     return encoded_step(folder, step, why, tokens=tokens, comparison=comparison)
 
 
-def metrics_since(folder: Path, *, after: int) -> PageData:
-    """Return what is new in `folder` since step `after`: metrics, findings and recorded steps, without tokens."""
-    run_data = RunData(folder)
+def metrics_since(run_data: "RunData", *, after: int) -> PageData:
+    """Return what is new in a run since step `after`: metrics, findings and recorded steps, without tokens."""
+    run_data.refresh()
+    folder = run_data.folder
     recorded = files.recorded_steps(folder)
     record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None}
     return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
@@ -139,20 +140,31 @@ def _leading_steps(recorded: Sequence[int], run_data: "RunData", view: View, mov
 class RunData:
     """The metrics of a run (numbers only, sorted by step), its findings, and what was left out.
 
-    Step 0 is the evaluation before the first step; it is known if the run has ended and wrote `summary.json`.
+    `refresh` reads what is new. Step 0 is the evaluation before the first step; it is known if the run has ended and
+    wrote `summary.json`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._file = read.MetricsFile(folder)
+        self._diagnosed: Any = None
+        self.findings: list[dict[str, Any]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what was written since the last call. A long run is diagnosed again when it has 2 % more steps."""
+        folder = self.folder
         self.left_out: list[dict[str, Any]] = []
-        steps = {record["step"]: record for record in read.metrics(folder, self.add_warning)}
+        steps = {line["step"]: line for line in self._file.read(self.add_warning)}
         self.recipe = read.table(folder, "recipe.toml", self.add_warning)
         self.summary = read.table(folder, "summary.json", self.add_warning)
         self.environment = read.table(folder, "environment.json", self.add_warning)
-        lines = [{"step": step, **_numbers(steps[step])} for step in sorted(steps)]
         before = {"before": _numbers(_subtable(self.summary, "before"))}
-        self.metrics = [*doctor.with_initial_evaluation(lines, before)]
-        self.findings = [asdict(finding) for finding in doctor.diagnose(self.metrics, recipe=self.recipe or None)]
+        self.metrics = [*doctor.with_initial_evaluation([steps[step] for step in sorted(steps)], before)]
+        state = (int(math.log(1 + len(self.metrics), 1.02)), self.summary, self.recipe)
+        if state != self._diagnosed:
+            self._diagnosed = state
+            self.findings = [asdict(finding) for finding in doctor.diagnose(self.metrics, recipe=self.recipe or None)]
 
     def add_warning(self, text: str, step: int = 0) -> None:
         """Add a finding about the files of the run, not about its metrics."""

@@ -5,12 +5,13 @@ followed: the page would contain their content.
 """
 
 import json
+import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from outdo.storage.run_folder import ReadLimits, read_metrics
+from outdo.observability.page.encode import number_or_none
 from outdo.utils.errors import RunFolderError
 
 LARGEST_TABLE = 1_000_000
@@ -19,11 +20,14 @@ LARGEST_TABLE = 1_000_000
 LONGEST_LINE = 1_000_000
 """The maximum length of a line of `metrics.jsonl` in bytes; a longer line is left out."""
 
-LARGEST_METRICS = 16_000_000
-"""The maximum size of the metrics in bytes: the last steps are kept, about 15,000 of them."""
-
 FARTHEST_BACK = 256_000_000
 """How many bytes of `metrics.jsonl` are read at most, counted from its end."""
+
+MOST_LINES = 10_000
+"""How many lines of metrics are kept at least; twice as many are thinned to half, all evaluations remain."""
+
+TAIL = 64
+"""How many bytes before the end of what is read are compared, to notice that a file was written anew."""
 
 Say = Callable[[str], None]
 """A function that takes a sentence about data that is left out."""
@@ -59,23 +63,94 @@ def table(folder: Path, name: str, say: Say) -> dict[str, Any]:
     return found
 
 
-def metrics(folder: Path, say: Say) -> list[Mapping[str, Any]]:
-    """Read the records of `metrics.jsonl` that have a step, oldest first; from a very long file, only the last ones.
+class MetricsFile:
+    """The metrics of a run folder. Each `read` reads only what was appended since the last one."""
 
-    An incomplete last line, which is still being written or which a crash cut off, is ignored. Raises RunFolderError if
-    the file exists and cannot be opened.
-    """
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._forget(None)
+
+    def _forget(self, identity: tuple[int, int] | None) -> None:
+        self._identity, self._end, self._tail, self._number = identity, 0, b"", 0
+        self._lines: list[dict[str, float]] = []
+        self._problems: list[str] = []
+
+    def read(self, say: Say) -> list[dict[str, float]]:
+        """Return the finite numbers of each line that has a step, in the order of the file.
+
+        An incomplete last line, which is still being written or which a crash cut off, is ignored. If the file is new
+        or shorter, as after a resume, it is read from its beginning. Raises RunFolderError if the file exists and
+        cannot be opened.
+        """
+        path = self._folder / "metrics.jsonl"
+        try:
+            with file_inside(self._folder, path).open("rb") as file:
+                self._read_on(file)
+        except FileNotFoundError:
+            self._forget(None)
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
+        for problem in self._problems:
+            say(problem)
+        return self._lines
+
+    def _read_on(self, file: BinaryIO) -> None:
+        status = os.fstat(file.fileno())
+        identity = (status.st_dev, status.st_ino)
+        file.seek(max(0, self._end - TAIL))
+        if identity != self._identity or file.read(min(TAIL, self._end)) != self._tail:
+            self._forget(identity)
+            self._skip_to_the_last_bytes(file, status.st_size)
+        while line := file.readline(LONGEST_LINE):
+            if not line.endswith(b"\n"):
+                if not _skip_line(file):
+                    break  # still being written
+                line = b""
+            self._number += 1
+            self._add(line)
+            self._end = file.tell()
+        file.seek(max(0, self._end - TAIL))
+        self._tail = file.read(min(TAIL, self._end))
+
+    def _skip_to_the_last_bytes(self, file: BinaryIO, size: int) -> None:
+        skipped = max(0, size - FARTHEST_BACK)
+        file.seek(skipped)
+        if skipped:
+            _skip_line(file)
+            self._problems.append(f"metrics.jsonl is very large: its first {skipped / 1e6:,.0f} MB are left out")
+
+    def _add(self, line: bytes) -> None:
+        record = _record(line)
+        if record is None:
+            reason = "not a JSON object with a step" if line else "longer than the limit"
+            self._problems.append(f"metrics.jsonl, line {self._number}: {reason}; left out")
+            return
+        self._lines.append(record)
+        if len(self._lines) >= 2 * MOST_LINES:
+            last = len(self._lines) - 1
+            kept = (i % 2 == 0 or i == last or any(name.startswith("eval/") for name in line)
+                    for i, line in enumerate(self._lines))  # fmt: skip
+            self._lines = [line for line, keep in zip(self._lines, kept, strict=True) if keep]
+
+
+def _record(line: bytes) -> dict[str, float] | None:
+    """Return the step and the finite numbers of a line, with six significant digits; None if it has no step."""
     try:
-        path = file_inside(folder, folder / "metrics.jsonl")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunFolderError(f"{folder / 'metrics.jsonl'}: cannot be read: {error.strerror}") from error
-    limits = ReadLimits(line=LONGEST_LINE, kept=LARGEST_METRICS, back=FARTHEST_BACK)
-    records = read_metrics(path, limits=limits, report=say)
-    if without := sum(not is_step(record.get("step")) for record in records):
-        say(f"metrics.jsonl: {without} lines without a step are left out")
-    return [record for record in records if is_step(record.get("step"))]
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not is_step(found.get("step")):
+        return None
+    numbers = {name: number_or_none(value) for name, value in found.items() if name != "step"}
+    return {"step": found["step"], **{name: float(f"{x:.6g}") for name, x in numbers.items() if x is not None}}
+
+
+def _skip_line(file: BinaryIO) -> bool:
+    """Read to the end of the line, and return whether it has one."""
+    while rest := file.readline(LONGEST_LINE):
+        if rest.endswith(b"\n"):
+            return True
+    return False
 
 
 def is_step(value: Any) -> bool:

@@ -159,7 +159,8 @@ def encoded_step(
     except READ_ERRORS as error:
         raise RunFolderError(f"{files.path_of(folder, step)}: {str(error).splitlines()[0]}") from error
     blob = base64.b64encode(gzip.compress(content, COMPRESSION, mtime=0)).decode()
-    return {"step": step, "why": why, "groups_in_all": rows.groups, "blob": blob}
+    shown = int(lengths_of(rows.table, "token_ids").sum())
+    return {"step": step, "why": why, "groups_in_all": rows.groups, "tokens": shown, "blob": blob}
 
 
 def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: int = STEP_TOKENS) -> SelectedRows:

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outdo.observability.page.collect import DEFAULT_VIEW, View, collect_run, metrics_since, step_tokens
+from outdo.observability.page.collect import DEFAULT_VIEW, RunData, View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.html import render_page, security_policy
 from outdo.utils.errors import RunFolderError, UserError
 
@@ -39,6 +39,7 @@ HEADERS = {
 
 def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIEW) -> ASGIApp:
     """Return the server's application for the run folders `runs`, at `port`, for requests with `token`."""
+    run_data: dict[int, RunData] = {}
     headers = {**HEADERS, "Content-Security-Policy": f"{security_policy(live=True)}; frame-ancestors 'none'"}
 
     def respond(request: Request) -> Response:
@@ -51,7 +52,9 @@ def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIE
                 page_data = [collect_run(each, view) for each in runs]
                 return HTMLResponse(render_page(page_data, live={"url": "/", "token": token}))
             case ["", "data"]:
-                return _json(metrics_since(runs[run], after=after))
+                if run not in run_data:
+                    run_data[run] = RunData(runs[run])
+                return _json(metrics_since(run_data[run], after=after))
             case ["", "step", number] if (step := _number(number)) is not None:
                 tokens = step_tokens(runs[run], step)
                 return PlainTextResponse("this step is not recorded", 404) if tokens is None else _json(tokens)

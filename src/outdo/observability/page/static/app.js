@@ -1,10 +1,13 @@
 // The whole page, from top to bottom.
 'use strict';
 
-/** Return the step to open first: the one in the address, else the compared one, the one that moved most, the last. */
+/**
+ * Return the step to open first: the one in the address, else the compared one, the one that moved most, or the last.
+ * A page of a run that is still going opens the last one.
+ */
 function firstStep(run, place) {
   const here = run.chosen.map((entry) => entry.step);
-  const wanted = [place.step, run.compared?.step, run.leverage?.moved_most];
+  const wanted = [place.step, run.compared?.step, run.alive ? undefined : run.leverage?.moved_most];
   return wanted.find((step) => here.includes(step)) ?? here.at(-1) ?? null;
 }
 
@@ -106,6 +109,11 @@ function App({ data }) {
     place.current = { ...place.current, ...shown, ...next };
     writeLink(place.current);
   };
+  const [newest, setNewest] = useState(false);
+  const latest = run.recorded.at(-1);
+  useEffect(() => {
+    if (newest && latest !== undefined && latest !== number) open(latest);
+  }, [newest, latest]);
   useKeys({ N: 1, P: -1 }, (way) => {
     const all = data.live ? run.recorded : chosen,
       next = all[all.indexOf(number) + way];
@@ -129,6 +137,8 @@ function App({ data }) {
         <h2 id="steps-title" class="small" tabindex="-1">Steps with tokens</h2>
         <${WhichRun} runs=${runs} which=${which} onChange=${changeRun} />
         <${Steps} run=${run} at=${number} onOpen=${open} canFetch=${Boolean(data.live)} />
+        ${data.live && html`<label class="control"><input type="checkbox" data-test="follow-newest" checked=${newest}
+          onChange=${(event) => setNewest(event.target.checked)} /><span>Always show the newest step</span></label>`}
         <p class="note" role="status">${message}</p></section>
       ${error && html`<p class="note">Step ${number} could not be read: ${error}.</p>`}
       ${step && html`<${StepView} key=${`${which}/${step.number}`} step=${step} run=${run} place=${place.current}

@@ -85,11 +85,14 @@ function csvOf(step, group) {
   return lines.map((line) => line.map(cell).join(',')).join('\r\n');
 }
 
-function saveCsv(step, group) {
-  const address = URL.createObjectURL(new Blob([csvOf(step, group)], { type: 'text/csv' }));
+const saveCsv = (step, group) => save(csvOf(step, group), `step_${step.number}_group_${group.number}.csv`);
+
+/** Save text as a file in the reader's folder for downloads. */
+function save(text, name) {
+  const address = URL.createObjectURL(new Blob([text], { type: 'text/csv' }));
   const link = document.createElement('a');
   link.href = address;
-  link.download = `step_${step.number}_group_${group.number}.csv`;
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }

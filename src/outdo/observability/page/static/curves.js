@@ -80,6 +80,9 @@ const bandsOf = (runs) =>
 const rangeOf = (metric) =>
   isShare(metric) ? (_, least, most) => (most > TINY ? [0, 1] : [0, (most || TINY) * 1.1]) : undefined;
 
+// Steps are whole numbers, and so are the marks of their axis.
+const STEP_INCREMENTS = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5, 6].map((zeros) => one * 10 ** zeros)).sort((a, b) => a - b);
+
 const axisOf = (extra) => ({
   stroke: () => inkOf('quiet'),
   font: '10.5px system-ui, sans-serif',
@@ -113,22 +116,24 @@ function drawSteps(plot, { chosen, at, range }) {
 }
 
 /** Return uPlot's options for one curve. `live` holds what changes between draws, so that the plot is built once. */
-function optionsOf({ runs, metric, size, live, onCursor }) {
+function optionsOf({ runs, metric, size, live, log, zoom, onCursor }) {
+  const positive = valuesOf(runs, metric).every((values) => values.every((value) => !known(value) || value > 0));
+  const y = log && positive ? { distr: 3 } : { range: rangeOf(metric) };
   return {
     ...size,
     padding: [6, 14, 0, 0],
     legend: { show: false },
-    scales: { x: { time: false }, y: { range: rangeOf(metric) } },
+    scales: { x: { time: false }, y },
     series: seriesOf(runs, metric),
     bands: bandsOf(runs),
     cursor: {
       y: false,
-      drag: { x: false, y: false },
+      drag: { x: zoom, y: false },
       sync: { key: 'outdo', scales: ['x', null] },
       points: { size: (_, i) => (i % COLUMNS === 2 ? 7 : 0), fill: (plot, i) => plot.series[i].stroke(), width: 0 },
     },
     axes: [
-      axisOf({ size: 18, gap: 2, space: 44, grid: { show: false } }),
+      axisOf({ size: 18, gap: 2, space: 44, grid: { show: false }, incrs: STEP_INCREMENTS }),
       axisOf({ size: 42, gap: 3, space: 20, values: (_, ticks) => ticks.map((tick) => formOf(metric)(tick)) }),
     ],
     hooks: {
@@ -137,14 +142,17 @@ function optionsOf({ runs, metric, size, live, onCursor }) {
       ready: [
         (plot) =>
           plot.over.addEventListener('click', () => {
-            if (plot.cursor.left >= 0) live.current.onStep(plot.posToVal(plot.cursor.left, 'x'));
+            if (plot.cursor.left >= 0 && !zoom) live.current.onStep(plot.posToVal(plot.cursor.left, 'x'));
           }),
       ],
     },
   };
 }
 
-/** Draw a canvas only when it comes near the window, because a run can have a hundred metrics. */
+/**
+ * Draw a canvas when it comes near the window, because a run can have a hundred metrics; the others when the browser
+ * has nothing else to do, so that a printed page has them.
+ */
 function useNear(ref) {
   const [near, setNear] = useState(false);
   useEffect(() => {
@@ -157,12 +165,16 @@ function useNear(ref) {
       { rootMargin: '300px' },
     );
     observer.observe(ref.current);
-    return () => observer.disconnect();
+    const idle = requestIdleCallback(() => setNear(true));
+    return () => {
+      observer.disconnect();
+      cancelIdleCallback(idle);
+    };
   }, []);
   return near;
 }
 
-function Plot({ runs, metric, height, live, onCursor }) {
+function Plot({ runs, metric, height, live, log = false, zoom = false, onCursor }) {
   const box = useRef(null),
     plot = useRef(null),
     near = useNear(box);
@@ -170,7 +182,7 @@ function Plot({ runs, metric, height, live, onCursor }) {
   useEffect(() => {
     if (!near) return undefined;
     const size = () => ({ width: box.current.clientWidth, height });
-    plot.current = new uPlot(optionsOf({ runs, metric, size: size(), live, onCursor }), table, box.current);
+    plot.current = new uPlot(optionsOf({ runs, metric, size: size(), live, log, zoom, onCursor }), table, box.current);
     const resized = new ResizeObserver(() => plot.current.setSize(size()));
     resized.observe(box.current);
     const unwatch = redraws.watch(() => plot.current.redraw());
@@ -180,7 +192,7 @@ function Plot({ runs, metric, height, live, onCursor }) {
       plot.current.destroy();
       plot.current = null;
     };
-  }, [near, metric, runs.length]);
+  }, [near, metric, runs.length, log]);
   useEffect(() => plot.current?.setData(table), [table]);
   useEffect(() => plot.current?.redraw(false), [live.current.at, live.current.chosen, live.current.range]);
   return html`<div class="plot" ref=${box} style=${{ height: `${height}px` }} aria-hidden="true"></div>`;
@@ -197,9 +209,10 @@ function readingsAt(table, index, form) {
   return readings;
 }
 
-function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
+function Curve({ runs, metric, words, large, log, chosen, at, range, onStep }) {
   const readout = useRef(null),
     live = useRef(null);
+  const [enlarged, setEnlarged] = useState(false);
   live.current = { chosen, at, range, onStep };
   const ends = runs.map((run) => summary(run, metric));
   const form = formOf(metric),
@@ -223,8 +236,12 @@ function Curve({ runs, metric, words, large, chosen, at, range, onStep }) {
       ${words.better === 'up' ? '↑' : '↓'}</span>`;
   return html`<figure class=${`curve ${large ? 'large' : ''}`} data-test="curve" data-metric=${metric}>
     <figcaption><${Explained} words=${words} metric=${metric} />${better}
+      <button type="button" class="plain enlarge" data-test="enlarge" aria-label=${`Enlarge ${words?.title ?? metric}`}
+        onClick=${() => setEnlarged(true)}>⤢</button>
       <output ref=${readout} data-resting=${resting}></output></figcaption>
-    <${Plot} runs=${runs} metric=${metric} height=${large ? 150 : 92} live=${live} onCursor=${onCursor} />
+    <${Plot} runs=${runs} metric=${metric} height=${large ? 150 : 92} live=${live} log=${log} onCursor=${onCursor} />
+    ${enlarged && html`<${Enlarged} runs=${runs} metric=${metric} words=${words} log=${log} live=${live}
+      onClose=${() => setEnlarged(false)} />`}
   </figure>`;
 }
 
@@ -243,8 +260,9 @@ function Explained({ words, metric }) {
     }</span></span>`;
 }
 
-function Topic({ topic, metrics, ...rest }) {
-  const [open, setOpen] = useState(OPEN_TOPICS.has(topic));
+function Topic({ topic, metrics, sought, ...rest }) {
+  const [opened, setOpen] = useState(OPEN_TOPICS.has(topic)),
+    open = opened || sought;
   const large = topic === 'outcome',
     { drawn, constant, alike } = useMemo(() => sorted(rest.runs, metrics), [rest.runs, metrics.join()]);
   const curve = (metric) =>
@@ -277,18 +295,23 @@ function Curves({ runs, chosen, at, range, onStep }) {
   const metrics = [...all].filter(
     (metric) => !isBand(metric, all) && runs.some((run) => run.metrics.values[metric]?.some(known)),
   );
+  const [search, setSearch] = useState(''),
+    [log, setLog] = useState(false);
+  const matching = metrics.filter((metric) => isSought(metric, words, search));
   const topicOf = (metric) => words[metric]?.topic ?? 'policy';
   const topics = Object.keys(TOPICS)
-    .map((topic) => [topic, metrics.filter((metric) => topicOf(metric) === topic)])
+    .map((topic) => [topic, matching.filter((metric) => topicOf(metric) === topic)])
     .filter(([, of]) => of.length);
   const why = runs.some((run) => run.recorded.length) ? 'There is no metrics.jsonl' : 'No step is finished yet';
-  if (!topics.length) return html`<p class="quiet">${why}: there is nothing to draw.</p>`;
+  if (!metrics.length) return html`<p class="quiet">${why}: there is nothing to draw.</p>`;
   const smooth = metrics.some((metric) => valuesOf(runs, metric).some((values) => pointsOf(values) > FEW));
   const name = (run, i) => html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>`;
   return html`<p class="note key">${runs.length > 1 && runs.map(name)}
       <span class="quiet">${smooth && 'Thin line: each step; thick line: smoothed. '}Below each title: the means of the
         first and the last tenth of the steps. Shaded: 95 % interval. ▲ marks a step with tokens; click a curve to open
         the nearest one.</span></p>
+    <${CurveTools} runs=${runs} search=${search} setSearch=${setSearch} log=${log} setLog=${setLog}
+      matching=${matching.length} />
     ${topics.map(([topic, of]) => html`<${Topic} key=${topic} topic=${topic} metrics=${of} words=${words} runs=${runs}
-      chosen=${chosen} at=${at} range=${range} onStep=${onStep} />`)}`;
+      sought=${search !== ''} log=${log} chosen=${chosen} at=${at} range=${range} onStep=${onStep} />`)}`;
 }
