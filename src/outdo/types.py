@@ -16,10 +16,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from outdo.utils.batching import check_tensors, floats, pack_by_tokens, pad_rows, plain_fields, token_fields
+from outdo.utils.outcome import has_spread
 from outdo.utils.rng import Stream
-
-RIGHT = 1.0 - 1e-6
-"""An answer counts as right when its reward is 1 or more, up to a rounding error."""
 
 
 class FinishReason(StrEnum):
@@ -78,6 +76,7 @@ class Rollout:
     logprobs: tuple[float, ...]  # by the engine; 0 where the policy did not sample the token
     text: str  # the text that the reward function read
     reward: float  # finite; 0 where `status` is not "ok"
+    right: bool | None = None  # the verdict of `outdo.rewards.right`; None: not defined, or the reward gave none
     status: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · no_baseline
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     finish_reason: FinishReason
@@ -100,11 +99,6 @@ class Rollout:
         return self.status == "ok"
 
     @property
-    def right(self) -> bool:
-        """Whether the reward is 1 or more."""
-        return self.scored and self.reward >= RIGHT
-
-    @property
     def truncated(self) -> bool:
         """Whether the answer did not end by itself."""
         return self.finish_reason is not FinishReason.stop
@@ -117,6 +111,11 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     baseline: float | None = None  # reward of the greedy answer, for advantages that subtract it
+
+    @property
+    def informative(self) -> bool:
+        """Whether any two scored rewards, including the baseline, differ: only then has the group a gradient."""
+        return has_spread((rollout.reward for rollout in self.rollouts if rollout.scored), self.baseline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +160,7 @@ class Batch:
     rewards: Float[Tensor, "B"]  # never NaN; 0 where not scored
     scored: Bool[Tensor, "B"]
     truncated: Bool[Tensor, "B"]  # the answer did not end by itself
+    right: Bool[Tensor, "B"] | None = None  # the answer is right; None where that is not defined
     baselines: Float[Tensor, "B"] | None = None  # reward of the greedy answer; 0 where not scored
     reward_parts: Mapping[str, Float[Tensor, "B"]] = field(default_factory=dict)  # NaN where a part gave no value
     rollout_logprobs: Float[Tensor, "B T"]  # log π as the engine reported it
@@ -312,6 +312,7 @@ def _reward_fields(groups: Sequence[Group], rollouts: Sequence[Rollout], starts:
     return {
         "rewards": _column(rollouts, "reward", torch.float32).where(scored, 0.0),
         "scored": scored,
+        "right": None if all(rollout.right is None for rollout in rollouts) else _verdicts(rollouts),
         "baselines": None if None in baselines else floats(baselines),
         "reward_parts": {name: floats([rollout.reward_parts.get(name) for rollout in rollouts]) for name in parts},
         "token_rewards": pad_rows([_token_rewards(rollout) for rollout in rollouts], torch.float32, starts)
@@ -322,6 +323,11 @@ def _reward_fields(groups: Sequence[Group], rollouts: Sequence[Rollout], starts:
 
 def _column(rollouts: Sequence[Rollout], name: str, dtype: torch.dtype) -> Shaped[Tensor, "B"]:
     return torch.tensor([getattr(rollout, name) for rollout in rollouts], dtype=dtype)
+
+
+def _verdicts(rollouts: Sequence[Rollout]) -> Bool[Tensor, "B"]:
+    """Return which rollouts are right; one without a verdict is not."""
+    return torch.tensor([rollout.right is True for rollout in rollouts])
 
 
 def _token_rewards(rollout: Rollout) -> Sequence[float]:

@@ -17,7 +17,7 @@ from outdo.observability.metrics import step_metrics
 from outdo.rewards import FailureCount, load_reward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
-from outdo.rollouts.environments.dynamic_sampling import DynamicSampling, informative
+from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
 from outdo.types import Batch, Completion, Prompt, Request, Sampled
@@ -202,7 +202,7 @@ def test_the_baseline_is_the_reward_of_the_greedy_answer_which_is_not_trained_on
     assert [each.stream.purpose for each in sampler.engine.requests] == ["train"] * 4 + ["train/baseline"] * 2
     assert [(group.baseline, len(group.rollouts)) for group in groups] == [(baseline, 2)] * 2
     assert Batch.from_groups(groups).baselines.tolist() == [baseline] * 4
-    assert [informative(group) for group in groups] == [greedy == "no"] * 2
+    assert [group.informative for group in groups] == [greedy == "no"] * 2
 
 
 def test_there_is_no_baseline_by_default():

@@ -18,6 +18,7 @@ class Requires:
     values: bool = False  # `batch.values`, by a critic
     baselines: bool = False  # `batch.baselines`: the reward of the greedy answer
     entropy: bool = False  # `scores.entropy`, with a gradient
+    right: bool = False  # `batch.right`: which answers are right
     whole_groups: bool = False  # no micro-batch may split a group
 
     def __or__(self, other: "Requires") -> "Requires":

@@ -201,7 +201,12 @@ class Eval(Section):
     samples: CountOrZero = Field(default=1, description="answers sampled per question, at temperature 1; 0: none")
     greedy: bool = Field(default=True, description="also evaluate the greedy answer to each question")
     best: Literal["greedy", "sampled"] = Field(
-        default="greedy", description="accuracy that decides which checkpoint is the best"
+        default="greedy",
+        description="answers that decide which checkpoint is the best, by the share right, or else by mean reward",
+    )
+    right: str | None = Field(
+        default=None,
+        description="name of the reward that decides what is right, from 1 on; unset: the only matcher, or a verdict",
     )
 
 

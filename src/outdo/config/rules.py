@@ -75,7 +75,7 @@ def _best_accuracy_not_measured(recipe: Recipe) -> Iterator[str]:
     measured = {"greedy": recipe.eval.greedy, "sampled": recipe.eval.samples > 0}
     if not measured[recipe.eval.best]:
         why = {"greedy": "eval.greedy is false", "sampled": "eval.samples is 0"}[recipe.eval.best]
-        yield f'eval.best = "{recipe.eval.best}": {why}, so this accuracy is never measured'
+        yield f'eval.best = "{recipe.eval.best}": {why}, so these answers are never evaluated'
 
 
 def _template(recipe: Recipe) -> Iterator[str]:

@@ -40,7 +40,7 @@ DEFAULT_METRICS = (
     "eval/sampled",
     "moved_right_way",
     "reward",
-    "frac_mixed",
+    "frac_reward_zero_std",
     "frac_all_right",
     "frac_all_wrong",
     "attained",

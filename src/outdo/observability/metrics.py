@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.target.progress import target_metrics
-from outdo.types import RIGHT, FinishReason, Step
+from outdo.types import FinishReason, Group, Step
 
 
 def step_metrics(step: Step) -> dict[str, float]:
@@ -22,12 +22,11 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     rewards = batch.rewards[batch.scored]
     _, sizes = batch.group[batch.scored].unique_consecutive(return_counts=True)
     spreads = rewards.split(sizes.tolist())  # of each group with scored rollouts
-    metrics: dict[str, float | None] = {"reward": _mean(rewards), "right": _mean(rewards >= RIGHT)}
+    metrics: dict[str, float | None] = {"reward": _mean(rewards)} | _right_metrics(step.groups)
     if spreads:
         metrics |= {
             "reward_std": sum(map(_standard_deviation, spreads)) / len(spreads),
-            "frac_reward_zero_std": sum(bool((s == s[0]).all()) for s in spreads) / len(spreads),
-            **_group_shares([float((s >= RIGHT).float().mean()) for s in spreads]),
+            "frac_reward_zero_std": 1.0 - sum(group.informative for group in step.groups) / len(spreads),
         }
     if batch.baselines is not None:
         metrics["baseline"] = _mean(batch.baselines[batch.scored])
@@ -42,14 +41,18 @@ def _standard_deviation(rewards: Tensor) -> float:
     return float(rewards.std()) if len(rewards) > 1 else 0.0
 
 
-def _group_shares(rates: Sequence[float]) -> dict[str, float]:
-    """Return the shares of the kinds of groups, from each group's share of right answers."""
-    shares = {
-        "frac_all_right": sum(rate == 1.0 for rate in rates),
-        "frac_all_wrong": sum(rate == 0.0 for rate in rates),
-        "frac_mixed": sum(0.0 < rate < 1.0 for rate in rates),
+def _right_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the share of right answers, and of groups with only right or only wrong ones; empty without verdicts."""
+    verdicts = [[each.right is True for each in group.rollouts if each.scored] for group in groups]
+    verdicts = [group for group in verdicts if group]
+    if all(rollout.right is None for group in groups for rollout in group.rollouts):
+        return {}
+    answers = [right for group in verdicts for right in group]
+    return {
+        "right": sum(answers) / len(answers),
+        "frac_all_right": sum(map(all, verdicts)) / len(verdicts),
+        "frac_all_wrong": sum(not any(group) for group in verdicts) / len(verdicts),
     }
-    return {name: count / len(rates) for name, count in shares.items()}
 
 
 def _completion_metrics(step: Step) -> dict[str, float | None]:

@@ -128,7 +128,8 @@ def _view(group: Group, what: str, answers: Sequence[str]) -> str:
 
 def _row(rollout: Rollout, text: str) -> str:
     reward = f"{rollout.reward:.4g}" if rollout.scored else "no reward"
-    word = "right" if rollout.right else "wrong" if rollout.scored else _text(str(rollout.status))
+    verdict = {True: "right", False: "wrong", None: ""}[rollout.right]
+    word = verdict if rollout.scored else _text(str(rollout.status))
     end = str(rollout.finish_reason)
     cut = "" if end == "stop" else f"<br><small>{_text(end)}</small>"
     size = f"<br><small>{len(rollout.token_ids)} tokens</small>"

@@ -194,13 +194,14 @@ def _heading(row: Row) -> Text:
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
     parts = row.get("reward_parts") or {}
     part_texts = ", ".join(f"{_on_one_line(name)} {value:.4g}" for name, value in parts.items() if value is not None)
-    word = "right" if row["right"] else "wrong" if row["reward"] is not None else _on_one_line(row["verdict"])
-    ending = "" if row["finish_reason"] == "stop" else f", ended by {_on_one_line(row['finish_reason'])}"
-    advantage = "" if row["advantage"] is None else f", advantage {row['advantage']:+.3g}"
+    verdict = {True: "right", False: "wrong", None: ""}[row["right"]]
+    word = verdict if row["reward"] is not None else _on_one_line(row["verdict"])
+    ending = "" if row["finish_reason"] == "stop" else f"ended by {_on_one_line(row['finish_reason'])}"
+    advantage = "" if row["advantage"] is None else f"advantage {row['advantage']:+.3g}"
     detail = f" ({part_texts})" if len(parts) > 1 else ""
     sign = {"right": "✓", "wrong": "✗"}.get(word, "–")
-    about = f"{sign} rollout {row['rollout']}: {reward}{detail}, {word}{advantage}, {len(row['pieces'])} tokens{ending}"
-    return Text(about, style="bold")
+    parts = [f"{reward}{detail}", word, advantage, f"{len(row['pieces'])} tokens", ending]
+    return Text(f"{sign} rollout {row['rollout']}: {', '.join(filter(None, parts))}", style="bold")
 
 
 def _legend(quantity: Quantity, largest: float, *, coloured: bool) -> Text:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from outdo.rewards.right import right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, to_output
 from outdo.utils.errors import UserError
 
@@ -12,12 +13,13 @@ class WeightedSum:
     A reward that does not apply adds nothing, and its weight is not redistributed. If none applies, the sum is not
     applicable. If one fails, times out or is not finite, the sum has that status: a sum without it would be a wrong
     number. `parts` holds each value before its weight. A second reward of the same name is called `name_2`.
+    `outdo.rewards.right` decides whose verdict is that of the sum; `right` is the setting `eval.right`.
 
     Raises:
-        UserError: there is no reward, or a weight is not a finite number.
+        UserError: there is no reward, a weight is not a finite number, or no reward is called `right`.
     """
 
-    def __init__(self, weighted: Sequence[tuple[Reward, float]]) -> None:
+    def __init__(self, weighted: Sequence[tuple[Reward, float]], *, right: str | None = None) -> None:
         self.rewards = tuple(reward for reward, _ in weighted)
         self.weights = tuple(weight for _, weight in weighted)
         self.names = _unique_names([reward.name for reward in self.rewards])
@@ -29,6 +31,7 @@ class WeightedSum:
         ]
         if not weighted or mistakes:
             raise UserError(mistakes or ["a combination needs at least one reward"])
+        self.right_rule = right_rule(self.names, right)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion by every reward."""
@@ -51,8 +54,9 @@ class WeightedSum:
             for weight, output in zip(self.weights, outputs, strict=True)
             if output.status is Status.ok
         ]
-        total = to_output(sum(weighted) if weighted else None, self.name)
-        return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason)
+        total = to_output(float(sum(weighted)) if weighted else None, self.name)
+        right = next((self.right_rule.of(output) for name, output in named if name == self.right_rule.reward), None)
+        return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason, right=right)
 
 
 def _unique_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -26,9 +26,9 @@ def matches(pattern: str) -> Callable[[str], bool]:
     return matches_pattern
 
 
-def format(completion: str) -> bool:
-    """Return True for `<think>...</think><answer>...</answer>` and nothing else."""
-    return _think_answer(completion)
+def format(completion: str) -> float:
+    """Return 1 for `<think>...</think><answer>...</answer>` and nothing else: a number, which is no verdict."""
+    return float(_think_answer(completion))
 
 
 _think_answer = matches(THINK_ANSWER)

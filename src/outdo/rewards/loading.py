@@ -26,7 +26,7 @@ RUN_IN_WORKER = frozenset({"math"})
 Spec = str | Callable[..., Any] | Mapping[str, Any] | Sequence[Any]
 
 
-def load_reward(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
+def load_reward(spec: Spec, *, timeout: float = DEADLINE, right: str | None = None) -> Reward:
     """Build a reward from what a recipe or a user names.
 
     Args:
@@ -36,18 +36,19 @@ def load_reward(spec: Spec, *, timeout: float = DEADLINE) -> Reward:
             (`WeightedSum`). Further keys next to a name, as in `{"name": "overlong", "max_tokens": 256, "cache": 64}`,
             are options: arguments of the function that are the same for every completion. They win over columns.
         timeout: seconds that one call of a function in a worker process may take.
+        right: the name of the reward that decides whether an answer is right (`outdo.rewards.right`).
 
     Raises:
         UserError: everything in `spec` that cannot be loaded, with the nearest right name.
     """
-    if isinstance(spec, Mapping):
+    if isinstance(spec, Mapping) or (right is not None and not isinstance(spec, list | tuple)):
         spec = [spec]
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        return _load_sum([_parse_entry(entry) for entry in spec], timeout)
+        return _load_sum([_parse_entry(entry) for entry in spec], timeout, right)
     return _load_single(spec, {}, timeout)
 
 
-def _load_sum(entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], timeout: float) -> WeightedSum:
+def _load_sum(entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], timeout: float, right: str | None) -> WeightedSum:
     mistakes: list[str] = []
     loaded: list[tuple[Reward, float]] = []
     for spec, weight, options in entries:
@@ -57,7 +58,7 @@ def _load_sum(entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], timeout: fl
         except UserError as error:
             mistakes.extend(error.problems)
     try:
-        total = WeightedSum(loaded) if loaded or not mistakes else None
+        total = WeightedSum(loaded, right=right) if loaded or not mistakes else None
     except UserError as error:
         mistakes.extend(error.problems)
         total = None

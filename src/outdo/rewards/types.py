@@ -79,6 +79,8 @@ class RewardOutput:
     """The value of each reward function by its name, before weights; `None` if it returned none."""
     reason: str = ""
     """One line that explains a failure; empty if there was none."""
+    right: bool | None = None
+    """Whether the answer is right; `None` if the reward gives no verdict. See `outdo.rewards.right`."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or (self.status is not Status.ok and self.value != 0.0):
@@ -110,8 +112,9 @@ def output_without_value(status: Status, reason: str, name: str) -> RewardOutput
 def to_output(value: object, name: str) -> RewardOutput:
     """Convert what the reward function `name` returned for one completion.
 
-    `None` is not applicable, True and False are 1 and 0, numbers and zero-dimensional arrays are their value, NaN,
-    infinities and anything beyond ±`LARGEST_VALUE` are non-finite, and everything else has failed.
+    `None` is not applicable, True and False are 1 and 0 and also a verdict (`right`), numbers and zero-dimensional
+    arrays are their value, NaN, infinities and anything beyond ±`LARGEST_VALUE` are non-finite, and everything else has
+    failed.
     """
     if value is None:
         return output_without_value(Status.not_applicable, "", name)
@@ -125,7 +128,8 @@ def to_output(value: object, name: str) -> RewardOutput:
         return output_without_value(
             Status.non_finite, f"{name} returned {what}, out of range (±{LARGEST_VALUE:g})", name
         )
-    return RewardOutput(value=float(value), status=Status.ok, parts={name: float(value)})
+    right = value if isinstance(value, bool) else None
+    return RewardOutput(value=float(value), status=Status.ok, parts={name: float(value)}, right=right)
 
 
 def to_outputs(values: object, count: int, name: str) -> list[RewardOutput]:

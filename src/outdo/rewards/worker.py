@@ -16,6 +16,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -147,10 +148,10 @@ class WorkerReward:
             raise _WorkerEndedError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
         return outputs
 
-    def _parse_output(self, value: object, status: object, reason: object) -> RewardOutput:
+    def _parse_output(self, value: object, status: object, reason: object, right: object) -> RewardOutput:
         status = Status(status)
         if status is Status.ok:
-            return to_output(value, self.name)
+            return replace(to_output(value, self.name), right=right if isinstance(right, bool) else None)
         return output_without_value(status, str(reason), self.name)
 
     def _running_process(self) -> "_Process":

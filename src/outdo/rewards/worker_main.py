@@ -65,7 +65,7 @@ def _respond(function: RewardFunction, request: bytes) -> dict[str, Any]:
         outputs = function.score(pickle.loads(request))
     except (Exception, SystemExit) as error:
         return {"raised": output_of_error(error, function.name).reason}
-    return {"outputs": [[output.value, output.status, output.reason] for output in outputs]}
+    return {"outputs": [[output.value, output.status, output.reason, output.right] for output in outputs]}
 
 
 def _location(error: BaseException, where: str) -> str:

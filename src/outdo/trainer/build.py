@@ -110,9 +110,6 @@ def build_run(
     policy = _policy(recipe, facts, optimiser)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
-    has_right_answers = recipe.reward_functions or online_reward_models  # the score of a model only orders answers
-    if held_out and not has_right_answers:
-        held_out, data_notes = [], [*data_notes, "no evaluation: with a reward model alone, no answer counts as right"]
     engine = open_engine(recipe, policy)
     environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
     return Run(
@@ -231,7 +228,8 @@ def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
         (instantiate(Piece(name=REWARD_MODEL, options={**settings, **piece.options}), REWARDS), piece.weight)
         for piece in pieces
     ]
-    return WeightedSum([*rewards, *models]), [model for model, _ in models if isinstance(model, OnlineRewardModel)]
+    total = WeightedSum([*rewards, *models], right=recipe.eval.right)
+    return total, [model for model, _ in models if isinstance(model, OnlineRewardModel)]
 
 
 def _eval_environment(

@@ -1,5 +1,6 @@
 """The output of a run: a live progress bar on a terminal, one plain line per step elsewhere."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from outdo.utils.outcome import EVALUATIONS
 
 Item = TypeVar("Item")
 
@@ -56,13 +59,17 @@ class Display:
         self.say(f"step {index}/{total}  {text}  {_duration(left)} left")
 
     def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Print the accuracies of an evaluation with their confidence intervals."""
-        parts = [
-            f"{name} {numbers[name]:.1%} ({numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%})"
-            for name in ("greedy", "sampled")
-            if name in numbers
+        """Print the shares of right answers of an evaluation, or its mean rewards, with their confidence intervals."""
+        shares = [
+            f"{kind} {numbers[kind]:.1%} ({numbers[f'{kind}_low']:.1%} to {numbers[f'{kind}_high']:.1%})"
+            for kind in EVALUATIONS
+            if kind in numbers
         ]
-        self.say(f"held-out questions right after step {step}: " + ", ".join(parts))
+        rewards = [line for kind in EVALUATIONS if (line := _rewards_line(kind, numbers))]
+        if shares:
+            self.say(f"held-out questions right after step {step}: " + ", ".join(shares))
+        if rewards:
+            self.say(f"held-out reward after step {step}: " + ", ".join(rewards))
 
     def _line(self, metrics: Mapping[str, float]) -> str:
         parts = self._outcome(metrics)
@@ -85,8 +92,23 @@ class Display:
             dropped = metrics.get("refill/dropped", 0) > 0
             return [*moved, "every group has equal rewards" if dropped else "no answer has a reward"]
         change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
-        mixed = [] if self.live else [f"mixed {metrics['frac_mixed']:.0%}"]
-        return [*moved, f"reward {metrics['reward']:.3f}{change}", f"right {metrics['right']:.0%}", *mixed]
+        right = [f"right {metrics['right']:.0%}"] if "right" in metrics else []
+        signal = [] if self.live else [f"signal {1 - metrics['frac_reward_zero_std']:.0%}"]
+        return [*moved, f"reward {metrics['reward']:.3f}{change}", *right, *signal]
+
+
+def _rewards_line(kind: str, numbers: Mapping[str, float]) -> str:
+    """Return the mean reward of an evaluation and its parts; nothing if it is the share of right answers itself."""
+    reward, prefix = numbers.get(f"{kind}_reward"), f"{kind}_rewards/"
+    if reward is None or math.isclose(reward, numbers.get(kind, math.inf), abs_tol=1e-9):
+        return ""
+    parts = [
+        f"{name.removeprefix(prefix).removesuffix('/mean')} {value:.3f}"
+        for name, value in numbers.items()
+        if name.startswith(prefix)
+    ]
+    interval = f"{numbers[f'{kind}_reward_low']:.3f} to {numbers[f'{kind}_reward_high']:.3f}"
+    return f"{kind} {reward:.3f} ({'; '.join([interval, ', '.join(parts)] if parts else [interval])})"
 
 
 def _duration(seconds: float) -> str:

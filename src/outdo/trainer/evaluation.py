@@ -1,33 +1,95 @@
 """Evaluate a policy on questions, with confidence intervals."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outdo.rewards.exact import final_number
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
+from outdo.storage.held_out_answers import Answer
 from outdo.types import FinishReason, Group, Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The answers to n questions, k each, and their statistics. Shares are between 0 and 1."""
+    """The answers to n questions, k each, and their statistics. Shares are between 0 and 1.
+
+    What a right answer is, `outdo.rewards.right` says. Where that is not defined, only the rewards count.
+    """
 
     groups: Sequence[Group]
     k: int
 
     @property
+    def has_verdicts(self) -> bool:
+        """Whether it is defined which answers are right: at least one answer got a verdict."""
+        return any(rollout.right is not None for group in self.groups for rollout in group.rollouts)
+
+    @property
     def right(self) -> list[int]:
-        """The number of right answers among the k to each question. [n]"""
-        return [sum(rollout.right for rollout in group.rollouts) for group in self.groups]
+        """The number of right answers among the k to each question. An answer without a verdict is not right. [n]"""
+        return [sum(rollout.right is True for rollout in group.rollouts) for group in self.groups]
 
     @property
     def accuracy(self) -> float:
         """pass@1: the share of all answers that are right."""
         return sum(self.right) / (self.k * len(self.groups))
+
+    @property
+    def question_rewards(self) -> list[float]:
+        """The mean reward of the scored answers to each question; questions without one are left out."""
+        scored = [[each.reward for each in group.rollouts if each.scored] for group in self.groups]
+        return [math.fsum(rewards) / len(rewards) for rewards in scored if rewards]
+
+    @property
+    def reward_parts(self) -> dict[str, float]:
+        """The mean of each reward before its weight, over the answers that it gave a value."""
+        values: defaultdict[str, list[float]] = defaultdict(list)
+        for group in self.groups:
+            for name, value in ((name, v) for rollout in group.rollouts for name, v in rollout.reward_parts.items()):
+                values[name] += [] if value is None else [value]
+        return {name: math.fsum(each) / len(each) for name, each in values.items() if each}
+
+    def metrics(self, kind: str) -> dict[str, float]:
+        """Return the numbers of an evaluation of a kind (`outdo.utils.outcome.EVALUATIONS`), as a run keeps them.
+
+        `greedy` is the share of right answers where that is defined, `greedy_reward` the mean reward, both with the
+        ends of their 95 % confidence intervals; `greedy_rewards/NAME/mean` is each part, if there are several.
+        """
+        numbers: dict[str, float] = {}
+        if self.has_verdicts:
+            low, high = self.ci95
+            numbers |= {kind: self.accuracy, f"{kind}_low": low, f"{kind}_high": high}
+        if rewards := self.question_rewards:
+            low, high = mean_interval(rewards)
+            mean = math.fsum(rewards) / len(rewards)
+            numbers |= {f"{kind}_reward": mean, f"{kind}_reward_low": low, f"{kind}_reward_high": high}
+        parts = self.reward_parts
+        if len(parts) > 1:
+            numbers |= {f"{kind}_rewards/{name}/mean": value for name, value in parts.items()}
+        return numbers
+
+    def answers(self, kind: str) -> Iterator[Answer]:
+        """Yield every answer as `outdo.storage.held_out_answers` writes it."""
+        for group in self.groups:
+            for sample, rollout in enumerate(group.rollouts):
+                yield {
+                    "kind": kind,
+                    "id": group.prompt.id,
+                    "sample": sample,
+                    "prompt": group.prompt.text,
+                    "answer": group.prompt.answer,
+                    "completion": rollout.text,
+                    "right": rollout.right,
+                    "reward": rollout.reward if rollout.scored else None,
+                    "parts": dict(rollout.reward_parts),
+                    "status": rollout.status,
+                    "finish_reason": str(rollout.finish_reason),
+                    "tokens": len(rollout.token_ids),
+                }
 
     def pass_at(self, k: int) -> float:
         """Return pass@k: the chance that at least one of k answers is right, averaged over the questions."""
@@ -45,16 +107,29 @@ class Evaluation:
         failed = sum(not rollout.scored for rollout in rollouts)
         several = sorted({2**power for power in range(1, self.k.bit_length())} | {self.k} - {1})
         return {
-            "pass@1": self.accuracy,
-            **{f"pass@{k}": self.pass_at(k) for k in several},
-            f"maj@{self.k}": sum(majority(group).right for group in self.groups) / len(self.groups),
+            **(self._shares_right(several) if self.has_verdicts else {}),
+            **self._reward_summary(),
             "mean_length": sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts),
             "truncated": cut / len(rollouts),
             "unscored": failed,
             "n": len(self.groups),
             "k": self.k,
-            "ci95": list(self.ci95),
         }
+
+    def _shares_right(self, several: Sequence[int]) -> dict[str, float | list[float]]:
+        return {
+            "pass@1": self.accuracy,
+            "ci95": list(self.ci95),
+            **{f"pass@{k}": self.pass_at(k) for k in several},
+            f"maj@{self.k}": sum(majority(group).right is True for group in self.groups) / len(self.groups),
+        }
+
+    def _reward_summary(self) -> dict[str, float | list[float]]:
+        rewards, parts = self.question_rewards, self.reward_parts
+        if not rewards:
+            return {}
+        summary = {"reward": math.fsum(rewards) / len(rewards), "reward_ci95": list(mean_interval(rewards))}
+        return summary | ({f"rewards/{name}/mean": value for name, value in parts.items()} if len(parts) > 1 else {})
 
 
 def evaluate(
@@ -106,6 +181,17 @@ def interval(shares: Sequence[float]) -> tuple[float, float]:
     centre, spread = mean + z * z / (2 * n), z * math.sqrt(coin / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Compute the 95 % confidence interval of a mean of n independent values: mean ± 1.96 · σ / √n, σ with n - 1.
+
+    It is approximate for few values, and without width for a single one.
+    """
+    n, mean = len(values), math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, n - 1)
+    half = 1.959964 * math.sqrt(variance / n)
+    return mean - half, mean + half
 
 
 def compare(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

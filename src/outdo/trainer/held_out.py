@@ -1,5 +1,8 @@
-"""The evaluations of a run: greedy and sampled accuracy on its held-out questions."""
+"""The evaluations of a run: greedy and sampled answers to its held-out questions."""
 
+from pathlib import Path
+
+from outdo.storage import held_out_answers
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.evaluation import evaluate
@@ -7,14 +10,15 @@ from outdo.trainer.state import Progress
 from outdo.utils.timing import Clock, span
 
 
-def evaluate_run(run: Run, step: int, display: Display) -> dict[str, float]:
-    """Return the accuracy, greedy and sampled at temperature 1, with its confidence intervals.
+def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[str, float]:
+    """Evaluate the policy after `step`, greedy and sampled at temperature 1; return the numbers (`Evaluation.metrics`).
 
-    Without held-out questions the result is empty.
+    The answers are written to the run's folder (`outdo.storage.held_out_answers`). Without held-out questions the
+    result is empty.
     """
     if not run.held_out:
         return {}
-    settings, numbers = run.recipe.eval, {}
+    settings, numbers, answers = run.recipe.eval, {}, []
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
         kinds["greedy"] = (0.0, 1)
@@ -24,18 +28,19 @@ def evaluate_run(run: Run, step: int, display: Display) -> dict[str, float]:
         sampling = sampling_params(run.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
         with span("evaluate"), Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
-        low, high = evaluation.ci95
-        numbers |= {name: evaluation.accuracy, f"{name}_low": low, f"{name}_high": high}
+        numbers |= evaluation.metrics(name)
+        answers += evaluation.answers(name)
+    held_out_answers.write(held_out_answers.path_of(folder, step), answers)
     display.evaluated(step, numbers)
     return numbers
 
 
-def evaluate_if_due(run: Run, progress: Progress, step: int, display: Display) -> dict[str, float]:
+def evaluate_if_due(run: Run, folder: Path, progress: Progress, step: int, display: Display) -> dict[str, float]:
     """Return the metrics of the evaluation after `step`, kept in `progress`; nothing if none is due."""
     recipe = run.recipe
     if step != recipe.steps and not is_due(step, recipe.eval.every):
         return {}
-    progress.evaluated(evaluate_run(run, step, display), step, best_by=recipe.eval.best)
+    progress.evaluated(evaluate_run(run, folder, step, display), step, best_by=recipe.eval.best)
     return {f"eval/{name}": value for name, value in progress.after.items()}
 
 

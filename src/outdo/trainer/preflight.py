@@ -17,7 +17,8 @@ from outdo.config.rules import conflicts
 from outdo.data.questions import Question, load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
-from outdo.rewards import load_reward
+from outdo.rewards import WeightedSum, load_reward
+from outdo.rewards.right import UNDEFINED, RightRule, right_rule
 from outdo.rewards.types import Reward, RewardOutput, Status, reward_input
 from outdo.trainer import cost
 from outdo.utils.errors import ModelError, UserError
@@ -30,6 +31,9 @@ Probe = Callable[[Recipe], list[str]]
 """Builds the pieces of a recipe, and returns the faults that show only then."""
 
 PROMPTS_SHOWN = 2
+NEEDS_RIGHT = frozenset({"rejection", "pass_at_k"})
+"""Advantages that count right answers."""
+
 LONGEST_SHOWN = 600
 """Characters of a prompt or completion that are printed."""
 
@@ -79,12 +83,14 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     mistakes += _other_models(recipe)
     train = questions.train if questions else ()
     prompts = _rendered(train, None if mistakes else render, mistakes)
-    trials = _score_trials(recipe, train, mistakes)
+    trials, right = _score_trials(recipe, train, mistakes)
+    right_note = [] if right is None else [_right_note(right, trials)]
+    mistakes += _advantage_without_right(recipe, right_note)
     mistakes += probe(recipe) if probe and not mistakes else []  # last, because it loads torch
     return Report(
         recipe=recipe,
         mistakes=mistakes,
-        notes=[*method, *notes, *_repetition_note(recipe, train), *_reward_warnings(trials)],
+        notes=[*method, *right_note, *notes, *_repetition_note(recipe, train), *_reward_warnings(trials)],
         prompts=prompts,
         trials=trials,
         arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
@@ -148,15 +154,42 @@ def _plain_prompt(question: Question) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in question.text)
 
 
-def _score_trials(recipe: Recipe, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:
-    """Score the first question's reference answer, an empty answer and the answer of another question."""
+def _score_trials(
+    recipe: Recipe, questions: Sequence[Question], mistakes: list[str]
+) -> tuple[list[Trial], RightRule | None]:
+    """Score the first question's reference answer, an empty answer and the answer of another question.
+
+    Also returns the rule that decides which answers are right; None if a reward cannot be loaded.
+    """
     rules = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
+    if not rules:  # reward models are not loaded here
+        return [], right_rule([REWARD_MODEL])
     try:
-        reward = load_reward(rules, timeout=recipe.reward_limits.timeout) if rules else None
+        reward = load_reward(rules, timeout=recipe.reward_limits.timeout)
     except UserError as error:
         mistakes += [f"rewards: {mistake}" for mistake in error.problems]
-        return []
-    return [] if reward is None else _trials(reward, questions, mistakes)  # reward models are not loaded here
+        return [], None
+    assert isinstance(reward, WeightedSum)
+    try:
+        rule = right_rule(reward.names, recipe.eval.right)
+    except UserError as error:
+        mistakes += error.problems
+        rule = None
+    return _trials(reward, questions, mistakes), rule
+
+
+def _right_note(rule: RightRule, trials: Sequence[Trial]) -> str:
+    """Return which answers count as right. A reward of numbers shows only when it is called."""
+    scored = [trial.scored for trial in trials if trial.scored.status is Status.ok]
+    if rule.reward is None or rule.by_value or not scored or any(output.right is not None for output in scored):
+        return rule.reason
+    return f'{UNDEFINED}; {rule.reward} returns numbers: set eval.right = "{rule.reward}" if 1 means right'
+
+
+def _advantage_without_right(recipe: Recipe, right_note: Sequence[str]) -> Iterator[str]:
+    name, options = recipe.advantage.name, recipe.advantage.options
+    if name in NEEDS_RIGHT and "threshold" not in options and any(note.startswith(UNDEFINED) for note in right_note):
+        yield f"train.advantage = {name}: needs to know which answers are right, and {right_note[0]}"
 
 
 def _trials(reward: Reward, questions: Sequence[Question], mistakes: list[str]) -> list[Trial]:

@@ -18,7 +18,7 @@ from outdo.observability.page.collect import collect_run
 from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.storage import checkpoint
+from outdo.storage import checkpoint, held_out_answers
 from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment
 from outdo.storage.run_folder import RunFolder, read_metrics
@@ -74,6 +74,7 @@ def resume(folder: Path, overrides: list[str], display: Display, *, profile: boo
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         run_folder.rewind(progress.step)
         parquet.drop_after(run_folder.path, progress.step)
+        held_out_answers.drop_after(run_folder.path, progress.step)
         parquet.remove_leftovers(run_folder.path)
         status = _train(run_folder, run, progress, display, profile=profile)
     return _write_page(folder, status, display)
@@ -110,8 +111,8 @@ def _train(folder: RunFolder, run: Run, progress: Progress, display: Display, *,
         display.say(note)
     if progress.step >= recipe.steps:
         run.close()
-        if not folder.summary.exists():  # the run was killed after its last checkpoint
-            write_json_atomically(folder.summary, summary(progress, folder.path))
+        # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
+        write_json_atomically(folder.summary, summary(progress, folder.path))
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {folder.path} steps=...`")
         return 0
     _check_free_space(folder, run)
@@ -156,7 +157,8 @@ class _Training:
         """Train step by step. `step_traced` ends each step for the profiler."""
         run, progress, recipe = self.run, self.progress, self.run.recipe
         if not progress.before:
-            progress.before = progress.after = evaluate_run(run, 0, self.display)
+            progress.before = progress.after = evaluate_run(run, self.folder.path, 0, self.display)
+            self.write_summary()  # a run that is killed has its baseline
         steps = train(
             run.models,
             run.prompts,
@@ -170,7 +172,7 @@ class _Training:
         with self.display.steps(progress.step, recipe.steps), Clock() as clock:
             for step in steps:
                 recorded = self.record(step)
-                evaluated = evaluate_if_due(run, progress, step.index, self.display)
+                evaluated = evaluate_if_due(run, self.folder.path, progress, step.index, self.display)
                 metrics = _metrics(run, step, clock) | recorded | evaluated
                 metrics |= _adapt(run, step, metrics)
                 _keep_refused_batch(self.folder, step)
@@ -183,9 +185,15 @@ class _Training:
                 if is_last or self.save_is_due():
                     self.wait_for_record()
                     save(self.folder, run, progress)
+                if evaluated:  # after the checkpoint, which the summary may name as the best
+                    self.write_summary()
                 step_traced()
                 if is_last:
                     return
+
+    def write_summary(self) -> None:
+        """Write `summary.json` with what is known so far."""
+        write_json_atomically(self.folder.summary, summary(self.progress, self.folder.path))
 
     def record(self, step: Step) -> dict[str, float]:
         """Start to write the record of a step and return its metrics; wait for the record of the step before.
@@ -287,13 +295,18 @@ def _show_profile(folder: RunFolder, display: Display) -> None:
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
-    """Return the content of `summary.json`; accuracies are null where nothing was held out."""
+    """Return the content of `summary.json`.
+
+    Accuracies are null where nothing was held out or right is not defined, rewards where nothing was held out.
+    """
     before, after = progress.before, progress.after
     return {
         "accuracy_before": before.get("greedy"),
         "accuracy_after": after.get("greedy"),
         "sampled_before": before.get("sampled"),
         "sampled_after": after.get("sampled"),
+        "reward_before": before.get("greedy_reward"),
+        "reward_after": after.get("greedy_reward"),
         "steps": progress.step,
         "seconds": progress.seconds,
         "tokens_per_second": progress.tokens / progress.seconds if progress.seconds else 0.0,

@@ -9,6 +9,7 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `fingerprints`: of the data files; a resumed run refuses files that have changed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from outdo.rewards.online_model import OnlineRewardModel
 from outdo.storage import checkpoint
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run
+from outdo.utils.outcome import headline
 from outdo.utils.timing import span
 
 
@@ -43,9 +45,13 @@ class Progress:
         self.tokens += int(tokens)
 
     def evaluated(self, numbers: dict[str, float], step: int, *, best_by: str) -> None:
-        """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before."""
+        """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before.
+
+        `best_by` is greedy or sampled: the share of right answers, or the mean reward where right is not defined.
+        """
         self.after = numbers
-        if best_by in numbers and numbers[best_by] > self.best.get(best_by, -1.0):
+        name = headline(best_by, numbers)
+        if name in numbers and numbers[name] > self.best.get(name, -math.inf):
             self.best = {"step": step, **numbers}
 
 

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from outdo.types import RIGHT
+from outdo.algorithms.requirements import requires
+from outdo.utils.outcome import RIGHT
 
 RewardAdvantage = Callable[[Float[Tensor, "B"], Int[Tensor, "B"]], Float[Tensor, "B"]]
 
@@ -73,10 +74,11 @@ def best_of_group(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float
     return (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
 
 
+@requires(right=True)
 def pass_at_k(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, k: int = 4) -> Float[Tensor, "B"]:
     """The unbiased gradient of pass@k: PKPO (arXiv 2505.15201), binary rewards, with the baseline of equation 33.
 
-    With ρ(n, c, k) = 1 - C(n - c, k) / C(n, k), n answers and c right ones (reward 1 or more), the paper gives k/n to a
+    With ρ(n, c, k) = 1 - C(n - c, k) / C(n, k), n answers and c right ones (a reward of 1), the paper gives k/n to a
     right answer and k/n · ρ(n - 1, c, k - 1) to a wrong one, and subtracts k/n · ρ(n - 1, c_others, k - 1) from each:
     how often k - 1 of the others would have been enough. The result is Â = k · (1 - ρ(n - 1, c - 1, k - 1)) for a right
     answer and 0 for a wrong one. The paper sums over the answers; here they are averaged, hence no 1/n. An answer that

@@ -17,8 +17,9 @@ from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, gr
 from outdo.algorithms.objectives.divergences import Divergence
 from outdo.algorithms.requirements import requirements_of, requires
 from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
-from outdo.types import RIGHT, Batch
+from outdo.types import Batch
 from outdo.utils.errors import UserError
+from outdo.utils.outcome import RIGHT
 
 Advantage = Callable[[Batch], Batch]
 
@@ -29,13 +30,15 @@ Advantage = Callable[[Batch], Batch]
 def per_token(advantage: RewardAdvantage) -> Advantage:
     """Copy the advantage of a rollout to each of its trained tokens: [B] -> [B, T], as GRPO does.
 
-    Only scored rollouts are passed to `advantage`. The others get 0, and are in no mean and no deviation. Raises
-    `UserError` where `advantage` returns a wrong shape.
+    Only scored rollouts are passed to `advantage`. The others get 0, and are in no mean and no deviation. An advantage
+    that requires `right` gets 1 for right answers and 0 for others, if the batch has verdicts, and else the rewards.
+    Raises `UserError` where `advantage` returns a wrong shape.
     """
+    required = requirements_of(advantage)
 
-    @requires(**asdict(requirements_of(advantage)))
+    @requires(**asdict(required))
     def fill(batch: Batch) -> Batch:
-        rewards = rewards_of(batch)
+        rewards = rewards_of(batch) if batch.right is None or not required.right else batch.right.to(batch.rewards)
         rows = torch.zeros_like(rewards)  # [B]
         if batch.scored.any():
             scored = rewards[batch.scored]
@@ -91,13 +94,24 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
     return batch.with_(advantages=advantages)
 
 
-def rejection(batch: Batch, *, threshold: float = 1.0) -> Batch:
-    """Â = 1 for answers with a reward of at least `threshold`; the others are neither trained on nor counted.
+def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
+    """Â = 1 for the right answers (`batch.right`); the others are neither trained on nor counted.
+
+    With `threshold`, it is 1 for answers with a reward of at least this much instead, up to rounding.
 
     With the plain log-likelihood as the objective this is fine-tuning on the model's own good answers: RAFT (arXiv
     2304.06767), the inner loop of STaR and ReST, and the baseline for all other methods.
+
+    Raises ValueError without `threshold` if it is not defined which answers are right.
     """
-    kept = rewards_of(batch) >= threshold - (1.0 - RIGHT)
+    if threshold is not None:
+        kept = rewards_of(batch) >= threshold - (1.0 - RIGHT)
+    elif batch.right is not None:
+        kept = batch.right
+    elif batch.scored.any():
+        raise ValueError("rejection: it is not defined which answers are right; set eval.right, or give a threshold")
+    else:
+        kept = torch.zeros_like(batch.scored)
     mask = batch.loss_mask & kept[:, None]
     return batch.with_(loss_mask=mask, advantages=mask.to(batch.rewards.dtype)).recounted()
 

@@ -65,7 +65,7 @@ def _visits(step_index: int, groups: Sequence[Group]) -> dict[str, Visit]:
     for group in groups:
         scored = [rollout.reward for rollout in group.rollouts if rollout.scored]
         rewards[group.prompt.id] += scored
-        if len(set(scored)) > 1:
+        if group.informative:
             informative.add(group.prompt.id)
     return {
         prompt: Visit(step_index, math.fsum(each) / len(each), prompt in informative)

@@ -53,13 +53,13 @@ class DynamicSampling:
         failures = FailureCount()
         groups = self.sampler(policy, questions, step=step, failures=failures)
         rounds = 0
-        while rounds < self.rounds and (missing := len(questions) - sum(map(informative, groups))):
+        while rounds < self.rounds and (missing := len(questions) - sum(group.informative for group in groups)):
             rounds += 1
             further = self.prompts.take(missing)
             # Runs are reproducible only if the purpose keeps this name: it keys the random numbers.
             purpose = f"train/refill-{rounds}"
             groups = [*groups, *self.sampler(policy, further, step=step, purpose=purpose, failures=failures)]
-        kept = [group for group in groups if informative(group)]
+        kept = [group for group in groups if group.informative]
         metrics = {
             "refill/rounds": float(rounds),
             "refill/dropped": float(len(groups) - len(kept)),
@@ -72,12 +72,6 @@ class DynamicSampling:
         return Sampled(groups=kept, metrics=metrics)
 
 
-def informative(group: Group) -> bool:
-    """Return whether any two scored rewards of the group, including its baseline, differ."""
-    rewards = {rollout.reward for rollout in group.rollouts if rollout.scored}
-    return len(rewards) > 1 or (len(rewards) == 1 and group.baseline not in (None, *rewards))
-
-
 def _dropped_tokens(groups: Sequence[Group]) -> int:
-    dropped = [rollout for group in groups if not informative(group) for rollout in group.rollouts]
+    dropped = [rollout for group in groups if not group.informative for rollout in group.rollouts]
     return sum(len(rollout.token_ids) for rollout in dropped)

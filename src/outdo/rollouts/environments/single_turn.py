@@ -78,6 +78,7 @@ def _to_rollout(completion: Completion, text: str, output: RewardOutput, tempera
         logprobs=completion.logprobs,
         text=text,
         reward=output.value,
+        right=output.right,
         status=str(output.status),
         reward_parts=output.parts,
         finish_reason=completion.finish_reason,

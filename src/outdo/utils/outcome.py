@@ -1,0 +1,37 @@
+"""What training, evaluation, the record, the page and the doctor mean by "right" and by "signal".
+
+**Right** is a verdict on one answer and not the size of its reward. `outdo.rewards.right` has the rule. `Rollout.right`
+and the column `right` of the record are True, False, or null where the verdict is not defined. A run without a verdict
+has no metric `right` and no metric `eval/greedy`; there nothing is called right, and the mean reward and its parts
+stand in its place (`headline`).
+
+**Signal** is spread: two rewards of a group differ (`has_spread`). Only then does a group-relative advantage have a
+gradient. The metric is `frac_reward_zero_std`, the share of the groups without spread.
+"""
+
+import math
+from collections.abc import Container, Iterable
+
+RIGHT = 1.0 - 1e-6
+"""The least value of the reward that `eval.right` names, of an answer that counts as right: 1, up to rounding."""
+
+EVALUATIONS = ("greedy", "sampled")
+"""The two kinds of answers to held-out questions: at temperature 0, and at temperature 1."""
+
+
+def has_spread(rewards: Iterable[float], baseline: float | None = None) -> bool:
+    """Return whether two of a group's scored rewards, or one of them and the baseline, differ by more than rounding."""
+    values = list(rewards)
+    if not values:
+        return False
+    values += [] if baseline is None else [baseline]
+    return not math.isclose(min(values), max(values), rel_tol=1e-6, abs_tol=1e-9)
+
+
+def headline(kind: str, known: Container[str]) -> str:
+    """Return the name of the number that summarises an evaluation, such as `greedy` or `eval/greedy`.
+
+    It is `kind` itself, the share of right answers, if `known` has it, and else `{kind}_reward`, the mean reward. Both
+    have a 95 % confidence interval: the numbers with `_low` and `_high` after their name.
+    """
+    return kind if kind in known else f"{kind}_reward"
