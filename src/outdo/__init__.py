@@ -87,9 +87,11 @@ if TYPE_CHECKING:
     from outdo.rewards import load_reward as load_reward
     from outdo.rewards.model import RewardModel as RewardModel
     from outdo.rewards.online_model import OnlineRewardModel as OnlineRewardModel
+    from outdo.rollouts.engines.base import Engine as Engine
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
     from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine as MultiprocessEngine
     from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
+    from outdo.rollouts.environments.base import Environment as Environment
     from outdo.rollouts.environments.base import GroupSampler as GroupSampler
     from outdo.rollouts.environments.dynamic_sampling import DynamicSampling as DynamicSampling
     from outdo.rollouts.environments.single_turn import SingleTurn as SingleTurn
@@ -124,6 +126,8 @@ HOME = {  # public name: the module that defines it
     "ComposedObjective": "outdo.algorithms.objectives.base",
     "Critic": "outdo.models.critic",
     "DynamicSampling": "outdo.rollouts.environments.dynamic_sampling",
+    "Engine": "outdo.rollouts.engines.base",
+    "Environment": "outdo.rollouts.environments.base",
     "FinishReason": "outdo.types",
     "Group": "outdo.types",
     "GroupSampler": "outdo.rollouts.environments.base",

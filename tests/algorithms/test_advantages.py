@@ -1,6 +1,7 @@
 """Test the advantage estimators against numbers worked out by hand, and that ignored rollouts do not count."""
 
 import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -58,7 +59,7 @@ EVERY_RELATIVE = pytest.mark.parametrize("advantage", RELATIVE)
 EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELATIVE, reward]} | {
     "length_weighted": length_weighted,
     "gdpo": gdpo,
-    "rejection": rejection,
+    "rejection": partial(rejection, threshold=1.0),
     "gae": gae,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
@@ -305,8 +306,32 @@ def test_distillation_advantages_are_the_log_ratio_of_teacher_to_policy() -> Non
     assert requirements_of(distillation) == Requires(reference=True, old_logprobs=True)
 
 
-def test_rejection_trains_only_on_the_good_answers() -> None:
-    batch = rejection(batch_of([rollout(3, 1 - 1e-7), rollout(2, 0.5)], [rollout(1, 0.0), rollout(2, 2.0)]))
+def test_rejection_trains_only_on_the_right_answers() -> None:
+    # the answer with the highest reward is wrong, and the last one has no verdict
+    good, bad = rollout(3, 0.2, right=True), rollout(2, 1.1, right=False)
+    batch = rejection(batch_of([good, bad], [rollout(1, 0.0, right=True), rollout(2, 2.0)]))
+    assert batch.loss_mask.any(1).tolist() == [True, False, True, False]
+    assert batch.totals.tokens == 4
+
+
+def test_rejection_without_verdicts_needs_a_threshold() -> None:
+    batch = batch_of([rollout(3, 1.0), rollout(2, 0.5)])
+    with pytest.raises(ValueError, match=r"not defined which answers are right.*eval\.right.*threshold"):
+        rejection(batch)
+
+
+def test_pass_at_k_counts_right_answers_where_a_batch_has_verdicts() -> None:
+    sums = [(1.1, True), (1.0, False), (0.1, False), (0.1, False)]  # accuracy + 0.1 format; the second is a wrong sum
+    batch = batch_of([rollout(1, reward, right=right) for reward, right in sums])
+    counted = per_token(partial(pass_at_k, k=2))(batch).advantages
+    binary = per_token(partial(pass_at_k, k=2))(batch_of([rollout(1, float(right)) for _, right in sums])).advantages
+    assert counted is not None
+    assert counted.equal(binary)
+
+
+def test_rejection_with_a_threshold_trains_only_on_the_good_answers() -> None:
+    given = batch_of([rollout(3, 1 - 1e-7), rollout(2, 0.5)], [rollout(1, 0.0), rollout(2, 2.0)])
+    batch = rejection(given, threshold=1.0)
     assert batch.advantages is not None
     assert batch.advantages.equal(batch.loss_mask.float())
     assert batch.loss_mask.any(1).tolist() == [True, False, False, True]

@@ -43,6 +43,7 @@ def group(*answers, reference="7"):
             logprobs=(0.0,) * len(text),
             text=text,
             reward=float(text.endswith(reference)),
+            right=text.endswith(reference),
             finish_reason=FinishReason.stop,
             policy_version=0,
         )
@@ -107,7 +108,8 @@ def test_eval_counts_what_is_right(outdo, seven, ten):
     done = outdo("eval", seven, "--data", ten, "--json")
     told = json.loads(done.out)
     assert told.pop("ci95") == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
-    numbers = {"pass@1": 0.8, "maj@1": 0.8, "mean_length": 2.0, "truncated": 0.0, "unscored": 0, "n": 10, "k": 1}
+    assert told.pop("reward_ci95") == pytest.approx([0.8 - 1.959964 * 0.4 / 3, 0.8 + 1.959964 * 0.4 / 3])
+    numbers = {"pass@1": 0.8, "maj@1": 0.8, "reward": 0.8, "mean_length": 2.0, "truncated": 0.0, "unscored": 0, "n": 10, "k": 1}
     assert told == pytest.approx(numbers)
 
 
@@ -133,6 +135,60 @@ def test_a_run_is_evaluated_on_its_held_out_questions_with_its_own_reward(outdo,
     assert told["n"] == 3  # eval.rows of the run's recipe
     assert told["pass@1"] == summary["accuracy_after"]
     assert told["ci95"] == [summary["after"]["greedy_low"], summary["after"]["greedy_high"]]
+
+
+DENSE = """
+def style(completion):
+    return 0.5 + len(completion) / 4
+
+def accuracy(completion, answer):
+    return 1.0 if completion == answer else 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "dense.py"
+    path.write_text(DENSE)
+    return path
+
+
+def test_several_rewards_are_summed_and_the_matcher_decides_what_is_right(outdo, seven, ten, dense):
+    asked = ["eval", seven, "--data", ten, "--rewards", "exact", "--rewards", f"{dense}:style"]
+    told = json.loads(outdo(*asked, "--json").out)
+    assert told["reward"] == pytest.approx(0.8 + 0.75)  # every answer has a reward near 1 or above it
+    assert (told["rewards/exact/mean"], told["rewards/style/mean"]) == pytest.approx((0.8, 0.75))
+    assert told["pass@1"] == told["maj@1"] == pytest.approx(0.8)
+    assert "an answer is right if exact accepts it (the only matcher)" in outdo(*asked).out
+
+
+def test_without_a_verdict_eval_shows_mean_rewards_and_calls_nothing_right(outdo, seven, ten, dense, tmp_path):
+    asked = ["eval", seven, "--data", ten, "--rewards", f"{dense}:accuracy", "--rewards", f"{dense}:style"]
+    told = json.loads(outdo(*asked, "--json").out)
+    assert told["rewards/accuracy/mean"] == pytest.approx(0.8)
+    assert not {"pass@1", "maj@1", "ci95"} & told.keys()
+    assert "right is not defined: mean rewards are shown instead" in outdo(*asked).out
+    named = json.loads(outdo(*asked, "--right", "accuracy", "--json").out)
+    assert named["pass@1"] == pytest.approx(0.8)
+    assert named["reward"] == told["reward"]
+    misspelt = outdo(*asked, "--right", "acuracy")
+    assert (misspelt.status, "did you mean accuracy?" in misspelt.error) == (2, True)
+    rates = outdo(*asked, "--rates", tmp_path / "r.jsonl")
+    assert (rates.status, "--right NAME names the reward that decides: accuracy or style" in rates.error) == (2, True)
+    single = outdo("eval", tmp_path, "--data", ten, "--rewards", f"{dense}:accuracy", "--rates", tmp_path / "r.jsonl")
+    assert (single.status, "accuracy returns numbers" in single.error) == (2, True)
+
+
+def test_eval_keeps_every_answer(outdo, seven, ten, tmp_path):
+    target = tmp_path / "answers.jsonl"
+    done = outdo("eval", seven, "--data", ten, "--k", 2, "--answers", target)
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert [(each["id"], each["sample"]) for each in answers] == [(str(n), k) for n in range(1, 11) for k in range(2)]
+    assert {each["right"] for each in answers if each["completion"] == "7" and int(each["id"]) <= 8} == {True}
+    assert {each["kind"] for each in answers} == {"sampled"}
+    assert f"the answers: {target}" in done.out.replace("\n", "")
+    nowhere = outdo("eval", tmp_path / "no_model", "--data", ten, "--answers", tmp_path / "no" / "a.jsonl")
+    assert (nowhere.status, "there is no folder" in nowhere.error) == (2, True)
 
 
 def test_wrong_arguments_of_eval_are_refused(outdo, seven, ten, tmp_path):

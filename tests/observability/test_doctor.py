@@ -257,7 +257,7 @@ def test_a_few_tokens_with_close_bounds_are_not_reported_as_moving_away() -> Non
 
 
 def test_pushes_of_the_reference_alone_are_not_reported_as_good() -> None:
-    assert not found_by("moved_as_pushed", steps((9, {"moved_right_way": 0.9, "frac_mixed": 0.0})))
+    assert not found_by("moved_as_pushed", steps((9, {"moved_right_way": 0.9, "frac_reward_zero_std": 1.0})))
 
 
 def test_clip_never_acts_is_not_reported_for_objectives_without_a_clip() -> None:

@@ -77,7 +77,7 @@ def test_every_metric_of_a_run_has_an_entry(
     recipe = load(None, [*usual, *small, "eval.rows=2", "reward_limits.max_failed=1.0", *settings])
     assert start(recipe, tmp_path / "run", Display(Console(file=io.StringIO()))) == 0
     names = {name for line in read_metrics(tmp_path / "run" / "metrics.jsonl") for name in line} - {"step"}
-    assert {"reward", "frac_mixed", "certain"} <= names
+    assert {"reward", "frac_reward_zero_std", "certain", "eval/greedy_reward_low"} <= names
     assert not [name for name in sorted(names) if glossary.entry(name) is None]
 
 

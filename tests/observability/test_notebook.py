@@ -74,9 +74,9 @@ def test_a_group_shows_its_prompt_and_its_rollouts_best_first() -> None:
     shown = Parsed(
         show(
             group(
-                rollout("bad", -1.0),
+                rollout("bad", -1.0, right=False),
                 rollout("failing", status="timed_out"),
-                rollout("good", 1.0),
+                rollout("good", 1.0, right=True),
                 rollout("endless", 0.5, finish_reason=FinishReason.length),
             )
         )

@@ -161,7 +161,7 @@ def test_without_math_verify_the_error_names_the_package_to_install(tmp_path: Pa
     ],
 )
 def test_format_requires_both_tags_once_and_nothing_else(completion: str, right: bool):
-    assert format(completion) is right
+    assert format(completion) == right
 
 
 def test_a_pattern_matches_the_whole_completion():

@@ -211,7 +211,6 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
         },
         **{"frac_all_right": 0.1 + 0.4 * progress, "frac_all_wrong": 0.3 * (1 - progress), "rewards/exact/mean": right},
         **{
-            "frac_mixed": 0.6 - 0.1 * progress,
             "rewards/format/mean": 0.9,
             "completions/mean_length": 20 + 4 * progress,
         },

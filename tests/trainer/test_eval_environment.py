@@ -15,7 +15,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def test_held_out_answers_are_scored_by_the_labels_if_every_reward_is_learnt(family):
     labelled = 'rewards={name = "reward_model", path = "judge", labels = "sure.py:always", every = 1}'
-    (family / "sure.py").write_text("def always(completion):\n    return 1.0\n")
+    (family / "sure.py").write_text("def always(completion):\n    return True\n")
     outdo_(family, "train", "recipe.toml", "run=./labelled", *JUDGED, labelled)
     assert summary_of(family / "labelled")["accuracy_after"] == 1.0
 

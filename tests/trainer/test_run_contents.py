@@ -1,6 +1,7 @@
 """What a run leaves behind: settings, surroundings, metrics, a summary, and a model for others."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,8 @@ from run_cases import metrics, outdo_, saved, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outdo.config.file import load
-from outdo.storage import checkpoint
+from outdo.observability.record import parquet
+from outdo.storage import checkpoint, held_out_answers
 
 ONCE_RIGHT = '''
 asked = 0
@@ -20,7 +22,7 @@ def score(prompt, completion):
     if "+5=" not in prompt:
         return len(completion) / 100
     asked += 1
-    return float(3 < asked <= 6)
+    return 3 < asked <= 6
 '''
 
 
@@ -28,23 +30,49 @@ def test_metrics_have_a_line_for_each_step_and_the_names_of_the_field(straight):
     lines = metrics(straight)
     assert [line["step"] for line in lines] == list(range(1, 31))
     assert {
-        *("reward", "reward_std", "frac_reward_zero_std", "rewards/score/mean", "right", "entropy", "num_tokens"),
+        *("reward", "reward_std", "frac_reward_zero_std", "rewards/score/mean", "entropy", "num_tokens"),
         *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
         *("completions/mean_length", "completions/min_length", "completions/max_length", "completions/clipped_ratio"),
         *("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "updates/refused", "updates/done"),
         *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     } <= lines[0].keys()
-    assert [line["step"] for line in lines if "eval/greedy" in line] == [10, 20, 30]
+    assert [line["step"] for line in lines if "eval/greedy_reward" in line] == [10, 20, 30]
 
 
-def test_the_summary_has_the_accuracy_before_and_after(straight):
+def test_a_reward_of_numbers_is_never_called_right(home, straight):
+    said = (home / "straight.log").read_text()
+    assert "right is not defined: mean rewards are shown instead; score returns numbers" in said
+    assert "held-out reward after step 0: greedy 0." in said
+    assert not re.search(r"right \d|questions right", said)
+    names = {name for line in metrics(straight) for name in line}
+    assert not names & {"right", "frac_all_right", "frac_all_wrong", "eval/greedy", "eval/sampled"}
+    assert set(parquet.read(straight, 30, ["right"])["right"].to_pylist()) == {None}
+    assert all(answer["right"] is None for answer in held_out_answers.read(straight, 30))
+
+
+def test_the_answers_of_every_evaluation_are_kept(straight):
+    assert held_out_answers.evaluated_steps(straight) == [0, 10, 20, 30]
+    answers = held_out_answers.read(straight, 20)
+    assert [(each["kind"], each["id"], each["sample"]) for each in answers] == [
+        (kind, str(row), 0) for kind in ("greedy", "sampled") for row in range(1, 5)
+    ]
+    greedy = [each["reward"] for each in answers if each["kind"] == "greedy"]
+    line = next(line for line in metrics(straight) if line["step"] == 20)
+    assert sum(greedy) / 4 == pytest.approx(line["eval/greedy_reward"])
+    assert greedy == [sum(map(str.isalnum, each["completion"])) / 8 for each in answers if each["kind"] == "greedy"]
+    assert answers[1]["prompt"] == "0+5="
+    assert answers[1]["answer"] == "5"
+
+
+def test_the_summary_has_the_held_out_results_before_and_after(straight):
     summary = json.loads((straight / "summary.json").read_text())
     assert {
         *("accuracy_before", "accuracy_after", "sampled_before", "sampled_after"),
         *("steps", "seconds", "tokens_per_second", "run"),
     } <= summary.keys()
     assert (summary["steps"], summary["run"]) == (30, "straight")
-    assert summary["accuracy_after"] == metrics(straight)[-1]["eval/greedy"]
+    assert summary["accuracy_after"] is None
+    assert summary["reward_after"] == metrics(straight)[-1]["eval/greedy_reward"]
     assert summary["seconds"] == pytest.approx(sum(line["seconds"] for line in metrics(straight)))
 
 
@@ -77,9 +105,9 @@ def test_the_best_checkpoint_is_saved_when_it_is_found_and_never_pruned(own_home
     assert saved(own_home / "run") == [2, 6]
     outdo_(own_home, "export", "run", "best", "--best")
     assert checkpoint.weights_hash(own_home / "best") == weights(own_home / "run", 2)
-    assert "| greedy | 0.0% [0.0%, 56.1%] | 100.0% [" in (own_home / "best/README.md").read_text()
+    assert "| right, greedy | 0.0% [0.0%, 56.1%] | 100.0% [" in (own_home / "best/README.md").read_text()
     outdo_(own_home, "export", "run", "newest")
-    assert "| greedy | 0.0% [0.0%, 56.1%] | 0.0% [" in (own_home / "newest/README.md").read_text()
+    assert "| right, greedy | 0.0% [0.0%, 56.1%] | 0.0% [" in (own_home / "newest/README.md").read_text()
 
 
 def test_the_card_of_a_killed_run_does_not_guess(home, six_steps):
@@ -87,10 +115,10 @@ def test_the_card_of_a_killed_run_does_not_guess(home, six_steps):
     (run / "summary.json").unlink()
     outdo_(home, "export", run.name, "guess")
     card = (home / "guess/README.md").read_text()
-    assert "The run was not evaluated after step 6, so its accuracy is not known." in card
+    assert "The run was not evaluated after step 6, so its held-out results are not known." in card
 
 
-def test_an_exported_model_loads_and_its_card_has_the_accuracy_before_and_after(home, straight):
+def test_an_exported_model_loads_and_its_card_has_the_held_out_reward_before_and_after(home, straight):
     outdo_(home, "export", "straight", "exported")
     folder = home / "exported"
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -101,9 +129,10 @@ def test_an_exported_model_loads_and_its_card_has_the_accuracy_before_and_after(
     assert not (folder / "state").exists()
     summary, card = json.loads((straight / "summary.json").read_text()), (folder / "README.md").read_text()
     for name in ("greedy", "sampled"):
-        shares = [f"{summary[when][name]:.1%} [" for when in ("before", "after")]
-        assert f"| {name} | {shares[0]}" in card
-        assert f"| {shares[1]}" in card
+        rewards = [f"{summary[when][f'{name}_reward']:.3f} [" for when in ("before", "after")]
+        assert f"| reward, {name} | {rewards[0]}" in card
+        assert f"| {rewards[1]}" in card
+    assert "right |" not in card
     assert "lr = 0.001" in card
 
 

@@ -18,6 +18,10 @@ RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
 Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of the longest answer")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, help="0: greedy; unset: 0 for one answer per question, else 1")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="use only this many questions")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 

@@ -3,35 +3,34 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from outdo.cli.answering import Answering, answering
+from outdo.cli.arguments import not_writable
+from outdo.cli.output import print_line
 from outdo.config.recipe import Recipe
 from outdo.data import pass_rates
 from outdo.data.pass_rates import PassRate
-from outdo.data.prompts import tokenise
 from outdo.data.questions import Question, questions_from
 from outdo.models.policy import Policy
-from outdo.rewards import load_reward
-from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
+from outdo.rewards.right import UNDEFINED, RightRule
+from outdo.rewards.worker import DEADLINE
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.storage import held_out_answers
 from outdo.trainer.build import held_out_questions, open_engine
 from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError
 
-DEFAULTS: Mapping[str, Any] = {
-    "rewards": "last_number",
-    "timeout": 10.0,  # seconds
-    "max_tokens": 256,
-    "stop": (),
-    "stop_token_ids": (),
-    "template": None,
-    "system": None,
-}
+REWARDS = ("last_number",)
+"""The rewards where neither an argument nor a run sets them."""
+
 SHARES = ("pass@", "maj@", "truncated")
 
 
@@ -40,7 +39,8 @@ class EvalArguments:
     """The arguments of `outdo eval`; None is the run's own setting, or the default where there is no run."""
 
     data: str | None
-    rewards: str | None
+    rewards: Sequence[str]  # empty: the run's own
+    right: str | None
     k: int
     temperature: float | None
     max_tokens: int | None
@@ -49,6 +49,7 @@ class EvalArguments:
     seed: int
     device: str
     rates: Path | None = None  # file for the pass rate of each question
+    answers: Path | None = None  # file for every answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,10 @@ class Task:
     """The questions, and how their answers are sampled and scored: the same for every model."""
 
     questions: Sequence[Question]
-    rewards: Any  # the argument of `rewards.load_reward`
+    rewards: Sequence[Any]  # the argument of `rewards.load_reward`
+    right: str | None  # the name of the reward that decides which answers are right
     timeout: float
-    sampling: SamplingParams
-    template: str | None
-    system: str | None
+    answering: Answering
 
 
 def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, *, as_json: bool) -> None:
@@ -71,19 +71,65 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
         if len(models) > 1:
             raise UserError(["eval: --rates writes the pass rates of one model; leave out --against"])
         pass_rates.check_output_path(arguments.rates)
+    if arguments.answers is not None:
+        _check_answers_path(arguments.answers, models)
     sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     task = _task(arguments, recipe)
+    rule = _rule(task, verdicts_needed=arguments.rates is not None)
     evaluations = {source.name: _evaluation(source, task, arguments) for source in sources}
     numbers = {name: evaluation.summary() for name, evaluation in evaluations.items()}
     if arguments.rates is not None:
         pass_rates.write(arguments.rates, _rates(*evaluations.values()))
+    if arguments.answers is not None:
+        kind = "greedy" if task.answering.sampling.temperature == 0 else "sampled"
+        held_out_answers.write(arguments.answers, chain(*(each.answers(kind) for each in evaluations.values())))
     if as_json:
         console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
     else:
         console.print(_table(numbers))
+        defined = any(each.has_verdicts for each in evaluations.values())
+        print_line(console, rule.reason if defined or rule.reward is None else UNDEFINED)
         if arguments.rates is not None:
-            console.print(f"pass rates of {len(task.questions):,} questions: {arguments.rates}", markup=False)
+            print_line(console, f"pass rates of {len(task.questions):,} questions: {arguments.rates}")
+        if arguments.answers is not None:
+            print_line(console, f"the answers: {arguments.answers}")
+
+
+def _check_answers_path(path: Path, models: Sequence[str]) -> None:
+    """Check, before the evaluation, that the answers of one model can be written to `path`."""
+    if len(models) > 1:
+        raise UserError(["eval: --answers writes the answers of one model; leave out --against"])
+    if mistake := not_writable(path):
+        raise UserError([mistake])
+
+
+def _rule(task: Task, *, verdicts_needed: bool) -> RightRule:
+    """Return the rule that decides which answers are right, before any model is loaded.
+
+    With `verdicts_needed`, raises `UserError` if the rewards do not tell which answers are right.
+    """
+    reward = _load(task)
+    assert isinstance(reward, WeightedSum)
+    try:
+        rule = reward.right_rule
+        needed = "--rates counts right answers; --right NAME names the reward that decides"
+        if verdicts_needed and rule.reward is None:
+            raise UserError([f"eval: {needed}: {' or '.join(reward.names)}"])
+        if verdicts_needed:
+            (tried,) = reward([reward_input(task.questions[0], "")])
+            if tried.status is Status.ok and tried.right is None:
+                raise UserError([f"eval: {rule.reward} returns numbers, and {needed}, from 1 on"])
+        return rule
+    finally:
+        reward.close()
+
+
+def _load(task: Task) -> Reward:
+    try:
+        return load_reward(list(task.rewards), timeout=task.timeout, right=task.right)
+    except UserError as error:
+        raise UserError([f"eval: {mistake}" for mistake in error.problems]) from None
 
 
 def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
@@ -96,62 +142,36 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
         questions = held_out_questions(recipe)[: arguments.limit]
     if not questions:
         raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
-    own = {} if recipe is None else _settings_of_run(recipe)
-    given = {"rewards": arguments.rewards, "max_tokens": arguments.max_tokens, "template": arguments.template}
-    chosen = {**DEFAULTS, **own, **{name: value for name, value in given.items() if value is not None}}
-    if chosen["rewards"] == []:
-        raise UserError(["eval: the run has reward models only; --rewards NAME decides which answers are right"])
-    sampling = SamplingParams(
-        temperature=_temperature(arguments),
-        max_tokens=chosen["max_tokens"],
-        stop=chosen["stop"],
-        stop_token_ids=chosen["stop_token_ids"],
-    )
+    if recipe is None or arguments.rewards:
+        rewards, right = list(arguments.rewards) or list(REWARDS), None
+    else:
+        rewards, right = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions], recipe.eval.right
+    if not rewards:
+        raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])
     return Task(
         questions=questions,
-        rewards=chosen["rewards"],
-        timeout=chosen["timeout"],
-        sampling=sampling,
-        template=chosen["template"],
-        system=chosen["system"],
+        rewards=rewards,
+        right=arguments.right or right,
+        timeout=DEADLINE if recipe is None else recipe.reward_limits.timeout,
+        answering=answering(
+            "eval",
+            recipe,
+            k=arguments.k,
+            temperature=arguments.temperature,
+            max_tokens=arguments.max_tokens,
+            template=arguments.template,
+        ),
     )
-
-
-def _settings_of_run(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "rewards": [{**spec, "weight": weight} for spec, weight in recipe.reward_functions],
-        "timeout": recipe.reward_limits.timeout,
-        "max_tokens": recipe.sampling.max_tokens,
-        "stop": recipe.sampling.stop,
-        "stop_token_ids": recipe.sampling.stop_token_ids,
-        "template": recipe.data.template,
-        "system": recipe.data.system,
-    }
-
-
-def _temperature(arguments: EvalArguments) -> float:
-    """Return the given temperature, else 0 for one answer per question and 1 for several."""
-    if arguments.temperature is None:
-        return 0.0 if arguments.k == 1 else 1.0
-    if arguments.temperature == 0 and arguments.k > 1:
-        raise UserError([f"eval: at temperature 0 all {arguments.k} answers to a question are equal; use --k 1"])
-    return arguments.temperature
 
 
 def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments) -> Evaluation:
-    reward = load_reward(task.rewards, timeout=task.timeout)
+    reward = _load(task)
     try:
-        policy = Policy.load(source.model, device=arguments.device, stop_token_ids=task.sampling.stop_token_ids)
-        prompts = tokenise(
-            task.questions,
-            policy.tokenizer,
-            max_tokens=None if policy.context is None else policy.context - 1,
-            template=task.template,
-            system=task.system,
-            overlong="refuse",
-        )
+        sampling = task.answering.sampling
+        policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
+        prompts = task.answering.prompts(task.questions, policy)
         engine = open_engine(source.recipe, policy, seed=arguments.seed)
-        return evaluate(engine, SingleTurn(reward), prompts, task.sampling, k=arguments.k)
+        return evaluate(engine, SingleTurn(reward), prompts, sampling, k=arguments.k)
     finally:
         reward.close()
 
@@ -172,14 +192,16 @@ def _rates(evaluation: Evaluation) -> list[PassRate]:
 
 def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table("", *numbers)
-    for row in next(iter(numbers.values())):
-        table.add_row(
-            "95 % interval" if row == "ci95" else row, *(_formatted(row, each[row]) for each in numbers.values())
-        )
+    for row in dict.fromkeys(name for each in numbers.values() for name in each):
+        cells = (_formatted(row, each[row]) if row in each else "" for each in numbers.values())
+        table.add_row("95 % interval" if row.endswith("ci95") else row, *cells)
     return table
 
 
 def _formatted(name: str, value: Any) -> str:
     if isinstance(value, list):
-        return " to ".join(f"{each:.1%}" for each in value)
+        style = ".1%" if name == "ci95" else ".3f"
+        return " to ".join(f"{each:{style}}" for each in value)
+    if name == "reward" or name.startswith("rewards/"):
+        return f"{value:.3f}"
     return f"{value:.1%}" if name.startswith(SHARES) else f"{value:g}"

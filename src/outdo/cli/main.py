@@ -8,26 +8,45 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+import outdo
 from outdo.cli.arguments import (
     AsJson,
     Device,
+    Limit,
     MaxTokens,
     Overrides,
     Profile,
     RunFolder,
     RunOrModel,
     Settings,
+    Temperature,
     Template,
 )
 from outdo.trainer.display import Display
 from outdo.utils.errors import OutdoError
 
 app = typer.Typer(
-    help="Improve a language model by reinforcement learning, with GRPO and its family.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"outdo {outdo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Improve a language model by reinforcement learning, with GRPO and its family."""
 
 
 @app.command()
@@ -159,25 +178,30 @@ def evaluate(
     model: RunOrModel,
     data: Annotated[str | None, typer.Option(help="questions; unset: the held-out questions of the run")] = None,
     against: Annotated[str | None, typer.Option(help="a second model to compare with")] = None,
-    rewards: Annotated[str | None, typer.Option(help="scores the answers; unset: the run's rewards")] = None,
-    k: Annotated[int, typer.Option(min=1, help="answers per question")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="0: greedy; unset: 0 for one answer per question, else 1")
+    rewards: Annotated[
+        list[str] | None, typer.Option(help="scores the answers; may be given several times; unset: the run's rewards")
     ] = None,
+    right: Annotated[
+        str | None, typer.Option(help="the reward that decides which answers are right; unset: see eval.right")
+    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="answers per question")] = 1,
+    temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="use only this many questions")] = None,
+    limit: Limit = None,
     template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
+    answers: Annotated[Path | None, typer.Option(help="write every answer with its rewards: a .jsonl file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how many questions a model answers right, with confidence intervals."""
+    """Measure how many questions a model answers right, and its mean reward, with confidence intervals."""
     from outdo.cli.evaluate import EvalArguments, run_eval
 
     arguments = EvalArguments(
         data=data,
-        rewards=rewards,
+        rewards=rewards or (),
+        right=right,
         k=k,
         temperature=temperature,
         max_tokens=max_tokens,
@@ -186,8 +210,40 @@ def evaluate(
         seed=seed,
         device=device,
         rates=rates,
+        answers=answers,
     )
     run_eval([model] if against is None else [model, against], arguments, Console(), as_json=as_json)
+
+
+@app.command()
+def generate(
+    *,
+    model: RunOrModel,
+    data: Annotated[str, typer.Option(help="prompts, in the formats of data.path")],
+    out: Annotated[Path, typer.Option(help="the .jsonl file to write, one line for each answer")],
+    k: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 1,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    limit: Limit = None,
+    template: Template = None,
+    seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Answer a file of prompts."""
+    from outdo.cli.generate import GenerateArguments, run_generate
+
+    arguments = GenerateArguments(
+        data=data,
+        out=out,
+        k=k,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        limit=limit,
+        template=template,
+        seed=seed,
+        device=device,
+    )
+    run_generate(model, arguments, Console())
 
 
 @app.command()
@@ -247,11 +303,15 @@ def export(
     run: Annotated[str, typer.Argument(help="the run folder")],
     folder: Annotated[Path, typer.Argument(help="a new folder for the model")],
     best: Annotated[bool, typer.Option("--best", help="the best checkpoint instead of the newest")] = False,
+    dtype: Annotated[
+        Literal["source", "float32", "bfloat16", "float16"],
+        typer.Option(help="dtype of the weights; source: that of the model that the run started from"),
+    ] = "source",
 ) -> None:
     """Write the model of a run as an ordinary model folder with a model card."""
     from outdo.cli.export import run_export
 
-    run_export(run, folder, Console(), best=best)
+    run_export(run, folder, Console(), best=best, dtype=dtype)
 
 
 @app.command()

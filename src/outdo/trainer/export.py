@@ -1,11 +1,16 @@
-"""Export a trained model as an ordinary model folder, with a model card that has its accuracy before and after."""
+"""Export a trained model as an ordinary model folder, with a model card that has its results before and after."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from outdo.models.inspect_folder import inspect_folder
+from outdo.models.loading import load_model
 from outdo.trainer.find_model import ModelRef
-from outdo.utils.errors import UserError
+from outdo.utils.errors import ModelError, UserError
+from outdo.utils.outcome import EVALUATIONS
 
 CARD = """---
 library_name: transformers
@@ -27,18 +32,44 @@ Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; s
 """
 
 
-def export(source: ModelRef, folder: Path) -> Path:
-    """Copy the checkpoint's model and tokenizer into `folder`, which must be empty or new, and write `README.md`."""
+def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
+    """Write the checkpoint's model and tokenizer into `folder`, which must be empty or new, and `README.md`.
+
+    A checkpoint is in float32, the dtype of training. `dtype` is that of the exported weights, such as bfloat16;
+    source is the dtype of the model that the run started from.
+
+    Raises `UserError` if `folder` is not empty, or if the source's dtype is not known.
+    """
     if source.recipe is None or source.run is None:
         raise UserError([f"{source.name}: not a run folder; a model folder needs no export"])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
+    wanted = _source_dtype(source.recipe.model) if dtype == "source" else dtype
+    converted = wanted != inspect_folder(source.model).dtype
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(Path(source.model).iterdir()):
-        if path.is_file() and path.name != "manifest.json":
+        if path.is_file() and path.name != "manifest.json" and not (converted and ".safetensors" in path.name):
             shutil.copy2(path, folder / path.name)
+    if converted:
+        _write_converted(source.model, folder, wanted)
     (folder / "README.md").write_text(card(source), encoding="utf-8")
     return folder
+
+
+def _source_dtype(model: str) -> str:
+    """Return the dtype of the model that a run started from. Raises `UserError` if it cannot be read any more."""
+    try:
+        dtype = inspect_folder(model).dtype
+    except ModelError:
+        dtype = None
+    if dtype is None:
+        raise UserError([f"export: the dtype of {model}, which the run started from, cannot be read; choose one: --dtype"])
+    return dtype
+
+
+def _write_converted(model: str, folder: Path, dtype: str) -> None:
+    """Write config and weights of a checkpoint with the weights in `dtype`."""
+    load_model(model, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
 def card(source: ModelRef) -> str:
@@ -68,21 +99,35 @@ def _portable(name: str) -> str:
 
 
 def _table(summary: dict[str, Any], step: int | None) -> str:
-    """Return the accuracy before the first step and after `step`, if the run was evaluated then."""
+    """Return the held-out results before the first step and after `step`, if the run was evaluated then.
+
+    They are the shares of right answers where right is defined, the mean rewards, and the parts of the rewards.
+    """
     before = summary.get("before", {})
     evaluated = {summary.get("steps"): summary.get("after", {})}
     best = summary.get("best", {})
     after = (evaluated | {best.get("step"): best}).get(step, {})
+    labels = {kind: f"right, {kind}" for kind in EVALUATIONS}
+    labels |= {f"{kind}_reward": f"reward, {kind}" for kind in EVALUATIONS}
+    labels |= {
+        name: f"{name.split('/')[1]}, {kind}"  # greedy_rewards/format/mean
+        for kind in EVALUATIONS
+        for name in before
+        if name.startswith(f"{kind}_rewards/")
+    }
     rows = [
-        f"| {name} | {_share(before, name)} | {_share(after, name)} |"
-        for name in ("greedy", "sampled")
+        f"| {label} | {_number(before, name)} | {_number(after, name)} |"
+        for name, label in labels.items()
         if name in before and name in after
     ]
     if not rows:
-        return f"The run was not evaluated after step {step}, so its accuracy is not known."
-    head = ["| held-out questions right | before | after |", "|---|---|---|"]
+        return f"The run was not evaluated after step {step}, so its held-out results are not known."
+    head = ["| held-out questions | before | after |", "|---|---|---|"]
     return "\n".join([*head, *rows, "", "In brackets: 95 % confidence intervals."])
 
 
-def _share(numbers: dict[str, float], name: str) -> str:
-    return f"{numbers[name]:.1%} [{numbers[f'{name}_low']:.1%}, {numbers[f'{name}_high']:.1%}]"
+def _number(numbers: dict[str, float], name: str) -> str:
+    """Return a share in per cent, a reward as it is, and its confidence interval if it has one."""
+    style = ".1%" if name in EVALUATIONS else ".3f"
+    ends = [f"{numbers[end]:{style}}" for end in (f"{name}_low", f"{name}_high") if end in numbers]
+    return f"{numbers[name]:{style}}" + (f" [{', '.join(ends)}]" if ends else "")

@@ -173,7 +173,7 @@ def _score_trials(
     try:
         rule = right_rule(reward.names, recipe.eval.right)
     except UserError as error:
-        mistakes += error.problems
+        mistakes += [f"eval.right: {mistake}" for mistake in error.problems]
         rule = None
     return _trials(reward, questions, mistakes), rule
 

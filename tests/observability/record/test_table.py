@@ -17,7 +17,7 @@ from outdo.types import FinishReason, Group, Prompt, Rollout, Step
 
 STEP = step_of(
     [
-        group("2 + 2 = ", [rollout("4", 1.0), rollout("über 😀")], answer="4"),
+        group("2 + 2 = ", [rollout("4", 1.0, right=True), rollout("über 😀", right=False)], answer="4"),
         group(
             "What is 12 + 30? ",
             [
@@ -50,7 +50,7 @@ def test_a_row_is_a_rollout() -> None:
     assert found["reward"].to_pylist() == [1.0, 0.0, 1.0, None, 0.0]
     assert found["reward_parts"].to_pylist()[2:4] == [{"exact": 1.0, "format": None}, {"exact": None, "format": 0.5}]
     assert found["verdict"].to_pylist() == ["ok", "ok", "ok", "failed", "ok"]
-    assert found["right"].to_pylist() == [True, False, True, False, False]
+    assert found["right"].to_pylist() == [True, False, None, None, None]  # null where there is no verdict
     assert found["baseline"].to_pylist() == [None, None, 0.25, 0.25, 0.25]
     assert found["finish_reason"].to_pylist() == ["stop", "stop", "stop", "length", "stop"]
     assert found["policy_version"].to_pylist() == [7] * 5

@@ -4,7 +4,7 @@
 // The most important metrics first; the others follow in alphabetical order.
 const LEADING = [
   ...['eval/greedy', 'eval/sampled', 'reward', 'right', 'transfer', 'transfer/followed', 'baseline'],
-  ...['frac_mixed', 'frac_all_right', 'frac_all_wrong', 'reward_std', 'completions/mean_length'],
+  ...['frac_reward_zero_std', 'frac_all_right', 'frac_all_wrong', 'reward_std', 'completions/mean_length'],
   ...['moved_right_way', 'moved_wrong_way', 'target/reached', 'target_reached', 'attained', 'cancelled', 'certain'],
   ...['unreachable', 'overshoot', 'moved_not', 'clip_ratio/region_mean', 'kl', 'entropy', 'grad_norm', 'loss'],
 ];
