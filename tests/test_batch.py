@@ -10,7 +10,19 @@ from toys import assert_close, batch_of, evaluate, groups, rollout, rollouts, wi
 
 from outdo.algorithms.objectives import presets
 from outdo.algorithms.objectives.base import ComposedObjective
-from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Rollout, TokenScores, Totals
+from outdo.types import (
+    Batch,
+    Completion,
+    FinishReason,
+    Group,
+    Prompt,
+    Rollout,
+    Sampled,
+    Step,
+    TokenScores,
+    Totals,
+    Update,
+)
 from outdo.utils.errors import UserError
 
 Groups = list[list[Rollout]]
@@ -273,3 +285,43 @@ def test_integer_rewards_reward_parts_and_baselines_become_floats() -> None:
     )
     assert batch.baselines is not None
     assert {batch.rewards.dtype, batch.baselines.dtype, batch.reward_parts["exact"].dtype} == {torch.float32}
+
+
+def test_the_representation_of_a_step_and_its_parts_is_a_line_and_not_its_tensors() -> None:
+    groups = [
+        Group(prompt=Prompt(id="7", text="?", token_ids=(1,)), rollouts=(rollout(40, 1.0), rollout(40, 0.5)))
+    ] * 32
+    batch = Batch.from_groups(groups)
+    update = Update(metrics={"loss": 0.25}, tokens={"logprobs": batch.rollout_logprobs})
+    step = Step(index=3, sampled=Sampled(groups=groups), batch=batch, updates=[update])
+    assert repr(step) == "Step 3: 32 groups, 64 rollouts, mean reward 0.750, 1 passes; outdo.show(step)"
+    assert repr(batch) == f"Batch(64 rows, padded to 41 tokens, {64 * 40} to train on)"
+    assert repr(groups[0]) == "Group(prompt '7', 2 rollouts, rewards [1, 0.5])"
+    assert repr(update) == "Update(loss 0.25, tokens: logprobs)"
+
+
+def test_verdicts_become_a_column_of_the_batch_and_none_without_any() -> None:
+    assert batch_of([rollout(1, 1.0), rollout(1, 0.0)]).right is None
+    right = batch_of([rollout(1, 0.1, right=True), rollout(1, 2.0, right=False)], [rollout(1, 3.0)]).right
+    assert right is not None
+    assert right.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline", "informative"),
+    [
+        ([0.31, 0.32], None, True),  # both wrong, and one is better
+        ([0.3, 0.1 + 0.2], None, False),  # a rounding error apart
+        ([1.0, 1.0], None, False),
+        ([1.0, 1.0], 0.0, True),
+        ([1.0], None, False),
+        ([], 0.5, False),
+    ],
+)
+def test_a_group_has_signal_if_its_rewards_differ(
+    values: list[float], baseline: float | None, informative: bool
+) -> None:
+    made = tuple(rollout(1, value) for value in values)
+    unscored = rollout(1, 5.0, status="failed")
+    group = Group(prompt=Prompt(id="7", text="?", token_ids=(1,)), rollouts=(*made, unscored), baseline=baseline)
+    assert group.informative is informative

@@ -15,7 +15,15 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from outdo.utils.batching import check_tensors, floats, pack_by_tokens, pad_rows, plain_fields, token_fields
+from outdo.utils.batching import (
+    check_tensors,
+    floats,
+    pack_by_tokens,
+    pad_rows,
+    plain_fields,
+    reward_fields,
+    token_fields,
+)
 from outdo.utils.outcome import has_spread
 from outdo.utils.rng import Stream
 
@@ -104,13 +112,18 @@ class Rollout:
         return self.finish_reason is not FinishReason.stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Group:
     """The G rollouts of one prompt. Group-relative advantages compare them with each other."""
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     baseline: float | None = None  # reward of the greedy answer, for advantages that subtract it
+
+    def __repr__(self) -> str:
+        """Return a line without the tokens: what a notebook shows."""
+        rewards = ", ".join(f"{each.reward:.4g}" if each.scored else each.status for each in self.rollouts)
+        return f"Group(prompt {self.prompt.id!r}, {len(self.rollouts)} rollouts, rewards [{rewards}])"
 
     @property
     def informative(self) -> bool:
@@ -145,7 +158,7 @@ class Totals:
     padded_length: int  # T of the whole step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Batch:
     """B rollouts as tensors, right-padded: [prompt | completion | padding] in every row. Immutable; see `with_`.
 
@@ -190,10 +203,8 @@ class Batch:
         return cls(
             **tokens,
             totals=_count(tokens["loss_mask"], tokens["group"]),
-            **_reward_fields(groups, rollouts, starts),
-            truncated=_column(rollouts, "truncated", torch.bool),
+            **reward_fields(groups, starts),
             rollout_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32, starts),
-            temperature=_column(rollouts, "temperature", torch.float32),
         )
 
     @classmethod
@@ -254,6 +265,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def __repr__(self) -> str:
+        """Return a line without the tensors: what a notebook shows."""
+        rows, length = self.token_ids.shape
+        return f"Batch({rows} rows, padded to {length} tokens, {self.totals.tokens} to train on)"
+
     def with_(self, **changes: Any) -> "Batch":
         """Return the same batch with some fields replaced."""
         return replace(self, **changes)
@@ -303,46 +319,6 @@ class Batch:
         return self.with_(reward_parts=parts, prepared=prepared, **tensors)
 
 
-def _reward_fields(groups: Sequence[Group], rollouts: Sequence[Rollout], starts: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a batch that rewards determine."""
-    baselines = [group.baseline for group in groups for _ in group.rollouts]
-    parts = sorted({name for rollout in rollouts for name in rollout.reward_parts})
-    by_token = any(rollout.token_rewards is not None for rollout in rollouts)
-    scored = _column(rollouts, "scored", torch.bool)
-    return {
-        "rewards": _column(rollouts, "reward", torch.float32).where(scored, 0.0),
-        "scored": scored,
-        "right": None if all(rollout.right is None for rollout in rollouts) else _verdicts(rollouts),
-        "baselines": None if None in baselines else floats(baselines),
-        "reward_parts": {name: floats([rollout.reward_parts.get(name) for rollout in rollouts]) for name in parts},
-        "token_rewards": pad_rows([_token_rewards(rollout) for rollout in rollouts], torch.float32, starts)
-        if by_token
-        else None,
-    }
-
-
-def _column(rollouts: Sequence[Rollout], name: str, dtype: torch.dtype) -> Shaped[Tensor, "B"]:
-    return torch.tensor([getattr(rollout, name) for rollout in rollouts], dtype=dtype)
-
-
-def _verdicts(rollouts: Sequence[Rollout]) -> Bool[Tensor, "B"]:
-    """Return which rollouts are right; one without a verdict is not."""
-    return torch.tensor([rollout.right is True for rollout in rollouts])
-
-
-def _token_rewards(rollout: Rollout) -> Sequence[float]:
-    """Return the rewards of a rollout's tokens; where it has none, its reward on the last token that was sampled."""
-    rewards = [0.0] * len(rollout.token_ids)
-    if not rollout.scored:
-        return rewards
-    if rollout.token_rewards is not None:
-        return rollout.token_rewards
-    sampled = [t for t, sampled in enumerate(rollout.loss_mask) if sampled]
-    for t in sampled[-1:]:
-        rewards[t] = rollout.reward
-    return rewards
-
-
 def _count(loss_mask: Bool[Tensor, "B T"], group: Int[Tensor, "B"]) -> Totals:
     rows = loss_mask.any(1)
     return Totals(
@@ -372,15 +348,19 @@ class Terms:
     loss: Float[Tensor, ""]  # -(policy - divergence + entropy), minimised
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Update:
     """The result of one pass over a batch."""
 
     metrics: Mapping[str, float]
     tokens: Mapping[str, Shaped[Tensor, "B T"]]  # detached, on the CPU; see `Policy.update`
 
+    def __repr__(self) -> str:
+        """Return a line without the tensors: what a notebook shows."""
+        return f"Update(loss {self.metrics.get('loss', float('nan')):.4g}, tokens: {', '.join(self.tokens)})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Step:
     """All data of a training step; `train` yields one after each step."""
 
@@ -389,6 +369,13 @@ class Step:
     batch: Batch
     updates: Sequence[Update]  # one per pass; none where there was no token to train on
     stopped: str = "maximum"  # why the passes ended: all were made, or the name of a stopping rule
+
+    def __repr__(self) -> str:
+        """Return a line without tokens and tensors: what a notebook shows. `outdo.show` shows the tokens."""
+        rewards = self.batch.rewards[self.batch.scored]
+        mean = f"mean reward {rewards.mean():.3f}" if len(rewards) else "no reward"
+        groups, rollouts, passes = len(self.groups), len(self.batch), len(self.updates)
+        return f"Step {self.index}: {groups} groups, {rollouts} rollouts, {mean}, {passes} passes; outdo.show(step)"
 
     @property
     def groups(self) -> Sequence[Group]:

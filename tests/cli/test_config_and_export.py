@@ -1,6 +1,7 @@
 """`outdo config` writes a recipe that can be used, `outdo export` a model folder that explains itself."""
 
 import json
+import shutil
 import tomllib
 
 import pytest
@@ -60,11 +61,31 @@ def test_an_exported_model_is_the_newest_checkpoint_and_loads_anywhere(exported,
     assert not {"state", "manifest.json"} & {path.name for path in exported.iterdir()}
 
 
+def test_an_export_has_the_dtype_of_the_model_that_the_run_started_from(outdo, run, model, tmp_path):
+    AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).save_pretrained(tmp_path / "source")
+    own = shutil.copytree(run, tmp_path / "run")
+    recipe = (own / "recipe.toml").read_text(encoding="utf-8")
+    (own / "recipe.toml").write_text(recipe.replace(f'"{model}"', f'"{tmp_path / "source"}"'), encoding="utf-8")
+    saved = load_file(run / "checkpoints" / "step_000002" / "model.safetensors")
+    for folder, options, dtype in (("as_source", [], "bfloat16"), ("other", ["--dtype", "float32"], "float32")):
+        assert outdo("export", own, tmp_path / folder, *options).status == 0
+        weights = load_file(tmp_path / folder / "model.safetensors")
+        expected = {name: value.to(getattr(torch, dtype)) for name, value in saved.items()}
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / folder).dtype == getattr(torch, dtype)
+        assert (tmp_path / folder / "tokenizer.json").exists()
+    shutil.rmtree(tmp_path / "source")
+    lost = outdo("export", own, tmp_path / "lost")
+    assert (lost.status, "is not known; choose one: --dtype" in lost.error) == (2, True)
+    assert not (tmp_path / "lost").exists()
+
+
 def test_the_card_tells_before_and_after_and_the_whole_recipe(exported, run):
     card = (exported / "README.md").read_text(encoding="utf-8")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     for name in ("greedy", "sampled"):
-        assert f"| {name} | {summary['before'][name]:.1%} [" in card
+        assert f"| right, {name} | {summary['before'][name]:.1%} [" in card
     recipe = card.partition("```toml\n")[2].partition("\n```")[0]
     assert tomllib.loads(recipe) == tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
 

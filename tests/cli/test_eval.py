@@ -109,7 +109,16 @@ def test_eval_counts_what_is_right(outdo, seven, ten):
     told = json.loads(done.out)
     assert told.pop("ci95") == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
     assert told.pop("reward_ci95") == pytest.approx([0.8 - 1.959964 * 0.4 / 3, 0.8 + 1.959964 * 0.4 / 3])
-    numbers = {"pass@1": 0.8, "maj@1": 0.8, "reward": 0.8, "mean_length": 2.0, "truncated": 0.0, "unscored": 0, "n": 10, "k": 1}
+    numbers = {
+        "pass@1": 0.8,
+        "maj@1": 0.8,
+        "reward": 0.8,
+        "mean_length": 2.0,
+        "truncated": 0.0,
+        "unscored": 0,
+        "n": 10,
+        "k": 1,
+    }
     assert told == pytest.approx(numbers)
 
 

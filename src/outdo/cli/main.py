@@ -394,6 +394,8 @@ def plot(
 
 def main() -> None:
     """Run a command. An error that the user can fix is printed without a traceback, and sets the exit status."""
+    if sys.platform == "win32":
+        sys.exit("outdo: Windows is not supported; use Linux, macOS, or Linux on Windows (WSL)")
     try:
         app()
     except OutdoError as error:

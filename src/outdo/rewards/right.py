@@ -49,7 +49,7 @@ def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
     if chosen is not None:
         if chosen not in names:
             hint = did_you_mean(chosen, names)
-            raise UserError([f"no reward is called {chosen!r}{hint}; what is right is decided by {' or '.join(names)}"])
+            raise UserError([f"no reward is called {chosen!r}{hint}; expected {' or '.join(names)}"])
         return RightRule(chosen, f"an answer is right if {chosen} is 1 or more (eval.right)", by_value=True)
     matchers = [name for name in names if name in MATCHERS]
     if len(matchers) == 1:

@@ -63,7 +63,9 @@ def _source_dtype(model: str) -> str:
     except ModelError:
         dtype = None
     if dtype is None:
-        raise UserError([f"export: the dtype of {model}, which the run started from, cannot be read; choose one: --dtype"])
+        raise UserError(
+            [f"export: the dtype of {model}, which the run started from, cannot be read; choose one: --dtype"]
+        )
     return dtype
 
 

@@ -99,6 +99,41 @@ def token_fields(
     }
 
 
+def reward_fields(groups: Sequence[Any], starts: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a `Batch` that follow from how its groups of rollouts were rewarded and how these ended."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    baselines = [group.baseline for group in groups for _ in group.rollouts]
+    parts = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    by_token = any(rollout.token_rewards is not None for rollout in rollouts)
+    scored = torch.tensor([rollout.scored for rollout in rollouts], dtype=torch.bool)
+    right = [rollout.right for rollout in rollouts]
+    return {
+        "rewards": floats([rollout.reward for rollout in rollouts]).where(scored, 0.0),
+        "scored": scored,
+        "truncated": torch.tensor([rollout.truncated for rollout in rollouts], dtype=torch.bool),
+        "temperature": floats([rollout.temperature for rollout in rollouts]),
+        "right": None if all(each is None for each in right) else torch.tensor([each is True for each in right]),
+        "baselines": None if None in baselines else floats(baselines),
+        "reward_parts": {name: floats([rollout.reward_parts.get(name) for rollout in rollouts]) for name in parts},
+        "token_rewards": pad_rows([_token_rewards(rollout) for rollout in rollouts], torch.float32, starts)
+        if by_token
+        else None,
+    }
+
+
+def _token_rewards(rollout: Any) -> Sequence[float]:
+    """Return the rewards of a rollout's tokens; where it has none, its reward on the last token that was sampled."""
+    rewards = [0.0] * len(rollout.token_ids)
+    if not rollout.scored:
+        return rewards
+    if rollout.token_rewards is not None:
+        return rollout.token_rewards
+    sampled = [t for t, sampled in enumerate(rollout.loss_mask) if sampled]
+    for t in sampled[-1:]:
+        rewards[t] = rollout.reward
+    return rewards
+
+
 def floats(values: Sequence[float | None]) -> Tensor:
     """Return the values as float32, with NaN for None."""
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)

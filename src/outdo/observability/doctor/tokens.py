@@ -115,8 +115,11 @@ def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
 def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
     """Report that tokens moved as pushed. Without signal the reference alone pushed them: no good news."""
     moved = run.span("moved_right_way")
-    signal = 1 - run.mean("frac_reward_zero_std", moved, unknown=0.0)
-    if len(moved.steps) >= MIN_STEPS and moved.mean > 0.7 and signal > 0.2:
+    if (
+        len(moved.steps) >= MIN_STEPS
+        and moved.mean > 0.7
+        and run.mean("frac_reward_zero_std", moved, unknown=0.0) < 0.8
+    ):
         counted = sum(run.span("moved/tokens").values)
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""
         yield moved.finding(
