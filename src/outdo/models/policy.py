@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.models.attention.forward import AttentionSetting, Forward
 from outdo.models.device import Precision, choose_device
 from outdo.models.inspect_folder import ModelFacts
@@ -85,7 +85,7 @@ class Policy(Scorer):
         The tokens of the result, each [B, T], were measured during the pass, before the step that used them: `logprobs`
         (log πθ), `log_ratio`, `entropy`, `push` (minus the derivative of the loss with respect to the log-probability:
         direction and strength of the push on the token), `policy_push` (the policy term's part of it; the rest is the
-        pull of the reference), `clipped` (Â is not 0, but the policy term pushes nothing).
+        pull of the reference), `clipped` (Â is not 0, but the surrogate pushes nothing; see `clipped_tokens`).
         """
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
@@ -163,14 +163,13 @@ def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch, *, 
     grads = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
     logprobs = logprobs.detach()
     old = logprobs if micro.old_logprobs is None else micro.old_logprobs
-    advantages = 0.0 if micro.advantages is None else micro.advantages
     tokens = {
         "logprobs": logprobs,
         "log_ratio": (logprobs - old).where(micro.loss_mask, 0.0),
         "entropy": entropy.detach(),
         "push": -grads[0],
         "policy_push": policy_push,
-        "clipped": (policy_push == 0) & (advantages != 0.0) & micro.loss_mask,
+        "clipped": clipped_tokens(objective, scores, micro, policy_push),
     }
     return LossAndGrads(_values(terms), tokens, (grads[0], grads[1] if with_entropy else None))
 

@@ -1,4 +1,8 @@
-"""Compute the metrics of a training step. Names are those of TRL if TRL has the metric."""
+"""Compute the metrics of a training step. Names are those of TRL if TRL has the metric.
+
+`kl` is TRL's with its default `use_bias_correction_kl`, `clip_ratio/*` are those of its losses by token. With the ratio
+of a whole answer TRL takes that ratio in `kl`, and counts answers in `clip_ratio/*`, where outdo counts tokens.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -87,7 +91,7 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
         "sampling/sampling_logp_difference/max": float(gap.max()),
     }
     if batch.ref_logprobs is not None:
-        metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask])
+        metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask] * log_ratio.exp())
     if batch.targets is not None:
         metrics |= target_metrics(batch, tokens["logprobs"])
     return metrics

@@ -8,11 +8,11 @@ form is a class of its own that has the methods of the protocol.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, SupportsFloat
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.corrections import Correction
@@ -135,6 +135,23 @@ class PlainObjective:
             name = getattr(self.function, "__name__", "the objective")
             raise TypeError(f"{name} returned {type(terms).__name__}; an objective returns outdo.Terms")
         return terms
+
+
+def clipped_tokens(
+    objective: Objective, scores: TokenScores, batch: Batch, policy_push: Float[Tensor, "B T"]
+) -> Bool[Tensor, "B T"]:
+    """Return the trained tokens with Â other than 0 that the surrogate does not push: it is clipped there.
+
+    `policy_push` [B, T] is the derivative of the policy term with respect to log πθ. A token that is not pushed only
+    because the correction drops it is not clipped; therefore a composed objective is evaluated without its correction.
+    """
+    if batch.advantages is None:
+        return torch.zeros_like(batch.loss_mask)
+    if isinstance(objective, ComposedObjective) and objective.correction is not None:
+        leaf = scores.logprobs.detach().clone().requires_grad_()
+        terms = replace(objective, correction=None)(replace(scores, logprobs=leaf), batch)
+        (policy_push,) = torch.autograd.grad(terms.policy, leaf)
+    return (policy_push == 0) & (batch.advantages != 0) & batch.loss_mask
 
 
 def given(value: Float[Tensor, "B T"] | None, name: str) -> Float[Tensor, "B T"]:

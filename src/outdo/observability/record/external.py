@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.algorithms.objectives.presets import reinforce
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.observability.metrics import step_metrics
@@ -125,11 +125,11 @@ def rewind(folder: str | Path, step: int) -> None:
 
 def _first_update(batch: Batch, objective: Objective, entropy: Tensor | None) -> Update:
     """Compute what a pass over the batch would find; as log πθ is known, this needs no model."""
-    old, advantages = batch.old_logprobs, batch.advantages
+    old = batch.old_logprobs
     assert old is not None
-    assert advantages is not None
     leaf = old.clone().requires_grad_()
-    terms = objective(TokenScores(logprobs=leaf, entropy=torch.zeros_like(old)), batch)
+    scores = TokenScores(logprobs=leaf, entropy=torch.zeros_like(old))
+    terms = objective(scores, batch)
     (policy_push,) = torch.autograd.grad(terms.policy, leaf, retain_graph=True)
     (pull,) = torch.autograd.grad(terms.loss, leaf)
     tokens = {
@@ -138,7 +138,7 @@ def _first_update(batch: Batch, objective: Objective, entropy: Tensor | None) ->
         "entropy": torch.full_like(old, torch.nan) if entropy is None else entropy,
         "push": -pull,
         "policy_push": policy_push,
-        "clipped": (policy_push == 0) & (advantages != 0) & batch.loss_mask,
+        "clipped": clipped_tokens(objective, scores, batch, policy_push),
     }
     return Update(metrics={}, tokens=tokens)
 
