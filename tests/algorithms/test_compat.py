@@ -18,9 +18,8 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import high_entropy
 from outdo.algorithms.objectives.compat import Library, compat
 from outdo.algorithms.objectives.divergences import Divergence, absolute, k1, k2
-from outdo.algorithms.objectives.ratios import sequence_product
 from outdo.algorithms.objectives.surrogates import Clip, clip
-from outdo.algorithms.objectives.weights import prompt_mean, sequence_mean, token_mean
+from outdo.algorithms.objectives.weights import prompt_mean, token_mean
 from outdo.algorithms.requirements import requires
 from outdo.types import Batch
 
@@ -40,6 +39,14 @@ def batch_far_from_old_and_reference() -> tuple[Batch, Tensor]:
     columns = torch.arange(logprobs.numel()).view_as(logprobs)
     logprobs = batch.old_logprobs + steps[columns % len(steps)]
     return batch.with_(ref_logprobs=logprobs - steps[(columns * 3 + 1) % len(steps)]), logprobs
+
+
+def one_answer(apart: Tensor, *, advantage: float) -> tuple[Tensor, Batch]:
+    """Return log πθ and a batch of one answer whose tokens are `apart` nats above π_old."""
+    batch = batch_of([rollout(len(apart))])
+    old = torch.full((1, len(apart) + 1), -30.0, dtype=torch.float64)
+    logprobs = old + torch.cat([torch.zeros(1, dtype=torch.float64), apart])
+    return logprobs, batch.with_(old_logprobs=old, advantages=torch.full_like(old, advantage))
 
 
 # ----------------------------------------------------------------------------------- what the other libraries compute
@@ -89,11 +96,13 @@ def penalty(estimate: Divergence, *, beta: float, difference: float, value: floa
     return loss
 
 
-def gspo(mean: Callable[[Tensor, Tensor], Tensor], limit: float) -> Loss:
+def gspo(mean: Callable[[Tensor, Tensor], Tensor], *, highest: float = math.inf) -> Loss:
+    """Return GSPO's loss; `highest` bounds the logarithm of an answer's ratio. No library bounds that of a token."""
+
     def loss(logprobs: Tensor, batch: Batch) -> Tensor:
         mask, advantages, old, _ = unpack(batch)
-        apart = (logprobs - old).where(mask, 0.0).clamp(-limit, limit)
-        ratio = (apart.sum(1) / mask.sum(1).clamp(min=1)).exp()[:, None]
+        apart = (logprobs - old).where(mask, 0.0)
+        ratio = (apart.sum(1) / mask.sum(1).clamp(min=1)).clamp(max=highest).exp()[:, None]
         return mean(torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - 3e-4, 1 + 4e-4)), mask)
 
     return loss
@@ -108,6 +117,32 @@ def sapo(mean: Callable[[Tensor, Tensor], Tensor], limit: float) -> Loss:
         return mean(-advantages * torch.where(advantages > 0, good, bad), mask)
 
     return loss
+
+
+def dro(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Compute DRO as verl and Tinker do, averaged over tokens, with no bound on a log-ratio."""
+    mask, advantages, old, _ = unpack(batch)
+    return over_tokens(-(advantages * logprobs - 0.05 * (logprobs - old) ** 2), mask)
+
+
+def gmpo(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Compute verl's GMPO with the bounds -0.3 and 0.5: its mean counts answers without a token."""
+    mask, advantages, old, _ = unpack(batch)
+    lengths = mask.sum(1).clamp(min=1)
+    apart, sign = logprobs - old, advantages.sign()
+    within = sign * torch.minimum(sign * apart, sign * apart.clamp(-0.3, 0.5))
+    ratio = (within.where(mask, 0.0).sum(1) / lengths).exp()
+    return -(ratio * advantages.where(mask, 0.0).sum(1) / lengths).mean()
+
+
+def kl_cov(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Compute verl's KL-Cov for one marked token, the one with the largest covariance under π_old."""
+    mask, advantages, old, _ = unpack(batch)
+    apart = (logprobs - old)[mask]
+    chosen, before = advantages[mask], old[mask]
+    largest = ((chosen - chosen.mean()) * (before - before.mean())).argmax()
+    marked = torch.arange(len(apart)) == largest
+    return (-chosen * apart.exp() + 0.5 * apart.abs() * marked).mean()
 
 
 def both(one: Loss, other: Loss) -> Loss:
@@ -138,9 +173,15 @@ ROWS: list[tuple[Library, str, ComposedObjective, Loss]] = [
     ("verl", "k3", presets.grpo(beta=0.5), both(clipped(20.0, dual=3.0), K3_OF_VERL)),
     ("verl", "k3 of bnpo", presets.bnpo(beta=0.5), both(clipped(20.0, dual=3.0), K3_OF_VERL)),
     ("openrlhf", "k3", presets.grpo(beta=0.5), both(clipped(20.0), K3_OF_OPENRLHF)),
-    ("verl", "gspo", presets.gspo(), gspo(over_answers, 20.0)),
-    ("openrlhf", "gspo", presets.gspo(), gspo(over_answers, 20.0)),
-    ("areal", "gspo", presets.gspo(), gspo(over_tokens, INF)),
+    ("verl", "gspo", presets.gspo(), gspo(over_answers, highest=10.0)),
+    ("verl", "gspo_token", presets.gspo_token(), gspo(over_answers, highest=10.0)),
+    ("openrlhf", "gspo", presets.gspo(), gspo(over_answers)),
+    ("areal", "gspo", presets.gspo(), gspo(over_tokens)),
+    ("verl", "clip_cov", presets.clip_cov(cov_low=1e3, cov_high=1e4), clipped(INF, low=1.0, high=1.0)),
+    ("verl", "kl_cov", presets.kl_cov(coefficient=0.5), kl_cov),
+    ("verl", "gmpo", presets.gmpo(clip_low=0.3, clip_high=0.5), gmpo),
+    ("verl", "dro", presets.dro(), dro),
+    ("areal", "dro", presets.dro(), dro),
     ("verl", "sapo", presets.sapo(), sapo(over_answers, 20.0)),
     ("areal", "sapo", presets.sapo(), sapo(over_tokens, INF)),
 ]
@@ -162,7 +203,36 @@ def test_loss_and_gradient_equal_those_of_the_library(
     library: Library, objective: ComposedObjective, loss: Loss
 ) -> None:
     batch, logprobs = batch_far_from_old_and_reference()
-    assert_close(evaluate(compat(library, objective), logprobs, batch), by_autograd(loss, logprobs, batch))
+    adapted = compat(library, objective)
+    actual = evaluate(adapted, logprobs, adapted.prepare(batch))
+    assert_close(actual, by_autograd(loss, logprobs, batch))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("objective", [presets.gspo(), presets.gspo_token()], ids=["gspo", "gspo_token"])
+def test_no_library_clamps_the_log_ratios_of_gspos_tokens(library: Library, objective: ComposedObjective) -> None:
+    """Tokens 22 nats above and below π_old cancel out: s = 1, and each token gets -Â s / n = 1/4."""
+    batch = one_answer(torch.tensor([22.0, -22.0, 0.0, 0.0], dtype=torch.float64), advantage=-1.0)
+    _, gradient = evaluate(compat(library, objective), *batch)
+    assert_close(gradient[0, 1:], torch.full((4,), 0.25, dtype=torch.float64))
+
+
+def test_verl_stops_gspo_where_the_answer_is_10_nats_away_and_openrlhf_does_not() -> None:
+    batch = one_answer(torch.full((4,), 10.5, dtype=torch.float64), advantage=-1.0)
+    loss, gradient = evaluate(compat("verl", presets.gspo()), *batch)
+    assert_close(loss.item(), math.exp(10.0))
+    assert gradient.eq(0).all()
+    loss, gradient = evaluate(compat("openrlhf", presets.gspo()), *batch)
+    assert_close(loss.item(), math.exp(10.5))
+    assert_close(gradient[0, 1:], torch.full((4,), math.exp(10.5) / 4, dtype=torch.float64))
+
+
+def test_trl_has_no_limit_on_the_ratio_of_a_whole_answer() -> None:
+    batch = one_answer(torch.full((3,), 7.0, dtype=torch.float64), advantage=-1.0)  # log W = 21
+    loss, gradient = evaluate(compat("trl", presets.rloo_clip()), *batch)
+    assert_close(loss.item(), math.exp(21.0))
+    assert_close(gradient[0, 1:], torch.full((3,), math.exp(21.0), dtype=torch.float64))
+    assert evaluate(presets.rloo_clip(), *batch)[1].eq(0).all()
 
 
 @pytest.mark.parametrize("library", WITHOUT_TRL)
@@ -183,9 +253,12 @@ def test_pieces_without_a_rule_stay_unchanged(library: Library) -> None:
     def own(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
         return logprobs * advantages
 
+    def own_level(log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
+        return log_ratio
+
     objective = ComposedObjective(
         surrogate=own,
-        level=sequence_product,
+        level=own_level,
         correction=corrections.truncate(),
         beta=0.5,
         entropy_bonus=0.25,
@@ -205,13 +278,13 @@ def test_weights_other_than_sequence_mean_stay_unchanged(library: Library) -> No
 
 @pytest.mark.parametrize("library", ["verl", "openrlhf"])
 @pytest.mark.parametrize(
-    "objective", [presets.gspo(), presets.gspo_token(), presets.sapo(), presets.gmpo(), presets.rloo_clip()]
+    "objective", [presets.gspo(), presets.gspo_token(), presets.sapo(), presets.rloo_clip(), presets.clip_cov()]
 )
-def test_only_the_token_level_clip_gets_a_token_mean_and_a_dual_clip(
+def test_only_ppos_clip_by_token_gets_a_token_mean_and_a_dual_clip(
     library: Library, objective: ComposedObjective
 ) -> None:
     adapted = compat(library, objective)
-    assert adapted.weight is sequence_mean
+    assert adapted.weight is objective.weight
     assert adapted.surrogate is objective.surrogate
 
 
@@ -249,5 +322,6 @@ def test_a_custom_divergence_keeps_its_requirements(library: Library) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_applying_compat_twice_equals_applying_it_once(library: Library) -> None:
     batch, logprobs = batch_far_from_old_and_reference()
-    once = compat(library, presets.grpo())
-    assert_close(evaluate(compat(library, once), logprobs, batch), evaluate(once, logprobs, batch))
+    for objective in (presets.grpo(), presets.gspo(), presets.rloo_clip(), presets.gmpo()):
+        once = compat(library, objective)
+        assert_close(evaluate(compat(library, once), logprobs, batch), evaluate(once, logprobs, batch))

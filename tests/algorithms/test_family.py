@@ -23,6 +23,7 @@ from outdo.algorithms.objectives.surrogates import (
     dppo_kl,
     dppo_tv,
     dro,
+    gmpo,
     kl_cov,
     log_likelihood,
     sapo,
@@ -144,6 +145,33 @@ def test_dual_clip_is_trls_delta(advantage: float, old: float, new: float) -> No
 
     pair = [value_and_slope(each, advantage, old=old, new=new) for each in (clip(low=0.2, high=0.2, dual=3.0), delta)]
     assert pair[0] == pytest.approx(pair[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("nats", [-400.0, -25.0, 9.9, 10.1, 25.0, 400.0])
+def test_dro_pulls_towards_its_target_from_any_distance(nats: float) -> None:
+    """With Â = 1 and τ = 0.1 the target is 10 nats above π_old, and the slope is Â - τ log ρ."""
+    batch, leaf = one_row(1.0, [0.5]), row(math.log(0.5) + nats)
+    _, gradient = evaluate(presets.dro(tau=0.1), leaf, batch)
+    assert_close(gradient[0, 1].item(), 0.1 * nats - 1.0)
+
+
+def test_the_pull_of_kl_cov_continues_where_the_ratio_is_clamped() -> None:
+    batch = one_row(1.0, [0.5]).with_(prepared={"covariant": torch.tensor([[False, True]])})
+    for nats in (25.0, -25.0):
+        _, gradient = evaluate(ComposedObjective(surrogate=kl_cov(coefficient=0.5)), row(math.log(0.5) + nats), batch)
+        assert_close(gradient[0, 1].item(), math.copysign(0.5, nats))
+
+
+def test_gmpo_has_a_lower_and_an_upper_bound_each_for_one_sign_of_the_advantage() -> None:
+    apart = row(0.6, -0.6, 0.1)
+    batch = one_row(1.0, [0.5, 0.5, 0.5])
+    for advantage, clipped, moving in ((1.0, (0.4, -0.6, 0.1), (0, 1, 1)), (-1.0, (0.6, -0.2, 0.1), (1, 0, 1))):
+        leaf = apart.clone().requires_grad_()
+        value = gmpo(low=0.2, high=0.4)(leaf, leaf, torch.full_like(leaf, advantage), batch)[0, 1]
+        (slope,) = torch.autograd.grad(value, leaf)
+        expected = advantage * math.exp(sum(clipped) / 3)
+        assert_close(value.item(), expected)
+        assert_close(slope[0, 1:], expected / 3 * torch.tensor(moving, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dual", [1.0, 0.5, -1.0])

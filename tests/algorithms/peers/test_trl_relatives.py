@@ -61,6 +61,6 @@ def rloo_loss(trainer: Any, case: Case, **options: Any) -> Outcome:
 def test_gmpo_matches_trl(gmpo_trainer: Any, extreme: float, beta: float, bound: float) -> None:
     """TRL's GMPO ignores `use_bias_correction_kl`: its divergence is k3 without the ratio."""
     case = made_up(EMPTY_AMONG_EQUALS, extreme=extreme)
-    objective = replace(compat("trl", presets.gmpo(clip=bound, beta=beta)), kl_ratio=False)
-    options = {"beta": beta, "epsilon_low": bound, "epsilon_high": bound, "use_bias_correction_kl": True}
+    objective = replace(compat("trl", presets.gmpo(clip_low=bound, clip_high=2 * bound, beta=beta)), kl_ratio=False)
+    options = {"beta": beta, "epsilon_low": bound, "epsilon_high": 2 * bound, "use_bias_correction_kl": True}
     assert_same(outdo(objective, case), trl(gmpo_trainer, case, **options))

@@ -5,6 +5,8 @@ A batch transform takes the batch with its advantages and returns it changed. It
 yet. The result is the same for all passes and all micro-batches.
 """
 
+import functools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -44,21 +46,22 @@ def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 
     drawn; here l = log π_old, once per batch, before there is such a token. The draw depends only on `seed` and on the
     tokens of the batch: not on the order of its rows, and it is the same in a resumed run.
     """
-
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
 
-    @requires(old_logprobs=True)
-    def transform(batch: Batch) -> Batch:
-        advantages, covariance = given(batch.advantages, "advantages"), _covariance(batch)
-        eligible = batch.loss_mask & (low < covariance) & (covariance < high)
-        tokens = eligible.nonzero()[covariance[eligible].argsort()]  # [N, 2], in an order that does not depend on rows
-        generator = torch.Generator().manual_seed(seed + int(batch.token_ids.sum()))
-        drawn = torch.randperm(len(tokens), generator=generator)[: _count(batch, share)]
-        row, column = tokens[drawn.to(tokens.device)].T
-        return batch.with_(advantages=advantages.index_put((row, column), advantages.new_zeros(())))
+    return functools.partial(drop_covariant, share=share, low=low, high=high, seed=seed)
 
-    return transform
+
+@requires(old_logprobs=True)
+def drop_covariant(batch: Batch, *, share: float, low: float, high: float, seed: int) -> Batch:
+    """Return the batch that `without_covariant` makes."""
+    advantages, covariance = given(batch.advantages, "advantages"), _covariance(batch)
+    eligible = batch.loss_mask & (low < covariance) & (covariance < high)
+    tokens = eligible.nonzero()[covariance[eligible].argsort()]  # [N, 2], in an order that does not depend on rows
+    generator = torch.Generator().manual_seed(seed + int(batch.token_ids.sum()))
+    drawn = torch.randperm(len(tokens), generator=generator)[: _count(batch, share)]
+    row, column = tokens[drawn.to(tokens.device)].T
+    return batch.with_(advantages=advantages.index_put((row, column), advantages.new_zeros(())))
 
 
 def covariant(*, percent: float = 0.2) -> BatchTransform:
@@ -68,19 +71,20 @@ def covariant(*, percent: float = 0.2) -> BatchTransform:
     less, which costs no entropy, is never marked. The authors take l = log πθ of each pass, see `without_covariant`;
     verl's `kl_cov_ratio` is a share, not a percentage.
     """
-
     if not 0 < percent <= 100:
         raise ValueError(f"percent must be above 0 and at most 100, not {percent}")
 
-    @requires(old_logprobs=True)
-    def transform(batch: Batch) -> Batch:
-        covariance = _covariance(batch).where(batch.loss_mask, -torch.inf)
-        number = min(_count(batch, percent / 100), batch.totals.tokens)
-        largest = torch.zeros_like(batch.loss_mask)
-        largest.view(-1)[covariance.flatten().topk(number).indices] = True
-        return batch.with_(prepared={**batch.prepared, "covariant": largest & (covariance > 0)})
+    return functools.partial(mark_covariant, percent=percent)
 
-    return transform
+
+@requires(old_logprobs=True)
+def mark_covariant(batch: Batch, *, percent: float) -> Batch:
+    """Return the batch that `covariant` makes."""
+    covariance = _covariance(batch).where(batch.loss_mask, -torch.inf)
+    number = min(_count(batch, percent / 100), batch.totals.tokens)
+    largest = torch.zeros_like(batch.loss_mask)
+    largest.view(-1)[covariance.flatten().topk(number).indices] = True
+    return batch.with_(prepared={**batch.prepared, "covariant": largest & (covariance > 0)})
 
 
 def _covariance(batch: Batch) -> Float[Tensor, "B T"]:

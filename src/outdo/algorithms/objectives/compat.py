@@ -3,6 +3,8 @@
 | | TRL 1.16 | verl | OpenRLHF | AReaL | outdo |
 |---|---|---|---|---|---|
 | log ρ of a token clamped to | no limit | ±20 | ±20 | no limit | ±20 |
+| the same in GSPO, before the mean over the answer | no limit | no limit | no limit | no limit | ±20 |
+| log s of an answer in GSPO | no limit | at most 10 | no limit | no limit | follows from the tokens' |
 | answers without a trained token, in a mean over answers | count | do not | do not | do not | do not |
 | GRPO's mean of means, of PPO's clip by token | kept | over tokens | over tokens | over tokens | kept |
 | the same of GSPO and of SAPO | kept | kept | kept | over tokens | kept |
@@ -11,29 +13,47 @@
 | other estimators of KL in the loss | free, × ρ | free | within ±10 | not there | free |
 | entropy bonus | mean over tokens | as the policy term | as the policy term | not there | as the policy term |
 | eps in Â = (r - μ) / (σ + eps) | 1e-4 | 1e-6 | 1e-9 | 1e-5 | 1e-6 |
+| variance of a whitened Â | unbiased | unbiased | population | unbiased | unbiased |
 
 d = log πθ - log π_ref. TRL was compared by running it, the others by reading their code, in 2026. Not in the table:
-verl has no clamp of log ρ in Clip-Cov, KL-Cov and GMPO; it clamps GSPO's log s below 10, OpenRLHF to ±20. TRL's
-experimental GMPO has k3 without ρ.
+verl clamps no log ρ in Clip-Cov, KL-Cov and GMPO, has no dual clip in Clip-Cov, and counts answers without a trained
+token in GMPO's mean. In TRL's RLOO log W has no limit; TRL's experimental GMPO has k3 without ρ.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from outdo.algorithms.objectives import base as objectives
 from outdo.algorithms.objectives.base import ComposedObjective
+from outdo.algorithms.objectives.batch_transforms import drop_covariant, mark_covariant
 from outdo.algorithms.objectives.divergences import Divergence, k3
-from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, sequence, sequence_token, token
-from outdo.algorithms.objectives.surrogates import Clip, Surrogate
+from outdo.algorithms.objectives.ratios import (
+    LOG_RATIO_CLAMP,
+    Level,
+    sequence,
+    sequence_product,
+    sequence_token,
+    token,
+)
+from outdo.algorithms.objectives.surrogates import Clip, Surrogate, geometric_mean
 from outdo.algorithms.objectives.weights import every_row, sequence_mean, token_mean
 from outdo.algorithms.requirements import requirements_of, requires
 
 Library = Literal["trl", "verl", "openrlhf", "areal"]
+Rule = Callable[[ComposedObjective], bool]
+
+
+# --------------------------------------------------------------------------------------------- kinds of objectives
+
+
+def is_made_by(piece: object, function: Callable[..., object]) -> bool:
+    """Whether a piece is `function` with its options filled in."""
+    return isinstance(piece, functools.partial) and piece.func is function
 
 
 def no_objective(objective: ComposedObjective) -> bool:
@@ -41,15 +61,62 @@ def no_objective(objective: ComposedObjective) -> bool:
     return False
 
 
+def any_objective(objective: ComposedObjective) -> bool:
+    """Return True for every objective."""
+    return True
+
+
+def is_gmpo(objective: ComposedObjective) -> bool:
+    """Whether its surrogate is GMPO's."""
+    return is_made_by(objective.surrogate, geometric_mean)
+
+
+def by_token(objective: ComposedObjective) -> bool:
+    """Whether the objective uses the ratio of the token."""
+    return objective.level is token
+
+
 def clips_tokens(objective: ComposedObjective) -> bool:
-    """Whether it is PPO's clip on the ratio of the token, which all libraries have. Clip-Cov has a batch transform."""
-    transforms = objective.batch_transform is not objectives.as_it_is
-    return objective.level is token and isinstance(objective.surrogate, Clip) and not transforms
+    """Whether it is PPO's clip on the ratio of the token, which all libraries have, and not Clip-Cov."""
+    clip_cov = is_made_by(objective.batch_transform, drop_covariant)
+    return by_token(objective) and isinstance(objective.surrogate, Clip) and not clip_cov
 
 
 def by_token_or_gspo(objective: ComposedObjective) -> bool:
     """Whether the objective uses the ratio of the token, or GSPO's."""
     return objective.level in (token, sequence, sequence_token)
+
+
+def clamped_in_verl(objective: ComposedObjective) -> bool:
+    """Whether verl clamps the tokens' log-ratios: nowhere in GSPO, GMPO, Clip-Cov and KL-Cov."""
+    covariance = any(is_made_by(objective.batch_transform, each) for each in (drop_covariant, mark_covariant))
+    return by_token(objective) and not covariance and not is_gmpo(objective)
+
+
+# ------------------------------------------------------------------------------------------------- limits on pieces
+
+
+def level_as_it_is(level: Level) -> Level:
+    """Return the level itself."""
+    return level
+
+
+def gspo_below_10(level: Level) -> Level:
+    """Return the level; for GSPO's with log s clamped below 10, where it has no gradient."""
+    return functools.partial(_below_10, level=level) if level in (sequence, sequence_token) else level
+
+
+def _below_10(log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], *, level: Level) -> Float[Tensor, "B T"]:
+    return level(log_ratio, loss_mask).clamp(max=10.0)
+
+
+def free_product(level: Level) -> Level:
+    """Return the level; `sequence_product` without outdo's limit on log W. It overflows as the library's does."""
+    return _free_product if level is sequence_product else level
+
+
+def _free_product(log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    return log_ratio.sum(1, keepdim=True) * loss_mask
 
 
 def as_it_is(divergence: Divergence) -> Divergence:
@@ -82,16 +149,18 @@ def k3_within_10(divergence: Divergence) -> Divergence:
     return within_10(divergence) if divergence is k3 else divergence
 
 
+# ---------------------------------------------------------------------------------------------------- the libraries
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
     """What a library does where the papers do not say."""
 
-    log_ratio_clamp: float  # log-ratios are clamped to ± this number
-    over_tokens: Callable[[ComposedObjective], bool] = (
-        no_objective  # for which objectives the mean over answers of means becomes a mean over tokens
-    )
-    every_row: bool = False  # answers without a trained token count in denominators
-    dual: float | None = None
+    clamped: Rule = no_objective  # for which objectives a token's log-ratio is clamped to ±20
+    level: Callable[[Level], Level] = level_as_it_is  # the library's limits on an answer's ratio
+    over_tokens: Rule = no_objective  # for which the mean over answers of means becomes a mean over tokens
+    every_row: Rule = no_objective  # for which answers without a trained token count in denominators
+    dual: float | None = None  # of PPO's clip by token
     divergence: Callable[[Divergence], Divergence] = as_it_is  # the library's limits on an estimator
     kl_ratio: bool | None = None  # None: it has no divergence in the loss
     entropy_over_tokens: bool = False
@@ -99,15 +168,19 @@ class Convention:
 
 CONVENTIONS: dict[Library, Convention] = {
     "trl": Convention(
-        log_ratio_clamp=math.inf, every_row=True, divergence=free, kl_ratio=True, entropy_over_tokens=True
+        level=free_product, every_row=any_objective, divergence=free, kl_ratio=True, entropy_over_tokens=True
     ),
     "verl": Convention(
-        log_ratio_clamp=LOG_RATIO_CLAMP, over_tokens=clips_tokens, dual=3.0, divergence=k3_within_10, kl_ratio=False
+        clamped=clamped_in_verl,
+        level=gspo_below_10,
+        over_tokens=clips_tokens,
+        every_row=is_gmpo,
+        dual=3.0,
+        divergence=k3_within_10,
+        kl_ratio=False,
     ),
-    "openrlhf": Convention(
-        log_ratio_clamp=LOG_RATIO_CLAMP, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False
-    ),
-    "areal": Convention(log_ratio_clamp=math.inf, over_tokens=by_token_or_gspo),
+    "openrlhf": Convention(clamped=by_token, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False),
+    "areal": Convention(over_tokens=by_token_or_gspo),
 }
 
 
@@ -117,13 +190,14 @@ def compat(library: Library, objective: ComposedObjective) -> ComposedObjective:
     weight = objective.weight
     if weight is sequence_mean and convention.over_tokens(objective):
         weight = token_mean
-    if convention.every_row and weight is not token_mean:
+    if convention.every_row(objective) and weight is not token_mean:
         weight = every_row(weight)
     return replace(
         objective,
+        level=convention.level(objective.level),
         weight=weight,
         surrogate=_with_dual(objective, convention.dual),
-        log_ratio_clamp=convention.log_ratio_clamp,
+        log_ratio_clamp=LOG_RATIO_CLAMP if convention.clamped(objective) else math.inf,
         divergence=convention.divergence(objective.divergence),
         kl_ratio=objective.kl_ratio if convention.kl_ratio is None else convention.kl_ratio,
         entropy_weight=token_mean if convention.entropy_over_tokens else objective.entropy_weight,
@@ -131,8 +205,8 @@ def compat(library: Library, objective: ComposedObjective) -> ComposedObjective:
 
 
 def _with_dual(objective: ComposedObjective, dual: float | None) -> Surrogate:
-    """Return the surrogate; a clip by token without a dual clip gets this one."""
+    """Return the surrogate; PPO's clip by token gets this dual clip if it has none."""
     surrogate = objective.surrogate
-    if objective.level is token and isinstance(surrogate, Clip) and surrogate.dual is None:
+    if clips_tokens(objective) and isinstance(surrogate, Clip) and surrogate.dual is None:
         return replace(surrogate, dual=dual)
     return surrogate

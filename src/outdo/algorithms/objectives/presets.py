@@ -163,19 +163,19 @@ def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> ComposedObjec
     return ComposedObjective(level=sequence, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_sum)
 
 
-def gmpo(*, clip: float = 0.4, beta: float = 0.0) -> ComposedObjective:
+def gmpo(*, clip_low: float = 0.4, clip_high: float = 0.4, beta: float = 0.0) -> ComposedObjective:
     """Geometric-Mean Policy Optimization; GMPO (arXiv 2507.20673).
 
         J = 1/B Σ_i { Â_i exp(1/|o_i| Σ_t c_it) - β 1/|o_i| Σ_t ρ_it k3(πθ, π_ref) }
-        c_it = min(d, clip(d, ±clip)) if Â_i > 0 else max(d, clip(d, ±clip)),   d = log ρ_it
+        c_it = min(d, clip(d, -clip_low, clip_high)) if Â_i > 0 else max(d, clip(d, -clip_low, clip_high)),   d = log ρ_it
 
-    Published with Â = group_standardised.
+    Published with Â = group_standardised, and with both bounds equal to 0.4.
     What differs: TRL's experimental GMPO has the plain k3, and adds -Â_i to the value of the loss (not to its gradient)
     for an answer without a trained token; verl divides by |o_i| + 1e-8.
     """
     return ComposedObjective(
         level=token,
-        surrogate=surrogates.gmpo(clip=clip),
+        surrogate=surrogates.gmpo(low=clip_low, high=clip_high),
         divergence=k3,
         beta=beta,
         kl_ratio=True,

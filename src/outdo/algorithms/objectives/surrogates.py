@@ -5,9 +5,11 @@ of `loss_mask` are never read. ρ is the ratio at the objective's level, sg a st
 
 Three kinds: those that bound the ratio (`clip`, `sapo`, `gmpo`), those that multiply the gradient of
 log πθ by a detached number (`log_likelihood`, `cispo`, `vespo`, `dppo_tv`, `dppo_kl`), and those that
-pull back towards π_old (`dro`, `kl_cov`).
+pull back towards π_old (`dro`, `kl_cov`). The pull of the last kind is computed from log ρ without the objective's
+clamp: a clamped distance has no gradient, and would stop the pull where it is needed most.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -120,21 +122,31 @@ def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
     return surrogate
 
 
-def gmpo(*, clip: float = 0.4) -> Surrogate:
+def gmpo(*, low: float = 0.4, high: float = 0.4) -> Surrogate:
     """S = Â_i exp(1/|o_i| Σ_t c_it), the same at each token; GMPO (arXiv 2507.20673). Use it with `sequence_mean`.
 
-    c = min(d, clip(d, ±clip)) where Â > 0 and max(...) where Â < 0, d = log ρ: one-sided, like PPO's clip, but of the
-    logarithm, and before the geometric mean over the answer. It needs the level `token`.
+    c = min(d, clip(d, -low, high)) where Â > 0 and max(...) where Â < 0, d = log ρ: one-sided, like PPO's clip, but of
+    the logarithm, and before the geometric mean over the answer. It needs the level `token`.
     """
+    for name, value in (("low", low), ("high", high)):
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, not {value}")
+    return functools.partial(geometric_mean, low=low, high=high)
 
-    def surrogate(
-        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
-    ) -> Float[Tensor, "B T"]:
-        within = log_ratio.clamp(-clip, clip)
-        clipped = torch.where(advantages > 0, torch.minimum(log_ratio, within), torch.maximum(log_ratio, within))
-        return sequence(clipped, batch.loss_mask).exp() * advantages
 
-    return surrogate
+def geometric_mean(
+    log_ratio: Float[Tensor, "B T"],
+    logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    batch: Batch,
+    *,
+    low: float,
+    high: float,
+) -> Float[Tensor, "B T"]:
+    """Compute the surrogate that `gmpo` makes, [B, T]."""
+    within = log_ratio.clamp(-low, high)
+    clipped = torch.where(advantages > 0, torch.minimum(log_ratio, within), torch.maximum(log_ratio, within))
+    return sequence(clipped, batch.loss_mask).exp() * advantages
 
 
 def vespo(
@@ -228,13 +240,15 @@ def _trust_region(
 def dro(*, tau: float = 0.1) -> Surrogate:
     """S = Â log πθ - τ/2 (log ρ)²; DRO (arXiv 2405.19107), in the form of verl and Tinker: per token, without V.
 
-    = -τ/2 (log πθ - log π_old - Â/τ)² + constant: the squared distance to a target, log π_old + Â/τ.
+    = -τ/2 (log πθ - log π_old - Â/τ)² + constant: the squared distance to a target, log π_old + Â/τ. log ρ is computed
+    here, by token and without a clamp: the level of the objective is used only for its divergence.
     """
 
     def surrogate(
         log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
     ) -> Float[Tensor, "B T"]:
-        return logprobs * advantages - tau / 2 * log_ratio.square()
+        distance = ratios.log_ratio(logprobs, batch, limit=math.inf)
+        return logprobs * advantages - tau / 2 * distance.square()
 
     return surrogate
 
@@ -243,7 +257,7 @@ def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
     """S = ρ Â - coefficient · |log ρ| on the tokens that `batch_transforms.covariant` has marked, else ρ Â, unclipped.
 
     KL-Cov (arXiv 2505.22617); the paper writes a KL, its code takes |log ρ|. At ρ = 1 the penalty has no gradient, so
-    it has no effect in the first pass.
+    it has no effect in the first pass. The |log ρ| is that of the token, without a clamp.
     """
 
     def surrogate(
@@ -252,6 +266,7 @@ def kl_cov(*, coefficient: float = 1.0) -> Surrogate:
         if "covariant" not in batch.prepared and batch.totals.tokens:
             raise ValueError("the surrogate kl_cov requires the batch transform `covariant`, which marks its tokens")
         marked = batch.prepared.get("covariant", torch.zeros_like(batch.loss_mask))
-        return log_ratio.exp() * advantages - coefficient * log_ratio.abs() * marked
+        distance = ratios.log_ratio(logprobs, batch, limit=math.inf).abs()
+        return log_ratio.exp() * advantages - coefficient * distance * marked
 
     return surrogate
