@@ -167,7 +167,8 @@ def gmpo(*, clip_low: float = 0.4, clip_high: float = 0.4, beta: float = 0.0) ->
     """Geometric-Mean Policy Optimization; GMPO (arXiv 2507.20673).
 
         J = 1/B Σ_i { Â_i exp(1/|o_i| Σ_t c_it) - β 1/|o_i| Σ_t ρ_it k3(πθ, π_ref) }
-        c_it = min(d, clip(d, -clip_low, clip_high)) if Â_i > 0 else max(d, clip(d, -clip_low, clip_high)),   d = log ρ_it
+        c_it = min(d, clip(d, -clip_low, clip_high)) if Â_i > 0 else max(d, clip(d, -clip_low, clip_high))
+        d    = log ρ_it
 
     Published with Â = group_standardised, and with both bounds equal to 0.4.
     What differs: TRL's experimental GMPO has the plain k3, and adds -Â_i to the value of the loss (not to its gradient)
