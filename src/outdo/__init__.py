@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from outdo.algorithms.objectives.presets import luspo as luspo
     from outdo.algorithms.objectives.presets import opo as opo
     from outdo.algorithms.objectives.presets import ppo as ppo
+    from outdo.algorithms.objectives.presets import prime_rl as prime_rl
+    from outdo.algorithms.objectives.presets import prime_rl_ipo as prime_rl_ipo
     from outdo.algorithms.objectives.presets import reinforce as reinforce
     from outdo.algorithms.objectives.presets import rloo as rloo
     from outdo.algorithms.objectives.presets import rloo_clip as rloo_clip
@@ -199,6 +201,8 @@ HOME = {  # public name: the module that defines it
     "own_model": "outdo.models.critic",
     "per_token": "outdo.algorithms.advantages",
     "ppo": "outdo.algorithms.objectives.presets",
+    "prime_rl": "outdo.algorithms.objectives.presets",
+    "prime_rl_ipo": "outdo.algorithms.objectives.presets",
     "questions_from": "outdo.data.questions",
     "record_step": "outdo.observability.record.external",
     "reinforce": "outdo.algorithms.objectives.presets",

@@ -72,5 +72,6 @@ def score(batch: Batch, models: Models, required: Requires, *, passes: int) -> B
             batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
     if required.values and models.critic is not None:
         with span("values"):
-            batch = batch.with_(values=models.critic.values(batch))
+            ends = models.critic.end_values(batch) if required.end_values else None
+            batch = batch.with_(values=models.critic.values(batch), end_values=ends)
     return batch

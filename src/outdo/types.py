@@ -183,6 +183,7 @@ class Batch:
     old_entropy: Float[Tensor, "B T"] | None = None  # nats, of π_old's whole next-token distribution
     ref_logprobs: Float[Tensor, "B T"] | None = None  # log π_ref
     values: Float[Tensor, "B T"] | None = None  # V of the prefix before token t
+    end_values: Float[Tensor, "B"] | None = None  # V after the last token of a truncated answer; 0 elsewhere
     returns: Float[Tensor, "B T"] | None = None  # the critic's regression target
     token_rewards: Float[Tensor, "B T"] | None = None  # instead of `rewards`, where rewards are per token
     advantages: Float[Tensor, "B T"] | None = None  # Â

@@ -15,6 +15,7 @@ from toys import assert_close, batch_of, groups, rollout
 from outdo.algorithms.advantages import (
     Advantage,
     RewardAdvantage,
+    baseline_first,
     batch_standardised,
     best_of_group,
     chain,
@@ -37,6 +38,7 @@ from outdo.algorithms.advantages import (
     reward,
     rewards_of,
     sign,
+    to_go,
     without_truncated,
 )
 from outdo.algorithms.objectives.divergences import k1
@@ -66,6 +68,10 @@ EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELA
     "remax": remax,
     "distillation": distillation,
     "kl_penalty": chain(kl_penalty(k1, beta=0.5), per_token(group_standardised)),
+    "leave_one_out, whitened": per_token(partial(leave_one_out, whiten=True)),
+    "best_of_group, scaled": per_token(partial(best_of_group, scale=True)),
+    "gpg of nonzero rewards": per_token(partial(gpg, nonzero=True)),
+    "kl_penalty after the baseline": chain(baseline_first(leave_one_out), kl_penalty(k1, beta=0.5), to_go),
     "kl_penalty per token": chain(kl_penalty(k1, beta=0.5), reinforce_pp),
     "without_truncated": chain(per_token(group_standardised), without_truncated),
 }
@@ -191,6 +197,32 @@ def test_best_of_group_and_pass_at_2_on_two_right_answers_in_four() -> None:
     assert best_of_group(values, one_group(values)).eq(0).all()
     # One of the three other answers is right; with probability 2/3 it is not the second answer drawn.
     assert_close(pass_at_k(values, one_group(values), k=2), rewards(4 / 3, 4 / 3, 0, 0))
+
+
+def test_best_of_group_divides_by_sigma_as_verl_does_by_default() -> None:
+    values = rewards(1, 0, 0, 0)  # σ = 1/2
+    assert_close(best_of_group(values, one_group(values), scale=True, eps=0.0), rewards(2, 0, 0, 0))
+    several, group = rewards(3, 1, 2, 5, 5, 7, 7), torch.tensor([0, 0, 0, 1, 1, 2, 3])  # σ = 1, 0, and groups of one
+    expected = rewards(0.8, 0, 0, 0, 0, 0, 0)
+    assert_close(best_of_group(several, group, scale=True, eps=0.25), expected)
+
+
+def test_leave_one_out_is_whitened_over_the_batch() -> None:
+    values, group = rewards(1, 0, 3, 1), torch.tensor([0, 0, 1, 1])  # 1, -1, 2, -2: deviation √(10/3)
+    expected = rewards(1, -1, 2, -2) / (math.sqrt(10 / 3) + 0.5)
+    assert_close(leave_one_out(values, group, whiten=True, eps=0.5), expected)
+    equal = rewards(0.1, 0.1, 1, 0)
+    assert leave_one_out(equal, group, whiten=True)[:2].eq(0).all()
+    assert leave_one_out(rewards(0.1, 0.1, 0.7, 0.7), group, whiten=True).eq(0).all()
+
+
+def test_gpg_counts_rewards_that_are_not_0_as_verl_does() -> None:
+    values, group = rewards(1, 0, 0, 0, 1, 1), torch.tensor([0, 0, 0, 0, 1, 1])
+    centred = rewards(0.75, -0.25, -0.25, -0.25, 0, 0)
+    assert_close(gpg(values, group), centred * 6 / 4)  # four answers in mixed groups
+    assert_close(gpg(values, group, nonzero=True), centred * 6 / 3)
+    nothing = torch.zeros(6, dtype=torch.float64)
+    assert gpg(nothing, group, nonzero=True).eq(0).all()
 
 
 def test_batch_standardised_divides_by_the_deviation_of_all_raw_rewards() -> None:
@@ -350,6 +382,37 @@ def test_the_kl_penalty_is_subtracted_at_every_trained_token_and_the_reward_adde
     assert rewards_of(penalised).tolist() == [0, 0.5]  # the empty answer has no token and keeps its reward
     assert filled(penalised, per_token(reward))[0].tolist() == [0, 0, 0, 0]
     assert batch.rewards.tolist() == penalised.rewards.tolist() == [1, 0.5]
+
+
+@pytest.mark.parametrize("estimator", [leave_one_out, group_centred, group_standardised])
+def test_the_kl_can_be_subtracted_after_the_baseline_as_openrlhf_does(estimator: RewardAdvantage) -> None:
+    """The penalties of the other answers are in no mean and no deviation: each token loses those from it on."""
+    batch = complete([[rollout(3, 1.0, mask=(True, False, True)), rollout(2, 0.0)], [rollout(1, 1.0), rollout(2, 0.5)]])
+    assert batch.old_logprobs is not None
+    assert batch.ref_logprobs is not None
+    penalty = 0.25 * (batch.old_logprobs - batch.ref_logprobs).where(batch.loss_mask, 0.0)
+    to_come = penalty.flip(1).cumsum(1).flip(1)
+    rows = estimator(batch.rewards, batch.group)[:, None]
+    expected = (rows - to_come).where(batch.loss_mask, 0.0)
+    found = chain(baseline_first(estimator), kl_penalty(k1, beta=0.25), to_go)(batch)
+    assert_close(found.advantages, expected)
+    assert found.rewards.equal(batch.rewards)
+    before = filled(batch, chain(kl_penalty(k1, beta=0.25), per_token(estimator)))
+    assert not torch.isclose(before[0, 1], expected[0, 1])
+
+
+def test_the_reinforce_baseline_of_openrlhf_is_a_chain() -> None:
+    """r - μ, minus the penalties to come, then whitened with the divisor N."""
+    batch = complete([[rollout(3, 1.0), rollout(2, 0.0)], [rollout(1, 1.0), rollout(2, 0.5)]])
+    assert batch.old_logprobs is not None
+    assert batch.ref_logprobs is not None
+    mask = batch.loss_mask
+    penalty = 0.25 * (batch.old_logprobs - batch.ref_logprobs).where(mask, 0.0)
+    plain = (group_centred(batch.rewards, batch.group)[:, None] - penalty.flip(1).cumsum(1).flip(1))[mask]
+    whitening = partial(reinforce_pp, ddof=0)
+    found = filled(batch, chain(baseline_first(group_centred), kl_penalty(k1, beta=0.25), whitening))[mask]
+    centred = plain - plain.mean()
+    assert_close(found, centred / centred.square().mean().clamp(min=1e-8).sqrt(), tolerance=1e-7)
 
 
 def test_a_chain_requires_what_its_steps_require() -> None:

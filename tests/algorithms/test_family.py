@@ -147,6 +147,66 @@ def test_dual_clip_is_trls_delta(advantage: float, old: float, new: float) -> No
     assert pair[0] == pytest.approx(pair[1], abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("objective", "advantage", "old", "new", "value", "slope"),
+    [
+        # S = ρ Â - .001 (log ρ)², dS/dl = ρ Â - .002 log ρ
+        (presets.prime_rl(), 2.0, 0.25, 0.375, 3.0 - 1e-3 * math.log(1.5) ** 2, 3.0 - 2e-3 * math.log(1.5)),
+        (presets.prime_rl(), 2.0, 0.25, 0.5, -1e-3 * math.log(2) ** 2, -2e-3 * math.log(2)),  # .25 further up
+        (presets.prime_rl(), -2.0, 0.25, 0.5, -4.0 - 1e-3 * math.log(2) ** 2, -4.0 - 2e-3 * math.log(2)),
+        (presets.prime_rl(), -2.0, 0.5, 0.25, -1e-3 * math.log(2) ** 2, 2e-3 * math.log(2)),
+        (presets.prime_rl(threshold_high=0.3), 2.0, 0.25, 0.5, 4.0 - 1e-3 * math.log(2) ** 2, 4 - 2e-3 * math.log(2)),
+        (presets.prime_rl(threshold_low=0.3), -2.0, 0.5, 0.25, -1.0 - 1e-3 * math.log(2) ** 2, -1 + 2e-3 * math.log(2)),
+        (presets.prime_rl(pull=0.5), 0.0, 0.25, 0.5, -0.5 * math.log(2) ** 2, -math.log(2)),
+        # beyond 20 nats ρ is clamped, and the pull continues
+        (presets.prime_rl(), 1.0, 1e-11, 0.1, math.exp(20) - 1e-3 * math.log(1e10) ** 2, -2e-3 * math.log(1e10)),
+        (presets.prime_rl_ipo(), 2.0, 0.25, 0.3, 2.4 - 1e-3 * math.log(1.2) ** 2, 2.4 - 2e-3 * math.log(1.2)),
+        (presets.prime_rl_ipo(), 2.0, 0.25, 0.375, -1e-3 * math.log(1.5) ** 2, -2e-3 * math.log(1.5)),
+        (presets.prime_rl_ipo(), 2.0, 0.5, 0.25, -1e-3 * math.log(2) ** 2, 2e-3 * math.log(2)),  # against Â
+        (presets.prime_rl_ipo(threshold=0.3), 2.0, 0.5, 0.25, 1 - 1e-3 * math.log(2) ** 2, 1 + 2e-3 * math.log(2)),
+    ],
+)
+def test_the_losses_of_prime_rl_are_measured_from_the_policy_that_sampled(
+    objective: ComposedObjective, advantage: float, old: float, new: float, value: float, slope: float
+) -> None:
+    """`old` is the engine's probability; that of π_old is another one and has no effect."""
+    batch = one_row(advantage, [0.9], [math.log(old)])
+    loss, gradient = evaluate(objective, row(math.log(new)), batch)
+    assert (-loss.item(), -gradient[0, 1].item()) == pytest.approx((value, slope), rel=1e-9)
+
+
+def test_in_bypass_the_ratio_is_that_to_the_engine_and_the_correction_that_of_the_present_policy() -> None:
+    """verl's bypass mode, "reinforce" with truncated weights and "ppo_clip" with a rejection, restated."""
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    mask, advantages, sampled = batch.loss_mask, batch.advantages, batch.rollout_logprobs.double()
+    batch = batch.with_(rollout_logprobs=sampled)
+    assert advantages is not None
+
+    def reinforce(leaf: Tensor) -> Tensor:
+        weight = (leaf.detach() - sampled).clamp(-20, 20).exp().clamp(max=2.0)
+        rows = (-advantages * leaf * weight).where(mask, 0.0).sum(1)
+        return rows.sum() / mask.any(1).sum()
+
+    def ppo_clip(leaf: Tensor) -> Tensor:
+        apart = (leaf - sampled).clamp(-20, 20)
+        ratio = apart.exp()
+        worse = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
+        worse = worse.where(advantages >= 0, torch.minimum(worse, -advantages * 3.0))
+        k3 = (apart.exp() - 1 - apart).detach().where(mask, 0.0)
+        kept = mask & (k3.amax(1, keepdim=True) <= 0.9)
+        assert 0 < kept.sum() < mask.sum()
+        return worse[kept].sum() / mask.sum()
+
+    truncated = replace(presets.reinforce(), bypass=True, correction=corrections.truncate())
+    rejecting = replace(presets.ppo(dual=3.0), bypass=True, correction=corrections.reject(level="max", high=0.9))
+    for objective, theirs in ((truncated, reinforce), (rejecting, ppo_clip)):
+        leaf = logprobs.clone().requires_grad_()
+        loss = theirs(leaf)
+        assert_close(evaluate(objective, logprobs, batch), (loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+        elsewhere = batch.with_(old_logprobs=torch.full_like(sampled, -3.0))
+        assert_close(evaluate(objective, logprobs, elsewhere), evaluate(objective, logprobs, batch))
+
+
 @pytest.mark.parametrize("nats", [-400.0, -25.0, 9.9, 10.1, 25.0, 400.0])
 def test_dro_pulls_towards_its_target_from_any_distance(nats: float) -> None:
     """With Â = 1 and τ = 0.1 the target is 10 nats above π_old, and the slope is Â - τ log ρ."""
@@ -250,6 +310,12 @@ def corrected(correction: corrections.Correction, weights: Sequence[float], adva
         (corrections.reject(high=0.76), W, [1, 1, 1]),
         (corrections.reject(high=0.74), W, [0, 0, 0]),
         (corrections.reject(level="sequence", high=2.24), W, [0, 0, 0]),
+        # the largest k2 is .961, the largest k3 1.614: of the last token
+        (corrections.reject(estimator="k2", level="max", high=0.97), W, [1, 1, 1]),
+        (corrections.reject(estimator="k2", level="max", high=0.95), W, [0, 0, 0]),
+        (corrections.reject(level="max", high=1.62), W, [1, 1, 1]),
+        (corrections.reject(level="max", high=1.61), W, [0, 0, 0]),
+        (corrections.reject(estimator="k1", level="max", low=-3.0, high=-0.6), LOPSIDED, [1, 1, 1]),  # -log 2 = -.69
         (corrections.product(corrections.truncate(), corrections.reject(high=0.76)), W, [0.25, 1, 2]),
         (corrections.product(corrections.truncate(), corrections.reject(high=0.74)), W, [0, 0, 0]),
     ],
@@ -258,6 +324,15 @@ def test_a_correction_weights_or_masks_tokens_by_the_difference_from_the_engine(
     correction: corrections.Correction, weights: Sequence[float], expected: Sequence[float]
 ) -> None:
     assert corrected(correction, weights) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_largest_estimate_of_an_answer_is_taken_over_its_trained_tokens() -> None:
+    batch = batch_of([rollout(3, mask=(True, False, True)), rollout(2), rollout(0)])
+    old = torch.full(batch.token_ids.shape, -1.0, dtype=torch.float64)
+    apart = torch.tensor([[0, 0.1, 9.0, 0.2], [0, 0.1, 0.9, 0], [0, 9.0, 9.0, 9.0]], dtype=torch.float64)
+    batch = batch.with_(old_logprobs=old, rollout_logprobs=(old - apart).where(batch.loss_mask, 0.0))
+    kept = corrections.reject(estimator="k2", level="max", high=0.1)(old, batch)
+    assert torch.as_tensor(kept).expand_as(old)[batch.loss_mask].tolist() == [1, 1, 0, 0]  # .005 .02, .005 .405
 
 
 def test_off_policy_rows_masks_bad_answers_but_no_good_ones() -> None:

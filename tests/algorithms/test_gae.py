@@ -1,5 +1,7 @@
 """Test generalised advantage estimation by hand, against its definition, and with tokens outside the loss mask."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -93,14 +95,47 @@ def test_the_reward_is_placed_on_the_last_trained_token() -> None:
     assert terminal_rewards(torch.tensor([1.0, 2.0, 3.0]), mask).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 3]]
 
 
-def test_bootstrap_gives_a_truncated_answer_its_last_value_as_future_return() -> None:
+def test_bootstrap_gives_a_truncated_answer_the_value_after_its_last_token_as_future_return() -> None:
     cut = rollout(2, 0.0, finish_reason=FinishReason.length)
     batch = valued([rollout(2, 0.0), cut]).with_(values=torch.full((2, 3), 0.5, dtype=torch.float64))
+    batch = batch.with_(end_values=torch.tensor([9.0, 0.75], dtype=torch.float64))  # that of an ended answer is unused
     ended, open_ended = (gae(batch, lam=0.5, whiten=False, bootstrap=given).advantages for given in (False, True))
     assert ended is not None
     assert open_ended is not None
     assert ended.tolist() == [[0, -0.25, -0.5]] * 2
-    assert open_ended.tolist() == [[0, -0.25, -0.5], [0, 0, 0]]
+    # deltas: .5 - .5 = 0, and .75 - .5 = .25; the first advantage is 0 + .5 × .25
+    assert open_ended.tolist() == [[0, -0.25, -0.5], [0, 0.125, 0.25]]
+
+
+def test_bootstrap_computes_what_areal_computes() -> None:
+    """AReaL's values are those after each token, its rewards and masks those of the next one; the last token of the
+    second answer was written by a tool, and the value after it is the one to continue from."""
+    gamma, lam = 0.9, 0.8
+    cut = rollout(4, 1.0, mask=(True, False, True, False), finish_reason=FinishReason.length)
+    batch = valued([rollout(4, 0.5), cut])
+    after = torch.tensor([0.0, 0.3], dtype=torch.float64)
+    assert batch.values is not None
+    states = torch.cat([batch.values[:, 1:], after[:, None]], 1)  # [B, T], V after token t
+    trained = torch.cat([batch.loss_mask[:, 1:], torch.zeros(2, 1, dtype=torch.bool)], 1)
+    earned = torch.zeros_like(states)
+    earned[0, 3], earned[1, 2] = 0.5, 1.0
+    later, ahead = torch.zeros(2, dtype=torch.float64), after
+    expected = torch.zeros_like(states)
+    for t in reversed(range(states.shape[1] - 1)):
+        error = earned[:, t] + gamma * ahead - states[:, t]
+        later = torch.where(trained[:, t], error + gamma * lam * later, later)
+        ahead = torch.where(trained[:, t], states[:, t], ahead)
+        expected[:, t + 1] = later
+    found = gae(batch.with_(end_values=after), gamma=gamma, lam=lam, whiten=False, bootstrap=True).advantages
+    assert found is not None
+    assert_close(found[batch.loss_mask], expected[batch.loss_mask])
+
+
+def test_bootstrap_requires_the_value_after_the_answer_only_where_it_is_switched_on() -> None:
+    assert requirements_of(partial(gae, bootstrap=True)) == Requires(values=True, end_values=True)
+    assert requirements_of(partial(gae, bootstrap=False, lam=0.5)) == Requires(values=True)
+    with pytest.raises(ValueError, match=r"bootstrap needs `end_values`.*functools\.partial"):
+        gae(valued([rollout(2, 1.0)]), bootstrap=True)
 
 
 def test_returns_are_unwhitened_advantages_plus_values() -> None:
@@ -120,12 +155,24 @@ def test_whitening_divides_by_n_minus_1_and_uses_only_trained_tokens() -> None:
         assert whitened(equal, everywhere(equal)).eq(0).all()
 
 
+def test_whitening_with_ddof_0_divides_by_n_as_openrlhf_does() -> None:
+    values, mask = row(1, torch.nan, 3, 5), torch.tensor([[True, False, True, True]])
+    chosen = values[mask]
+    centred = chosen - chosen.mean()
+    theirs = centred * centred.square().mean().clamp(min=1e-8).rsqrt()
+    assert_close(whitened(values, mask, ddof=0)[mask], theirs, tolerance=1e-8)
+    assert_close(whitened(values, mask, ddof=0)[mask], row(-1, 0, 1)[0] * (3 / 2) ** 0.5, tolerance=1e-8)
+    with pytest.raises(ValueError, match="ddof must be 0 or 1"):
+        whitened(values, mask, ddof=2)
+
+
 @given(groups())
 def test_values_outside_the_loss_mask_do_not_matter(members: list[list[Rollout]]) -> None:
     batch = valued(*members)
     assert batch.values is not None
     spoilt = batch.with_(values=batch.values.where(batch.loss_mask, torch.nan))
-    clean, found = gae(batch, bootstrap=True), gae(spoilt, bootstrap=True)
+    ends = torch.ones(len(batch), dtype=torch.float64)
+    clean, found = (gae(each.with_(end_values=ends), bootstrap=True) for each in (batch, spoilt))
     assert found.advantages is not None
     assert found.advantages.equal(clean.advantages)
     assert found.returns is not None

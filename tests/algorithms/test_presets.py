@@ -97,6 +97,15 @@ def gmpo(d: list[float], l: list[float], o: list[float], a: float) -> Terms:
     return [(mean * a, mean * a * (each == near)) for each, near in zip(d, c, strict=True)]
 
 
+def prime_rl(
+    d: float, l: float, o: float, a: float, *, threshold: float, symmetric: bool = False
+) -> tuple[float, float]:
+    moved = math.exp(l) - math.exp(o)
+    out = abs(moved) > threshold if symmetric else (moved if a > 0 else -moved) > threshold
+    value = 0.0 if out else math.exp(d) * a
+    return value - 1e-3 * d * d, value - 2e-3 * d
+
+
 CLIP = by_token(clipped, low=0.2, high=0.2)
 BY_HAND: dict[str, tuple[ByHand, str]] = {
     "grpo_clip": (CLIP, "mean of means"),
@@ -115,6 +124,8 @@ BY_HAND: dict[str, tuple[ByHand, str]] = {
     "vespo": (vespo, "tokens"),
     "dppo_tv": (by_token(dppo, threshold=0.15), "tokens"),
     "dppo_kl": (by_token(dppo, threshold=0.05, kl=True), "tokens"),
+    "prime_rl": (by_token(prime_rl, threshold=0.2), "tokens"),
+    "prime_rl_ipo": (by_token(prime_rl, threshold=0.1, symmetric=True), "tokens"),
     "dro": (by_token(dro), "tokens"),
     "distillation": (by_token(lambda d, l, o, a: (math.exp(d) * a,) * 2), "tokens"),
     "reinforce": (by_token(likelihood), "mean of sums"),
@@ -138,6 +149,7 @@ def test_a_preset_equals_a_second_implementation_of_its_equation(name: str, seed
     logprobs = -logprobs.abs()  # probabilities
     assert batch.advantages is not None
     assert batch.old_logprobs is not None
+    batch = batch.with_(rollout_logprobs=batch.old_logprobs)  # for prime-rl's
     terms, mean = BY_HAND[name]
     answers = [i for i in range(len(batch)) if batch.loss_mask[i].any()]
     objective, gradient = 0.0, torch.zeros_like(logprobs)

@@ -56,6 +56,20 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["train.critic={name='head', seed=1.5}"], "train.critic.seed: expected a whole number such as 0, found 1.5"),
         (["train.kl_in_reward=k1"], "train.kl_in_reward.beta: required"),
         (["train.kl_in_reward={name='k4', beta=0.1}"], 'nothing is called "k4"'),
+        (
+            ["train.kl_in_reward={name='k1', beta=0.1, after_baseline=true}", "train.advantage=reinforce_pp"],
+            "train.kl_in_reward.after_baseline: reinforce_pp subtracts no baseline",
+        ),
+        (
+            ["train.kl_in_reward={name='k1', beta=0.1, after=true}"],
+            "train.kl_in_reward.after: unknown option; it takes beta and after_baseline",
+        ),
+        (
+            ["train.objective=ppo", "train.critic={name='head', weight='sequence_meen'}"],
+            'train.critic.weight: nothing is called "sequence_meen"; did you mean sequence_mean?',
+        ),
+        (["train.objective={name='gmpo', clip=0.2}"], "train.objective.clip: unknown option; did you mean clip_low?"),
+        (["train.objective={name='ppo', bypass=1}"], "train.objective.bypass: expected true or false, found 1"),
         (["train.critic=heads"], 'nothing is called "heads"; did you mean head?'),
         (["train.stop.when=1"], "train.stop.when: unknown option"),
         (["optim.algorithm=adam"], 'nothing is called "adam"; did you mean adamw?'),
@@ -120,6 +134,7 @@ def test_settings_that_cannot_work_are_refused(overrides, sentence):
         (["train.stop.kl=0.1"], "train.stop has no effect"),
         (["train.objective=target"], "in one pass few tokens reach their targets"),
         (["train.objective=rloo", "train.passes=2"], "rloo has no ratio"),
+        (["train.objective={name='dro', level='sequence'}"], "level has no effect: dro computes its own ratio"),
         (["train.kl_in_reward.beta=0.1"], "KL counts twice: in the loss with beta = 0.04"),
         (
             ["train.objective=dapo", "train.objective.kl_ratio=true"],

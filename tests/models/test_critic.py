@@ -1,6 +1,8 @@
 """The critic: what it reads, what it learns, what it leaves alone; and the models it is kept with."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.surrogates import clip
+from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean, total
 from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.critic import Critic, own_head, own_model
@@ -21,7 +24,7 @@ from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
-from outdo.types import Batch, Group, Prompt, Rollout
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import ModelError
 
 PPO = ComposedObjective(surrogate=clip(low=0.2, high=0.2))
@@ -101,7 +104,59 @@ def test_values_and_updates_do_not_depend_on_micro_batches(make: Callable[..., C
         assert apart(moved, found[2][2]) < 1e-4
 
 
+@BOTH
+@ARCHITECTURES
+def test_the_value_after_a_truncated_answer_is_that_of_one_more_token(make: Callable[..., Critic], arch: str) -> None:
+    """The value before a token that follows the answer depends on the answer alone, whatever the token is."""
+    critic, prompt = shaken(make(fresh(arch))), Prompt(id="0", text="", token_ids=tokens(5, 0))
+    lengths, cut = (6, 3, 1), FinishReason.length
+    answers = [tokens(length, seed) for seed, length in enumerate(lengths)]
+    ends = critic.end_values(
+        Batch.from_groups(
+            [Group(prompt=prompt, rollouts=tuple(rollout(ids, finish_reason=cut) for ids in answers)),
+             Group(prompt=prompt, rollouts=(rollout(tokens(9, 7)),))]
+        )
+    )  # fmt: skip
+    longer = Batch.from_groups([Group(prompt=prompt, rollouts=tuple(rollout((*ids, 9)) for ids in answers))])
+    expected = [float(critic.values(longer)[row, 5 + length]) for row, length in enumerate(lengths)]
+    assert ends.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
+    assert all(expected)
+
+
+def test_an_answer_may_fill_the_whole_context_of_the_model() -> None:
+    policy = fresh("gpt2")  # it has no position after the last one
+    assert policy.context is not None
+    prompt, ids = Prompt(id="0", text="", token_ids=tokens(5, 0)), tokens(policy.context - 5, 1)
+    batch = Batch.from_groups([Group(prompt=prompt, rollouts=(rollout(ids, finish_reason=FinishReason.length),))])
+    assert shaken(own_model(policy)).end_values(batch).ne(0).all()
+
+
 # ----------------------------------------------------------------------------------------------------------- its lesson
+
+
+def test_the_squared_errors_are_averaged_in_every_way_that_verl_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 2, 1 and 0 trained tokens: the loss, and its gradient with respect to the bias of the head."""
+    prompt = Prompt(id="0", text="", token_ids=(7,))
+    batch = Batch.from_groups([Group(prompt=prompt, rollouts=(rollout((8, 9)), rollout((8,)), rollout(())))])
+    batch = taught(batch, 0.0, torch.tensor([[0.0, 0.5, 0.8], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    errors = [[0.5, 0.2], [1.0]]  # V = 1 minus the returns
+    ways: dict[str, tuple[Weight | None, Callable[[list[list[float]]], float]]] = {
+        "default": (None, lambda rows: sum(map(sum, rows)) / 3),
+        "token-mean": (token_mean, lambda rows: sum(map(sum, rows)) / 3),
+        "token-sum": (total, lambda rows: sum(map(sum, rows))),
+        "seq-mean-token-sum": (sequence_sum, lambda rows: sum(map(sum, rows)) / 2),
+        "seq-mean-token-sum-norm": (constant(length=5), lambda rows: sum(map(sum, rows)) / 2 / 5),
+        "seq-mean-token-mean": (sequence_mean, lambda rows: sum(sum(row) / len(row) for row in rows) / 2),
+    }
+    for name, (weight, average) in ways.items():
+        for budget in (2, 10_000):
+            policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=budget))
+            critic = saying(1.0, own_model(policy, clip=None, weight=weight))
+            monkeypatch.setattr(critic.optimiser, "step", lambda loss: {})  # which would clear the gradient
+            loss = critic.update(batch)["value/loss"]
+            assert loss == pytest.approx(average([[error**2 / 2 for error in row] for row in errors]), rel=1e-5), name
+            slope = critic.head.get_parameter("bias").grad
+            assert float(slope) == pytest.approx(average(errors), rel=1e-5), name
 
 
 @pytest.mark.parametrize(
@@ -252,6 +307,24 @@ def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., 
         resumed.load_state(unpack(*pack(half.state())))
         resumed.policy.model.load_state_dict(half.policy.model.state_dict())  # from the checkpoint's model folder
         assert ending(run(resumed, killed + 1, 4)).equal(whole)
+
+
+def test_the_loop_measures_the_value_after_truncated_answers_where_it_is_required() -> None:
+    def cut_answers(policy: Policy, questions: object, *, step: int) -> list[Group]:
+        return [
+            Group(
+                prompt=group.prompt,
+                rollouts=tuple(replace(each, finish_reason=FinishReason.length) for each in group.rollouts),
+            )
+            for group in answers(policy, questions, step=step)
+        ]
+
+    policy, bootstrapped = quick(), partial(gae, bootstrap=True)
+    critic = shaken(own_head(policy))
+    for advantage, given in ((bootstrapped, True), (gae, False)):
+        models = Models.of(policy, PPO, advantage=advantage, critic=critic)
+        (step,) = islice(train(models, [[]], cut_answers, advantage, PPO), 1)
+        assert (step.batch.end_values is not None) == given
 
 
 def test_models_are_made_as_required_and_others_refused() -> None:

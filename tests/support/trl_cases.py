@@ -28,7 +28,7 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import Correction, mask, none, truncate
 from outdo.algorithms.objectives.ratios import sequence, token
-from outdo.config.names import LIBRARY_EPS
+from outdo.config.names import LIBRARY_OPTIONS
 from outdo.testing import tiny_model
 from outdo.types import Batch, Rollout, TokenScores
 
@@ -40,7 +40,7 @@ GROUPS: Groups = [
 ]
 SIZE = len(GROUPS[0])
 LONGEST = 6
-EPS = LIBRARY_EPS["trl"]
+EPS = LIBRARY_OPTIONS["trl"]["eps"]
 STANDARDISED = per_token(lambda rewards, group: group_standardised(rewards, group, eps=EPS))
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-7}, torch.float64: {"rtol": 1e-9, "atol": 1e-12}}

@@ -17,6 +17,7 @@ from outdo.algorithms.requirements import requirements_of
 from outdo.config.file import dump, load
 from outdo.config.names import (
     ADVANTAGES,
+    BASELINES,
     COMPOSED_PIECES,
     CRITICS,
     DEFAULT_ADVANTAGE,
@@ -26,7 +27,9 @@ from outdo.config.names import (
 )
 from outdo.config.options import describe_method, list_pieces
 from outdo.config.recipe import Recipe
-from outdo.trainer.build_method import advantage_of, objective_of, penalty_of, piece_mistakes
+from outdo.models.policy import Policy
+from outdo.testing import tiny_model
+from outdo.trainer.build_method import advantage_of, critic_of, objective_of, penalty_of, piece_mistakes
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
@@ -172,6 +175,61 @@ def test_kl_is_subtracted_before_the_estimator_and_truncated_answers_are_masked_
     torch.testing.assert_close(done.advantages[:, 1], torch.tensor([0.5 - 0.5 / 3, -0.5 / 3, 0.0]))
     assert done.loss_mask.any(1).tolist() == [True, True, False]
     assert done.totals.sequences == 2
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_kl_is_subtracted_after_the_baseline_on_request(name):
+    """The second answer has no divergence, and gets the plain advantage: the KL of the first is in no mean."""
+    written = "train.kl_in_reward={name='k1', beta=0.1, after_baseline=true}"
+    asked = recipe(written, f"train.advantage={name}")
+    given = batch(1.0, 0.0, 0.0)
+    apart = torch.zeros(3, 3)
+    apart[0, 1:] = torch.tensor([0.5, 0.25])
+    given = given.with_(old_logprobs=apart, ref_logprobs=torch.zeros(3, 3))
+    found = advantage_of(asked, penalty_of(asked))(given).advantages
+    if name == "reinforce_pp_baseline":  # (r - μ) - .1 · (k to come), whitened
+        plain = torch.tensor([[2 / 3 - 0.075, 2 / 3 - 0.025], [-1 / 3, -1 / 3], [-1 / 3, -1 / 3]])
+        expected = (plain - plain.mean()) / plain.std()
+    else:
+        expected = advantage_of(recipe(f"train.advantage={name}"))(given).advantages[:, 1:].clone()
+        expected[0] -= torch.tensor([0.075, 0.025])
+    torch.testing.assert_close(found[:, 1:], expected)
+
+
+def test_every_advantage_with_a_baseline_takes_rewards_and_groups():
+    for name in BASELINES - {"reinforce_pp_baseline"}:
+        assert signature_of(ADVANTAGES[name]).parameters[:2] == ("rewards", "group")
+
+
+def test_the_weight_of_the_critics_errors_is_a_named_piece(tmp_path):
+    tiny_model(tmp_path / "model")
+    policy = Policy.load(tmp_path / "model")
+    for written, value in (("'sequence_sum'", 1 / 3), ("{name='constant', length=4}", 1 / 12), ("'constant'", 1 / 30)):
+        settings = ["train.objective=ppo", f"train.critic={{name='head', weight={written}}}", "sampling.max_tokens=10"]
+        critic = critic_of(recipe(*settings), policy)
+        assert critic is not None
+        assert critic.weight is not None
+        assert critic.weight(batch(1.0, 0.0, 0.0)) == pytest.approx(value)
+    plain = critic_of(recipe("train.objective=ppo"), policy)
+    assert plain is not None
+    assert plain.weight is None
+
+
+def test_bypass_takes_the_ratio_to_the_engine():
+    objective = objective_of(recipe("train.objective={name='ppo', bypass=true}", "train.compat=verl"))
+    assert objective.bypass
+    assert objective.surrogate.dual == 3.0
+
+
+def test_openrlhf_whitens_with_the_divisor_n():
+    plain, theirs = (
+        advantage_of(recipe(f"train.compat={library}", "train.advantage=reinforce_pp"))(batch(1.0, 0.0)).advantages
+        for library in ("outdo", "openrlhf")
+    )
+    torch.testing.assert_close(theirs, plain * (4 / 3) ** 0.5)
+    written = recipe("train.compat=openrlhf", "train.advantage={name='reinforce_pp', ddof=1}")
+    torch.testing.assert_close(advantage_of(written)(batch(1.0, 0.0)).advantages, plain)
+    assert "advantage: reinforce_pp (gamma = 1.0, ddof = 1)" in describe_method(written)
 
 
 def test_the_conventions_of_another_library_apply_to_objective_and_advantage():

@@ -16,6 +16,7 @@ class Requires:
     old_logprobs: bool = False  # `batch.old_logprobs`, even in a single pass over the batch
     old_entropy: bool = False  # `batch.old_entropy`
     values: bool = False  # `batch.values`, by a critic
+    end_values: bool = False  # `batch.end_values`, by a critic
     baselines: bool = False  # `batch.baselines`: the reward of the greedy answer
     entropy: bool = False  # `scores.entropy`, with a gradient
     right: bool = False  # `batch.right`: which answers are right
@@ -35,11 +36,27 @@ def requires(**required: bool) -> Callable[[Piece], Piece]:
     return mark
 
 
+def requires_with(**options: Requires) -> Callable[[Piece], Piece]:
+    """Mark a function with what it requires besides if an option is true: `@requires_with(bootstrap=Requires(...))`.
+
+    The option is read where it is filled in by `functools.partial`, as a recipe does.
+    """
+
+    def mark(piece: Piece) -> Piece:
+        piece.requires_with = options  # type: ignore[attr-defined]
+        return piece
+
+    return mark
+
+
 def requirements_of(*pieces: object) -> Requires:
     """Return the requirements of all pieces together. A piece without a mark requires nothing."""
     joined = Requires()
     for piece in pieces:
         while isinstance(piece, functools.partial):  # options filled in
+            of_options: dict[str, Requires] = getattr(piece.func, "requires_with", {})
+            for name, value in piece.keywords.items():
+                joined = joined | (of_options.get(name, joined) if value else joined)
             piece = piece.func
         joined = joined | getattr(piece, "requires", Requires())
     return joined

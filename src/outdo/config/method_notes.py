@@ -21,6 +21,7 @@ from outdo.config.recipe import Recipe
 NoteRule = Callable[[Recipe, Mapping[str, Any]], Iterator[str]]
 """A rule reads the recipe and the options that its objective runs with, as `effective_options` returns them."""
 
+WITHOUT_LEVEL = ("vespo", "dro")
 CLIP_OPTIONS = ("clip_low", "clip_high", "dual", "ratio_max")
 
 
@@ -47,9 +48,18 @@ def _options_of_a_replaced_surrogate(recipe: Recipe, _: Mapping[str, Any]) -> It
                 yield f"train.objective.{name} has no effect: its surrogate is replaced"
 
 
+def _level_without_effect(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    surrogate = options.get("surrogate", recipe.train.objective.name)
+    name = surrogate.get("name") if isinstance(surrogate, Mapping) else surrogate
+    if "level" in recipe.train.objective.options and name in WITHOUT_LEVEL and options.get("beta", 0.0) == 0:
+        yield f"train.objective.level has no effect: {name} computes its own ratio"
+
+
 def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name = recipe.train.objective.name
-    if name in WITHOUT_RATIO and not _one_optimiser_step_per_batch(recipe):
+    options = recipe.train.objective.options
+    weighted = options.get("bypass") and options.get("correction", "none") != "none"
+    if name in WITHOUT_RATIO and not weighted and not _one_optimiser_step_per_batch(recipe):
         yield f"{name} has no ratio: after the first optimiser step of a batch its gradient is that of another policy"
 
 
@@ -94,8 +104,9 @@ def _not_as_published(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _correction_of_the_built_in_engine(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
-    correction = recipe.train.objective.options.get("correction", "none")
-    if "off_policy_rows" not in str(correction) and correction != "none":
+    options = recipe.train.objective.options
+    correction = options.get("correction", "none")
+    if "off_policy_rows" not in str(correction) and correction != "none" and not options.get("bypass"):
         yield "train.objective.correction: the built-in engine samples with the trained weights, so the ratio is 1"
 
 
@@ -108,6 +119,7 @@ def _unused_critic(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
 NOTES: Sequence[NoteRule] = (
     _without_later_steps,
     _options_of_a_replaced_surrogate,
+    _level_without_effect,
     _objective_without_ratio,
     _unused_reference,
     _kl_twice_or_never,

@@ -10,6 +10,7 @@ from typing import Any
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
+    BASELINES,
     CALL_SIGNATURES,
     COEFFICIENTS,
     COMPOSED_NUMBERS,
@@ -85,6 +86,8 @@ def _check_other_pieces(recipe: Recipe) -> Iterator[str]:
     ):
         if piece is not None:
             yield from _check_piece(key, piece, known)
+    if train.critic is not None and train.critic.name in CRITICS and "weight" in train.critic.options:
+        yield from _check_replacement("train.critic.weight", "weight", train.critic.options["weight"])
 
 
 def _check_optimiser(recipe: Recipe) -> Iterator[str]:
@@ -99,11 +102,14 @@ def _check_kl_in_reward(recipe: Recipe) -> Iterator[str]:
     yield from _check_name("train.kl_in_reward", piece.name, DIVERGENCES)
     if "beta" not in piece.options:
         yield f'train.kl_in_reward.beta: required; write {{name = "{piece.name}", beta = 0.05}}'
+    options = {"beta": 0.05, "after_baseline": False}
     for name, value in piece.options.items():
-        if name == "beta":
-            yield from _check_value("train.kl_in_reward.beta", name, value, 0.05)
+        if name in options:
+            yield from _check_value(f"train.kl_in_reward.{name}", name, value, options[name])
         else:
-            yield f"train.kl_in_reward.{name}: unknown option; it takes beta"
+            yield f"train.kl_in_reward.{name}: unknown option; it takes {' and '.join(options)}"
+    if piece.options.get("after_baseline") is True and recipe.advantage.name not in BASELINES:
+        yield f"train.kl_in_reward.after_baseline: {recipe.advantage.name} subtracts no baseline from whole answers"
 
 
 def _check_rewards(recipe: Recipe) -> Iterator[str]:
@@ -275,7 +281,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _check_objective: ("train.objective",),
     _check_other_pieces: ("train.advantage", "train.critic", "train.stop"),
     _check_optimiser: ("optim.algorithm",),
-    _check_kl_in_reward: ("train.kl_in_reward",),
+    _check_kl_in_reward: ("train.kl_in_reward", "train.advantage", "train.objective"),
     _check_rewards: ("rewards",),
     _single_answer_per_question: ("train.group_size", "train.advantage", "train.objective"),
     _advantage_requirements: (

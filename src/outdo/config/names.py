@@ -27,6 +27,8 @@ OBJECTIVES = {
     "vespo": f"{PRESETS}:vespo",
     "dppo_tv": f"{PRESETS}:dppo_tv",
     "dppo_kl": f"{PRESETS}:dppo_kl",
+    "prime_rl": f"{PRESETS}:prime_rl",
+    "prime_rl_ipo": f"{PRESETS}:prime_rl_ipo",
     "dro": f"{PRESETS}:dro",
     "reinforce": f"{PRESETS}:reinforce",
     "reinforce_pp": f"{PRESETS}:reinforce_pp",
@@ -44,6 +46,8 @@ DEFAULT_ADVANTAGE = {  # the advantage that a method was published with; all oth
     "ppo": "gae",
     "dr_grpo": "group_centred",
     "dro": "group_centred",
+    "prime_rl": "group_centred",
+    "prime_rl_ipo": "group_centred",
     "reinforce": "reward",
     "reinforce_pp": "reinforce_pp",
     "rloo": "leave_one_out",
@@ -88,8 +92,28 @@ WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejectio
 FILLED_FROM_RECIPE = ("length", "max_tokens", "weights")
 """Options of pieces whose values come from other settings of the recipe: the longest answer, the reward weights."""
 
-LIBRARY_EPS = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "areal": 1e-5}
-"""The default of an advantage's `eps` for each `train.compat`."""
+LIBRARY_OPTIONS = {
+    "trl": {"eps": 1e-4},
+    "verl": {"eps": 1e-6},
+    "openrlhf": {"eps": 1e-9, "ddof": 0},
+    "areal": {"eps": 1e-5},
+}
+"""The defaults of an advantage's options for each `train.compat`."""
+
+BASELINES = frozenset(
+    {
+        "group_standardised",
+        "group_centred",
+        "leave_one_out",
+        "batch_standardised",
+        "best_of_group",
+        "max_rl",
+        "gpg",
+        "sign",
+        "reinforce_pp_baseline",
+    }
+)
+"""Advantages of whole answers, from whose tokens the KL can be subtracted afterwards."""
 
 INCOMPATIBLE_WITH_KL_IN_REWARD = {
     "gdpo": "uses the parts of the reward, from which the KL is not subtracted",
@@ -127,6 +151,7 @@ SURROGATES = {
         "gmpo",
         "dppo_tv",
         "dppo_kl",
+        "prime_rl",
         "dro",
         "kl_cov",
     )
@@ -157,7 +182,7 @@ COMPOSED_PIECES: Mapping[str, Mapping[str, str]] = {
 }
 """The pieces of a composed objective that a recipe can replace with options of `train.objective`, and their names."""
 
-COMPOSED_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0}
+COMPOSED_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0, "bypass": False}
 """The numbers of a composed objective that a recipe can set in the same way, and an example of each."""
 
 NOT_COMPOSED = frozenset({"tpo", "target"})

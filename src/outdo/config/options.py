@@ -9,7 +9,7 @@ from outdo.config.names import (
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
-    LIBRARY_EPS,
+    LIBRARY_OPTIONS,
     OBJECTIVES,
     REWARDS,
     STOPS,
@@ -56,8 +56,8 @@ def _describe_piece(role: str, piece: Piece, known: Mapping[str, str], recipe: R
     options = effective_options(piece, known)
     if "length" in options and options["length"] is None:  # see FILLED_FROM_RECIPE
         options["length"] = recipe.sampling.max_tokens
-    if "eps" in options and "eps" not in piece.options and recipe.train.compat in LIBRARY_EPS:
-        options["eps"] = LIBRARY_EPS[recipe.train.compat]
+    conventions = LIBRARY_OPTIONS.get(recipe.train.compat, {})
+    options |= {name: value for name, value in conventions.items() if name in options and name not in piece.options}
     listed = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
     return f"{role}: {piece.name}" + (f" ({listed})" if listed else "")
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from transformers import PreTrainedModel
 
+from outdo.algorithms.objectives.weights import Weight
+from outdo.algorithms.requirements import requirements_of
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
@@ -29,7 +31,8 @@ class Critic:
     """V of the prefix before each token, learned by regression on the returns.
 
     In the first `warmup` training steps only the critic learns (see `Models.update`). `clip` keeps a value within that
-    distance of its value before the step, as PPO's clip keeps a ratio; None does not.
+    distance of its value before the step, as PPO's clip keeps a ratio; None does not. `weight` is that of a token's
+    squared error, one of `outdo.algorithms.objectives.weights`; None is the mean over the tokens.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Critic:
         batch_sizes: BatchSizes | None = None,
         clip: float | None = 0.2,
         warmup: int = 0,
+        weight: Weight | None = None,
     ) -> None:
         if clip is not None and not clip > 0:
             raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
@@ -55,6 +59,7 @@ class Critic:
         self.batch_sizes = batch_sizes or BatchSizes()
         self.clip = clip
         self.warmup = warmup
+        self.weight = weight
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
@@ -63,11 +68,26 @@ class Critic:
         micros = batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
         return stack([self._values(micro.to(self.forward.device)) for micro in micros], width)
 
+    @torch.no_grad()
+    def end_values(self, batch: Batch) -> Tensor:
+        """Compute V after the last token of each truncated answer, 0 for the others: [B] on the CPU.
+
+        It makes a forward pass over the truncated answers.
+        """
+        ends = torch.zeros(len(batch))
+        rows = (batch.truncated & batch.loss_mask.any(1)).nonzero().squeeze(1)
+        if len(rows):
+            micros = batch.rows(rows).microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
+            found = [self._values_at(micro, *_after_the_end(micro)) for micro in micros]
+            ends[rows] = torch.cat(found).to(ends)
+        return ends
+
     def update(self, batch: Batch) -> dict[str, float]:
         """Make one pass over the batch, one optimiser step per minibatch; return its metrics.
 
-        The loss is 1/2 · mean over the trained tokens of max((V - R)², (clip(V, V_old - c, V_old + c) - R)²), where R
-        is `batch.returns` and V_old is `batch.values` (verl, OpenRLHF; AReaL has a Huber loss too).
+        The loss is 1/2 Σ w · max((V - R)², (clip(V, V_old - c, V_old + c) - R)²) over the trained tokens, where R is
+        `batch.returns`, V_old is `batch.values`, and w is `weight`: by default 1/N, the mean over the tokens (verl,
+        OpenRLHF; AReaL has a Huber loss too).
         `value/explained_variance` is 1 - var(R - V) / var(R), with each V as it was before its optimiser step; it is
         left out if all returns are equal.
 
@@ -78,16 +98,16 @@ class Critic:
                 raise ValueError(
                     f"the critic needs `{name}`, which the batch does not have; see `outdo.algorithms.advantages.gae`"
                 )
+        whole_groups = requirements_of(self.weight).whole_groups
         steps: list[dict[str, float]] = []
         measured: list[Tensor] = []  # each [2, n]: values and returns
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
-            micros = minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
-            sums = torch.zeros(2, dtype=torch.float64)  # squares, clipped tokens
+            micros = minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=whole_groups)
+            sums = torch.zeros(2, dtype=torch.float64)  # the loss, clipped tokens
             for part, values_and_returns in accumulate(micros, self._loss, Tensor.backward):
                 sums += part
                 measured.append(values_and_returns)
-            tokens = max(1, minibatch.totals.tokens)
-            loss = float(sums[0]) / 2 / tokens
+            loss, tokens = float(sums[0]), max(1, minibatch.totals.tokens)
             step = self.optimiser.step(loss)
             of_step = {f"value/{name.removeprefix('updates/')}": value for name, value in step.items()}
             steps.append({"value/loss": loss, "value/clipped": float(sums[1]) / tokens} | of_step)
@@ -95,7 +115,7 @@ class Critic:
         return means | _explained_variance(torch.cat(measured, dim=1))
 
     def _loss(self, micro: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Compute a micro-batch's loss; its squared errors and clipped tokens, summed [2], its values and returns."""
+        """Compute a micro-batch's loss; the loss and the number of clipped tokens [2], its values and returns."""
         micro = micro.to(self.forward.device)
         mask = micro.loss_mask
         assert micro.values is not None
@@ -105,18 +125,27 @@ class Critic:
         if self.clip is not None:
             near = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
             error, clipped = torch.maximum(error, near), near > error
-        loss = error.sum() / 2 / max(1, micro.totals.tokens)
-        sums = torch.stack([error.detach().double().sum(), clipped.double().sum()])
+        if self.weight is None:
+            loss = error.sum() / 2 / max(1, micro.totals.tokens)
+        else:
+            weights = torch.as_tensor(self.weight(micro), device=error.device).expand(mask.shape)  # [b, t]
+            loss = (error * weights[mask]).sum() / 2
+        sums = torch.stack([loss.detach().double(), clipped.double().sum()])
         return loss, (sums.cpu(), torch.stack([values.detach(), returns]).cpu())
 
     def _values(self, batch: Batch) -> Tensor:
         """Compute V [B, T]; differentiable with respect to the weights that the critic trains."""
-        with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
-            hidden, source = self.forward.hidden(batch)
         rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-        weight = next(self.head.parameters())
-        values = self.head(hidden[source[rows, columns]].to(weight.dtype)).squeeze(-1)
+        values = self._values_at(batch, rows, columns)
         return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)
+
+    def _values_at(self, batch: Batch, rows: Tensor, columns: Tensor) -> Tensor:
+        """Compute V of the prefixes before n places in the batch, [n]. The column T is the one after the last."""
+        with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
+            hidden, source = self.forward.hidden(batch.to(self.forward.device))
+        weight = next(self.head.parameters())
+        at = source[rows.to(source.device), columns.to(source.device)]
+        return self.head(hidden[at].to(weight.dtype)).squeeze(-1)
 
     def state(self) -> dict[str, Any]:
         """Return weights and optimiser state."""
@@ -128,8 +157,19 @@ class Critic:
         self.optimiser.load_state(state["optimiser"])
 
 
+def _after_the_end(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the rows of a batch, and the column after the last token of each. [B] each"""
+    return torch.arange(len(batch)), batch.attention_mask.sum(1)
+
+
 def own_model(
-    policy: Policy, *, lr: float = 1e-5, clip: float | None = 0.2, warmup: int = 0, path: str | None = None
+    policy: Policy,
+    *,
+    lr: float = 1e-5,
+    clip: float | None = 0.2,
+    warmup: int = 0,
+    path: str | None = None,
+    weight: Weight | None = None,
 ) -> Critic:
     """Make a critic with a model of its own: a copy of the policy's, or that of the folder `path`, all of it trained.
 
@@ -147,14 +187,27 @@ def own_model(
     forward = like_policy.with_model(model, plain_head=True)
     head = _linear(_width(forward), 1, like=policy)
     nn.init.zeros_(head.weight)
-    settings = OptimiserSettings(lr=lr)
     return Critic(
-        forward, head, trains_model=True, optimiser=settings, batch_sizes=policy.batch_sizes, clip=clip, warmup=warmup
+        forward,
+        head,
+        trains_model=True,
+        optimiser=OptimiserSettings(lr=lr),
+        batch_sizes=policy.batch_sizes,
+        clip=clip,
+        warmup=warmup,
+        weight=weight,
     )
 
 
 def own_head(
-    policy: Policy, *, lr: float = 1e-3, clip: float | None = 0.2, warmup: int = 0, hidden: int = 256, seed: int = 0
+    policy: Policy,
+    *,
+    lr: float = 1e-3,
+    clip: float | None = 0.2,
+    warmup: int = 0,
+    hidden: int = 256,
+    seed: int = 0,
+    weight: Weight | None = None,
 ) -> Critic:
     """Make a critic that reads the policy's hidden states and trains a small network on them: H → `hidden` → 1.
 
@@ -168,9 +221,15 @@ def own_head(
         first.weight.copy_(start / math.sqrt(first.in_features))
     nn.init.zeros_(last.weight)
     head = nn.Sequential(first, nn.GELU(), last)
-    settings = OptimiserSettings(lr=lr)
     return Critic(
-        forward, head, trains_model=False, optimiser=settings, batch_sizes=policy.batch_sizes, clip=clip, warmup=warmup
+        forward,
+        head,
+        trains_model=False,
+        optimiser=OptimiserSettings(lr=lr),
+        batch_sizes=policy.batch_sizes,
+        clip=clip,
+        warmup=warmup,
+        weight=weight,
     )
 
 

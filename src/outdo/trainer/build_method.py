@@ -14,7 +14,17 @@ import torch
 from torch import nn
 
 from outdo.algorithms.adaptive import Adaptive
-from outdo.algorithms.advantages import Advantage, chain, kl_penalty, per_token, without_truncated
+from outdo.algorithms.advantages import (
+    Advantage,
+    baseline_first,
+    chain,
+    group_centred,
+    kl_penalty,
+    per_token,
+    reinforce_pp,
+    to_go,
+    without_truncated,
+)
 from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
@@ -28,7 +38,7 @@ from outdo.config.names import (
     CORRECTIONS,
     CRITICS,
     DIVERGENCES,
-    LIBRARY_EPS,
+    LIBRARY_OPTIONS,
     OBJECTIVES,
     STOPS,
 )
@@ -102,22 +112,31 @@ def advantage_of(
     """
     train = recipe.train
     filled = {**known_values(recipe), "weights": weights}
-    if train.compat != "outdo":
-        filled["eps"] = LIBRARY_EPS[train.compat]
+    filled |= LIBRARY_OPTIONS.get(train.compat, {})
     piece = recipe.advantage
     estimator = instantiate(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
     if piece.name in ADVANTAGES and not takes_batch:  # a wrong option is an error now, not after a rollout
         _within_range("train.advantage", estimator, torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
-    steps: list[Advantage] = []
+    steps: list[Advantage] = [estimator if takes_batch else per_token(estimator)]
     if train.kl_in_reward is not None and penalty is not None:
-        steps.append(
-            kl_penalty(resolve(DIVERGENCES.get(train.kl_in_reward.name, train.kl_in_reward.name)), beta=penalty)
-        )
-    steps.append(estimator if takes_batch else per_token(estimator))
+        divergence = resolve(DIVERGENCES.get(train.kl_in_reward.name, train.kl_in_reward.name))
+        subtract = kl_penalty(divergence, beta=penalty)
+        if train.kl_in_reward.options.get("after_baseline"):
+            steps = _with_kl_after_baseline(piece.name, estimator, subtract)
+        else:
+            steps = [subtract, *steps]
     if train.mask_truncated:
         steps.append(without_truncated)
     return steps[0] if len(steps) == 1 else chain(*steps)
+
+
+def _with_kl_after_baseline(name: str, estimator: Any, subtract: Advantage) -> list[Advantage]:
+    """Return the steps that subtract the KL from the tokens after the baseline, and whiten where the method does."""
+    if name == "reinforce_pp_baseline":
+        whitening = estimator.keywords if isinstance(estimator, functools.partial) else {}
+        return [baseline_first(group_centred), subtract, functools.partial(reinforce_pp, **whitening)]
+    return [baseline_first(estimator), subtract, to_go]
 
 
 def penalty_of(recipe: Recipe) -> SupportsFloat | None:
@@ -171,7 +190,12 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
     """Build the critic of a policy. Raises `UserError` for an option out of its range."""
     critic = recipe.critic
-    return None if critic is None else _within_range("train.critic", instantiate(critic, CRITICS), policy)
+    if critic is None:
+        return None
+    weight = critic.options.get("weight")
+    options = {} if weight is None else {"weight": _override("weight", weight, known_values(recipe))}
+    critic = Piece(name=critic.name, options={**critic.options, **options})
+    return _within_range("train.critic", instantiate(critic, CRITICS), policy)
 
 
 def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:

@@ -15,6 +15,7 @@ from outdo.algorithms.advantages.group import (
 )
 from outdo.algorithms.advantages.token import (
     Advantage,
+    baseline_first,
     chain,
     compute_advantages,
     distillation,
@@ -31,6 +32,7 @@ from outdo.algorithms.advantages.token import (
     returns_to_go,
     rewards_of,
     terminal_rewards,
+    to_go,
     token_rewards_of,
     whitened,
     without_truncated,
@@ -39,6 +41,7 @@ from outdo.algorithms.advantages.token import (
 __all__ = [
     "Advantage",
     "RewardAdvantage",
+    "baseline_first",
     "batch_standardised",
     "best_of_group",
     "chain",
@@ -65,6 +68,7 @@ __all__ = [
     "rewards_of",
     "sign",
     "terminal_rewards",
+    "to_go",
     "token_rewards_of",
     "whitened",
     "without_truncated",

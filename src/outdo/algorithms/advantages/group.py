@@ -39,14 +39,22 @@ def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float
     return raised - (same * raised).sum(1) / same.sum(1)
 
 
-def leave_one_out(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+def leave_one_out(
+    rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, whiten: bool = False, eps: float = 1e-4
+) -> Float[Tensor, "B"]:
     """Â_i = r_i - mean of the others = G / (G - 1) · (r_i - μ); RLOO (arXiv 2402.14740).
 
     The baseline does not depend on the answer from which it is subtracted, so the gradient is unbiased. There is no σ.
-    TRL can whiten the result over the batch; outdo does not.
+    With `whiten` the result is divided by s + eps, s its deviation over the answers of the batch that are not alone in
+    their group, with the divisor of `group_standardised`: TRL's `normalize_advantages`. Its mean, which TRL subtracts,
+    is 0.
     """
     size = (group[:, None] == group).sum(1)  # [B]
-    return group_centred(rewards, group) * size / (size - 1).clamp(min=1)
+    advantages = group_centred(rewards, group) * size / (size - 1).clamp(min=1)
+    if not whiten:
+        return advantages
+    compared = (size > 1)[:, None] & (size > 1)  # [B, B]
+    return advantages / (_deviation(advantages, compared) + eps)
 
 
 def batch_standardised(
@@ -62,16 +70,19 @@ def batch_standardised(
     return group_centred(rewards, group) / (spread + eps)
 
 
-def best_of_group(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
-    """Â = the best reward minus the second best, for the best answer; 0 for all others.
+def best_of_group(
+    rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, scale: bool = False, eps: float = 1e-6
+) -> Float[Tensor, "B"]:
+    """Â = the best reward minus the second best, for the best answer; 0 for all others (arXiv 2503.19595).
 
-    It is verl's `grpo_passk` without its optional division by σ. Where two answers share the best reward, all
-    get 0: with rewards of 0 and 1 it learns from a question only if exactly one answer is right.
+    With `scale` it is divided by σ + eps, as in verl's `grpo_passk` by default. Where two answers share the best
+    reward, all get 0: with rewards of 0 and 1 it learns from a question only if exactly one answer is right.
     """
     same = group[:, None] == group  # [B, B]
     others = same & ~torch.eye(len(group), dtype=torch.bool, device=group.device)
     rival = torch.where(others, rewards, -torch.inf).amax(1)
-    return (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
+    ahead = (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
+    return ahead / (_deviation(group_centred(rewards, group), same) + eps) if scale else ahead
 
 
 @requires(right=True)
@@ -108,16 +119,17 @@ def max_rl(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor
     return (group_centred(rewards, group) / mean).where(mean > 0, 0.0)
 
 
-def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, nonzero: bool = False) -> Float[Tensor, "B"]:
     """Â_i = B / (B - M) · (r_i - μ), M the answers in groups whose rewards are all equal; GPG (arXiv 2504.02546).
 
     The factor compensates for those answers, which count in the mean and add no gradient. F_norm of the paper is 1.
-    verl's factor is a different one: B over the number of rewards that are not 0.
+    With `nonzero` the factor is verl's, B over the number of rewards that are not 0: a rare reward then weighs more,
+    also where every group is mixed.
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
-    informative = (same & (centred != 0)).any(1).sum()
-    return centred * (len(rewards) / informative.clamp(min=1))
+    counted = (rewards != 0) if nonzero else (same & (centred != 0)).any(1)
+    return centred * (len(rewards) / counted.sum().clamp(min=1))
 
 
 def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 0.0) -> Float[Tensor, "B"]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
 from outdo.algorithms.objectives.divergences import Divergence
-from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.requirements import Requires, requirements_of, requires, requires_with
 from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
 from outdo.types import Batch
 from outdo.utils.errors import UserError
@@ -34,19 +34,24 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
     that requires `right` gets 1 for right answers and 0 for others, if the batch has verdicts, and else the rewards.
     Raises `UserError` where `advantage` returns a wrong shape.
     """
-    required = requirements_of(advantage)
 
-    @requires(**asdict(required))
+    @requires(**asdict(requirements_of(advantage)))
     def fill(batch: Batch) -> Batch:
-        rewards = rewards_of(batch) if batch.right is None or not required.right else batch.right.to(batch.rewards)
-        rows = torch.zeros_like(rewards)  # [B]
-        if batch.scored.any():
-            scored = rewards[batch.scored]
-            result = advantage(scored, batch.group[batch.scored])
-            rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
-        return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
+        return batch.with_(advantages=_of_rollouts(advantage, batch)[:, None] * batch.loss_mask)  # [B, T]
 
     return fill
+
+
+def _of_rollouts(advantage: RewardAdvantage, batch: Batch) -> Float[Tensor, "B"]:
+    """Return the advantage of each rollout, 0 for those that are not scored; for `right` see `per_token`."""
+    verdicts = batch.right if requirements_of(advantage).right else None
+    rewards = rewards_of(batch) if verdicts is None else verdicts.to(batch.rewards)
+    rows = torch.zeros_like(rewards)  # [B]
+    if batch.scored.any():
+        scored = rewards[batch.scored]
+        result = advantage(scored, batch.group[batch.scored])
+        rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
+    return rows
 
 
 def length_weighted(batch: Batch) -> Batch:
@@ -120,43 +125,53 @@ def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
 
 
 @requires(values=True)
-def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, whiten: bool = True, bootstrap: bool = False) -> Batch:
+@requires_with(bootstrap=Requires(end_values=True))
+def gae(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    whiten: bool = True,
+    bootstrap: bool = False,
+    ddof: int = 1,
+) -> Batch:
     """Generalised advantage estimation (arXiv 1506.02438): Â and, for the critic, the returns Â + V.
 
-    Â is whitened over the trained tokens of the batch after the returns are computed, as in verl and OpenRLHF. The
-    value after the last token is 0, as in verl and OpenRLHF; with `bootstrap`, the value after a truncated answer is
-    the critic's value before its last token, as in AReaL.
+    Â is whitened over the trained tokens of the batch after the returns are computed, as in verl and OpenRLHF; for
+    `ddof` see `whitened`. The value after the last token is 0, as in verl and OpenRLHF; with `bootstrap`, the value
+    after a truncated answer is the critic's V of the whole answer, as in AReaL.
+
+    Raises ValueError with `bootstrap` if the batch has no `end_values`. The loop computes them for
+    `functools.partial(gae, bootstrap=True)`.
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ValueError(f"gae: gamma and lam must be from 0 to 1, not {gamma} and {lam}")
     rewards, values, mask = token_rewards_of(batch), _given(batch, "values"), batch.loss_mask
-    last = values.gather(1, _last(mask)[:, None]).squeeze(1)  # [B]
-    end = last.where(batch.truncated & mask.any(1), 0.0) if bootstrap else torch.zeros_like(last)
+    end = _end_values(batch).to(values) if bootstrap else torch.zeros_like(values[:, 0])  # [B]
     advantages = generalised_advantages(rewards, values, mask, end, gamma=gamma, lam=lam)
     returns = (advantages + values).where(mask, 0.0)
-    return batch.with_(advantages=whitened(advantages, mask) if whiten else advantages, returns=returns)
+    return batch.with_(advantages=whitened(advantages, mask, ddof=ddof) if whiten else advantages, returns=returns)
 
 
-def reinforce_pp(batch: Batch, *, gamma: float = 1.0) -> Batch:
+def reinforce_pp(batch: Batch, *, gamma: float = 1.0, ddof: int = 1) -> Batch:
     """Returns-to-go Σ_{s>=t} γ^{s-t} r_s, whitened over the trained tokens; REINFORCE++ (arXiv 2501.03262).
 
     The rewards are those per token: with a KL penalty in them, as published (`kl_penalty`), the return of a token
-    contains the divergence of all later tokens. verl does the same; OpenRLHF divides by the deviation with the divisor
-    N.
+    contains the divergence of all later tokens. verl does the same; OpenRLHF has ddof = 0, see `whitened`.
     """
     returns = returns_to_go(token_rewards_of(batch), batch.loss_mask, gamma=gamma)
-    return batch.with_(advantages=whitened(returns, batch.loss_mask))
+    return batch.with_(advantages=whitened(returns, batch.loss_mask, ddof=ddof))
 
 
-def reinforce_pp_baseline(batch: Batch) -> Batch:
+def reinforce_pp_baseline(batch: Batch, *, ddof: int = 1) -> Batch:
     """r_i - μ on every token, whitened over the trained tokens: REINFORCE++-baseline (arXiv 2501.03262).
 
     The deviation is that of the centred rewards, where a row counts once for each of its tokens; `batch_standardised`
-    takes that of the raw rewards. verl does the same; OpenRLHF divides by the deviation with the divisor N.
+    takes that of the raw rewards. verl does the same; OpenRLHF has ddof = 0, see `whitened`.
     """
     centred = per_token(group_centred)(batch).advantages
     assert centred is not None
-    return batch.with_(advantages=whitened(centred, batch.loss_mask))
+    return batch.with_(advantages=whitened(centred, batch.loss_mask, ddof=ddof))
 
 
 @requires(baselines=True)
@@ -188,7 +203,7 @@ def kl_penalty(estimator: Divergence, *, beta: SupportsFloat) -> Advantage:
     `estimator` is a divergence of `outdo.algorithms.objectives.divergences`: k1 as in InstructGPT and REINFORCE++. As a
     reward it is computed for the policy that sampled, and its derivative is that of the policy gradient: unlike in the
     loss, k1 is right here, and k3 is not. TRL's RLOO subtracts the sum from the rollout's reward, before the baseline,
-    as the advantages of whole rollouts do here; OpenRLHF puts the penalty on the tokens after the baseline.
+    as the advantages of whole rollouts do here; for OpenRLHF's order, after the baseline, see `baseline_first`.
     """
 
     @requires(reference=True, old_logprobs=True)
@@ -200,6 +215,26 @@ def kl_penalty(estimator: Divergence, *, beta: SupportsFloat) -> Advantage:
         return batch.with_(token_rewards=penalised.where(batch.loss_mask, 0.0))
 
     return penalise
+
+
+def baseline_first(advantage: RewardAdvantage) -> Advantage:
+    """Make a step before `kl_penalty`: the reward of a rollout becomes its advantage, on its last trained token.
+
+    `chain(baseline_first(leave_one_out), kl_penalty(k1, beta=0.05), to_go)` subtracts the divergence after the
+    baseline, as OpenRLHF does: Â_t is the advantage minus β Σ_{s>=t} k_s, and the divergences of the other answers are
+    in no mean and no deviation. `rewards` stay as they are; the advantages are in `token_rewards`.
+    """
+
+    @requires(**asdict(requirements_of(advantage)))
+    def replace_rewards(batch: Batch) -> Batch:
+        return batch.with_(token_rewards=terminal_rewards(_of_rollouts(advantage, batch), batch.loss_mask))
+
+    return replace_rewards
+
+
+def to_go(batch: Batch) -> Batch:
+    """Â_t = Σ_{s>=t} r_s: the sum of the rewards from this token on, not whitened."""
+    return batch.with_(advantages=returns_to_go(token_rewards_of(batch), batch.loss_mask))
 
 
 def without_truncated(batch: Batch) -> Batch:
@@ -303,17 +338,20 @@ def returns_to_go(
     return generalised_advantages(rewards, zeros, loss_mask, zeros[:, 0], gamma=gamma, lam=1.0)
 
 
-def whitened(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def whitened(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], *, ddof: int = 1) -> Float[Tensor, "B T"]:
     """(x - mean) / sqrt(var + 1e-8) over the trained tokens, as in verl; 0 elsewhere. [B, T]
 
-    var has the divisor N - 1. Equal values are exactly 0.
+    var has the divisor N - `ddof`: 1 as in verl, 0 as in OpenRLHF, which has max(var, 1e-8) under the root. Equal
+    values are exactly 0.
     """
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof must be 0 or 1, not {ddof}")
     chosen = values[loss_mask]  # [N]
     if not len(chosen):
         return torch.zeros_like(values)
     raised = chosen - chosen.min()  # equal values are exactly 0, although their mean is rounded
     centred = raised - raised.mean()
-    variance = centred.square().sum() / max(1, len(chosen) - 1)
+    variance = centred.square().sum() / max(1, len(chosen) - ddof)
     return torch.zeros_like(values).masked_scatter(loss_mask, centred / (variance + 1e-8).sqrt())
 
 
@@ -321,6 +359,18 @@ def _last(loss_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B"]:
     """Return the column of each row's last trained token, [B]; 0 where there is none."""
     columns = torch.arange(loss_mask.shape[1], device=loss_mask.device)
     return (loss_mask * columns).amax(1)
+
+
+def _end_values(batch: Batch) -> Float[Tensor, "B"]:
+    """Return V after each truncated answer, 0 after the others."""
+    if batch.end_values is not None:
+        return batch.end_values.where(batch.truncated, 0.0)
+    if batch.loss_mask.any():
+        raise ValueError(
+            "gae: bootstrap needs `end_values`, which the batch does not have; pass `functools.partial(gae, "
+            "bootstrap=True)` to the loop, or compute them with `critic.end_values(batch)`"
+        )
+    return torch.zeros_like(batch.rewards)
 
 
 def _given(batch: Batch, name: str) -> Float[Tensor, "B T"]:

@@ -64,6 +64,7 @@ class ComposedObjective:
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
     batch_transform: BatchTransform = as_it_is
     log_ratio_clamp: float = LOG_RATIO_CLAMP  # log-ratios are clamped to ± this number
+    bypass: bool = False  # ρ = πθ / π_rollout, with the engine's log-probabilities in the place of π_old's
     requires: Requires = field(init=False, repr=False, compare=False)  # of the pieces; π_ref for β, the entropy for η
 
     def __post_init__(self) -> None:
@@ -82,12 +83,18 @@ class ComposedObjective:
         """Compute the formula. Pieces see 0 outside of `loss_mask`, and always π_old: in a first and only pass it is
         πθ.
 
+        With `bypass` the surrogate sees π_rollout as π_old, and the correction sees πθ, so that w = πθ / π_rollout:
+        verl's bypass mode.
+
         Raises `UserError` where a piece returns a wrong shape.
         """
         sizes = dict(zip("BT", batch.loss_mask.shape, strict=True))
         check = functools.partial(check_shape, sizes=sizes)
         logprobs = scores.logprobs.where(batch.loss_mask, 0.0)
-        batch = _masked(batch, logprobs)
+        batch = of_correction = _masked(batch, logprobs)
+        if self.bypass:
+            of_correction = batch.with_(old_logprobs=logprobs.detach())
+            batch = batch.with_(old_logprobs=batch.rollout_logprobs)
         mask, advantages = batch.loss_mask, given(batch.advantages, "advantages")
         log_ratios = log_ratio(logprobs, batch, limit=self.log_ratio_clamp)
         ratio = check(self.level(log_ratios, mask), TOKENS, "level", self.level)
@@ -98,7 +105,7 @@ class ComposedObjective:
         surrogate = self.surrogate(ratio, logprobs, advantages, batch)
         surrogate = check(surrogate, TOKENS, "surrogate", self.surrogate)
         if self.correction is not None:
-            factor = self.correction(logprobs.detach(), batch)
+            factor = self.correction(logprobs.detach(), of_correction)
             surrogate = check(factor, FACTOR, "correction", self.correction) * surrogate
         policy = weighted(surrogate, self.weight)
         divergence = entropy = torch.zeros_like(policy)

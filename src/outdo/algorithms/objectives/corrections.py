@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Literal, TypeVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
@@ -30,6 +31,7 @@ from outdo.utils.errors import did_you_mean
 
 Correction = Callable[[Float[Tensor, "B T"], Batch], Factor]
 At = Literal["token", "sequence", "geometric"]
+RejectAt = Literal["token", "sequence", "geometric", "max"]
 Choice = TypeVar("Choice")
 
 LEVELS: dict[str, Level] = {"token": token, "sequence": sequence_product, "geometric": sequence}
@@ -91,16 +93,17 @@ def reject(
     high: float,
     low: float | None = None,
     estimator: Literal["k1", "k2", "k3"] = "k3",
-    level: At = "geometric",
+    level: RejectAt = "geometric",
 ) -> Correction:
     """c = 1[low ≤ k ≤ high]: drop tokens or answers on which engine and trainer disagree, and do not weight the rest.
 
     k estimates KL(π_rollout‖π_old), in nats, with d = log π_rollout - log π_old = -log w: of the token, or the answer's
-    sum ("sequence") or mean ("geometric") of it. The default of `low` is -high; k2 and k3 are never negative. Note that
-    k1 is *minus* log w, and verl's bounds for k1 are exponentials of these, on π_rollout / π_old; `low =
-    math.log(0.5)`, `high = math.log(2)` is verl's "0.5_2".
+    sum ("sequence"), mean ("geometric") or largest value ("max") of it: verl's seq_sum, seq_mean and seq_max, AReaL's
+    `agg`. The default of `low` is -high; k2 and k3 are never negative. Note that k1 is *minus* log w, and verl's bounds
+    for k1 are exponentials of these, on π_rollout / π_old; `low = math.log(0.5)`, `high = math.log(2)` is verl's
+    "0.5_2". AReaL's k1 and k3 are those of 1 / w: its k1 is log w, its k3 is 1/w - 1 + log w.
     """
-    estimate, combine = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS)
+    estimate, combine = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS | {"max": _largest})
     least = -high if low is None else low
 
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
@@ -138,6 +141,11 @@ def product(*corrections: Correction) -> Correction:
         return factor
 
     return correction
+
+
+def _largest(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return the largest value of each answer at each of its tokens; 0 for an answer without a trained token."""
+    return values.where(loss_mask, -torch.inf).amax(1, keepdim=True).where(loss_mask, 0.0)
 
 
 def _in_order(low: float, high: float) -> None:

@@ -311,7 +311,7 @@ def dppo_tv(*, threshold: float = 0.15) -> ComposedObjective:
     The threshold is that of the authors' runs. The weight on log πθ has the gradient of ρ Â up to its cap.
     What differs: the paper measures the move from the policy that sampled, as the engine reports it; here it is
     measured from π_old by the trainer, as in verl. verl's example for it takes Â = group_centred, a sum over tokens
-    divided by a constant, and a cap of 10,000. prime-rl's default is a relative of this with a quadratic pull.
+    divided by a constant, and a cap of 10,000. prime-rl's default is `prime_rl`, which has a quadratic pull.
     """
     return ComposedObjective(level=token, surrogate=surrogates.dppo_tv(threshold=threshold), weight=token_mean)
 
@@ -339,6 +339,38 @@ def dro(*, tau: float = 0.1) -> ComposedObjective:
     of verl and Tinker, with any Â for r - V, and the paper's τ under the name `beta`. TRL has none.
     """
     return ComposedObjective(level=token, surrogate=surrogates.dro(tau=tau), weight=token_mean)
+
+
+def prime_rl(*, threshold_low: float = 0.2, threshold_high: float = 0.2, pull: float = 1e-3) -> ComposedObjective:
+    """The default loss of prime-rl (August 2026): DPPO (arXiv 2602.04879) with a quadratic pull.
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t { M_it ρ_it Â_it - pull · (log ρ_it)² },   ρ_it = πθ(o_it) / π_rollout(o_it)
+        M_it = 0 if Â_it > 0 and πθ - π_rollout > threshold_high, or Â_it < 0 and πθ - π_rollout < -threshold_low,
+        else 1
+
+    The pull is that of Kimi K2.5 (arXiv 2602.02276). prime-rl uses it with Â = group_centred. Everything is measured
+    from π_rollout, the probabilities that the engine reported.
+    What differs: log ρ is clamped to ±20 in ρ, not in the pull. prime-rl's factor of Â, `adv_tau`, is left out: it is
+    the same as a pull divided by it, with the learning rate multiplied by it.
+    """
+    return ComposedObjective(
+        surrogate=surrogates.prime_rl(threshold_low=threshold_low, threshold_high=threshold_high, pull=pull),
+        weight=token_mean,
+        bypass=True,
+    )
+
+
+def prime_rl_ipo(*, threshold: float = 0.1, pull: float = 1e-3) -> ComposedObjective:
+    """The loss that prime-rl calls "ipo" (August 2026): `prime_rl` with a bound on both sides.
+
+        J = 1/Σ_i|o_i| Σ_i Σ_t { 1[|πθ - π_rollout| ≤ threshold] ρ_it Â_it - pull · (log ρ_it)² }
+
+    A token that has moved far against its advantage loses its gradient too. It is no preference optimisation: DPO's
+    "IPO" (arXiv 2310.12036) is another method. prime-rl uses it with Â = group_centred.
+    What differs: as for `prime_rl`.
+    """
+    surrogate = surrogates.prime_rl(threshold_low=threshold, threshold_high=threshold, symmetric=True, pull=pull)
+    return ComposedObjective(surrogate=surrogate, weight=token_mean, bypass=True)
 
 
 # -------------------------------------------------------------------------------------------- the plain policy gradient
@@ -400,7 +432,7 @@ def gpg() -> ComposedObjective:
         J = 1/Σ_i|o_i| Σ_i Σ_t Â_i log πθ(o_it)
 
     Published with Â = gpg: group-centred, and scaled up for the answers in groups whose rewards are all equal.
-    What differs: nothing known; verl's loss is this one.
+    What differs: nothing known; verl's loss is this one, and its factor of Â is another: see the advantage.
     """
     return ComposedObjective(surrogate=log_likelihood, weight=token_mean)
 

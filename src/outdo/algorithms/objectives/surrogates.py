@@ -5,8 +5,8 @@ of `loss_mask` are never read. ρ is the ratio at the objective's level, sg a st
 
 Three kinds: those that bound the ratio (`clip`, `sapo`, `gmpo`), those that multiply the gradient of
 log πθ by a detached number (`log_likelihood`, `cispo`, `vespo`, `dppo_tv`, `dppo_kl`), and those that
-pull back towards π_old (`dro`, `kl_cov`). The pull of the last kind is computed from log ρ without the objective's
-clamp: a clamped distance has no gradient, and would stop the pull where it is needed most.
+pull back towards π_old (`dro`, `prime_rl`, `kl_cov`). The pull of the last kind is computed from log ρ without the
+objective's clamp: a clamped distance has no gradient, and would stop the pull where it is needed most.
 """
 
 import functools
@@ -249,6 +249,32 @@ def dro(*, tau: float = 0.1) -> Surrogate:
     ) -> Float[Tensor, "B T"]:
         distance = ratios.log_ratio(logprobs, batch, limit=math.inf)
         return logprobs * advantages - tau / 2 * distance.square()
+
+    return surrogate
+
+
+def prime_rl(
+    *, threshold_low: float = 0.2, threshold_high: float = 0.2, symmetric: bool = False, pull: float = 1e-3
+) -> Surrogate:
+    """S = 1[within] ρ Â - pull · (log ρ)²; the losses of prime-rl, "default" and, with `symmetric`, "ipo".
+
+    within: Â > 0 and πθ - π_old ≤ threshold_high, Â ≤ 0 and πθ - π_old ≥ -threshold_low, as in `dppo_tv`; `symmetric`
+    asks for both bounds whatever the sign of Â, so that a token which has moved against Â loses its gradient too. The
+    pull is that of Kimi K2.5 (arXiv 2602.02276), and acts on every token. prime-rl measures both from the policy that
+    sampled: use it with `bypass`.
+    """
+    for name, value in (("threshold_low", threshold_low), ("threshold_high", threshold_high), ("pull", pull)):
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, not {value}")
+
+    def surrogate(
+        log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+    ) -> Float[Tensor, "B T"]:
+        moved = logprobs.detach().exp() - old_logprobs(logprobs, batch).exp()
+        below, above = moved <= threshold_high, moved >= -threshold_low
+        within = below & above if symmetric else torch.where(advantages > 0, below, above)
+        distance = ratios.log_ratio(logprobs, batch, limit=math.inf)
+        return (log_ratio.exp() * advantages).where(within, 0.0) - pull * distance.square()
 
     return surrogate
 

@@ -110,7 +110,10 @@ class Forward:
         return other
 
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute hidden states [N, H], and for each token the index of the hidden state that predicts it, [B, T]."""
+        """Compute hidden states [N, H], and for each token the index of the hidden state that predicts it.
+
+        The indices are [B, T + 1]: the column after an answer's last token has the state after the whole answer.
+        """
         if self.way == "shared":
             packed = pack(batch)
             tokens = len(packed.token_ids)
@@ -123,7 +126,7 @@ class Forward:
             input_ids=batch.token_ids, attention_mask=batch.attention_mask.long(), position_ids=positions
         )
         start = torch.arange(rows, device=self.device)[:, None] * width
-        return hidden.flatten(0, 1), start + predecessors(width, self.device)  # [B * T, H], [B, T]
+        return hidden.flatten(0, 1), start + predecessors(width + 1, self.device)  # [B * T, H], [B, T + 1]
 
     def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """Compute the hidden states [N, H] of a flat row of tokens [N] at `positions` [N], in the shared way."""
@@ -320,7 +323,7 @@ def _other_connection(shared: Forward, batch: Batch) -> str:
 
 def _logprobs(forward: Forward, batch: Batch) -> Tensor:
     hidden, source = forward.hidden(batch)
-    return forward.head(hidden[source[batch.loss_mask]]).float().log_softmax(-1)
+    return forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1)
 
 
 def _small_batch(vocabulary: int) -> Batch:

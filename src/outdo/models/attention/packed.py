@@ -84,7 +84,7 @@ class Packed:
     sizes: tuple[int, ...]  # tokens of the prompts, and of each part of the completions
     prompts: Part
     completions: tuple[Part, ...]
-    source: Tensor  # [B, T] index into the row of the position that predicts token t
+    source: Tensor  # [B, T + 1] index into the row of the position that predicts token t; the last is about the next
     _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
 
     @property
@@ -147,7 +147,7 @@ def pack(batch: Batch) -> Packed:
         sizes=tuple(len(part) for part in rows),
         prompts=parts[0],
         completions=parts[1:],
-        source=place[:, predecessors(width, device)],
+        source=place[:, predecessors(width + 1, device)],
     )
 
 
