@@ -67,6 +67,9 @@ def score(batch: Batch, models: Models, required: Requires, *, passes: int) -> B
         with span("old"):
             scores = models.policy.measure(batch, entropy="value" if required.old_entropy else "none")
         batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
+    if required.old_collision:
+        with span("old"):
+            batch = batch.with_(old_collision=models.policy.collision(batch))
     if required.reference and models.reference is not None:
         with span("reference"):
             batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))

@@ -181,6 +181,7 @@ class Batch:
     totals: Totals
     old_logprobs: Float[Tensor, "B T"] | None = None  # log π_old, by the trainer, before this step's updates
     old_entropy: Float[Tensor, "B T"] | None = None  # nats, of π_old's whole next-token distribution
+    old_collision: Float[Tensor, "B T"] | None = None  # Σ_v π_old(v)² over the same distribution
     ref_logprobs: Float[Tensor, "B T"] | None = None  # log π_ref
     values: Float[Tensor, "B T"] | None = None  # V of the prefix before token t
     end_values: Float[Tensor, "B"] | None = None  # V after the last token of a truncated answer; 0 elsewhere

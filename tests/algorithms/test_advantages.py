@@ -29,6 +29,7 @@ from outdo.algorithms.advantages import (
     leave_one_out,
     length_weighted,
     max_rl,
+    optimal_token,
     pass_at_k,
     per_token,
     reinforce_pp,
@@ -63,6 +64,7 @@ EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELA
     "gdpo": gdpo,
     "rejection": partial(rejection, threshold=1.0),
     "gae": gae,
+    "optimal_token": optimal_token,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "remax": remax,
@@ -223,6 +225,47 @@ def test_gpg_counts_rewards_that_are_not_0_as_verl_does() -> None:
     assert_close(gpg(values, group, nonzero=True), centred * 6 / 3)
     nothing = torch.zeros(6, dtype=torch.float64)
     assert gpg(nothing, group, nonzero=True).eq(0).all()
+
+
+def test_the_optimal_token_baseline_by_hand() -> None:
+    """Two answers of 2 and 1 tokens with the rewards 1 and 0, π = 1/2 and 1/4, 1/2, Σπ² = 1/2 everywhere."""
+    batch = batch_of([rollout(2, 1.0), rollout(1, 0.0)])
+    old = torch.tensor([[0, 0.5, 0.5], [0, 0.25, 0]], dtype=torch.float64).log()
+    batch = batch.with_(old_logprobs=old, old_collision=torch.full_like(old, 0.5), rewards=batch.rewards.double())
+    # W: .5 and 1 - .5 + .5 = 1 for the first tokens; B = (1 × .5 + 0 × 1) / 1.5 = 1/3. The second token is alone.
+    assert_close(filled(batch, optimal_token)[batch.loss_mask], rewards(2 / 3, 1, -1 / 3))
+    without = partial(optimal_token, zero_tail=False)
+    assert_close(filled(batch, without)[batch.loss_mask], rewards(2 / 3, 0, -1 / 3))
+    assert requirements_of(without) == Requires(old_logprobs=True, old_collision=True)
+
+
+@pytest.mark.parametrize("zero_tail", [True, False])
+def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
+    members = [
+        [rollout(4, 1.0), rollout(2, 0.0), rollout(5, 0.5, mask=(True, False, True, True, False))],
+        [rollout(3, 0.0), rollout(3, 2.0), rollout(1, 1.0)],
+    ]
+    batch = complete(members)
+    assert batch.old_logprobs is not None
+    batch = batch.with_(old_logprobs=-batch.old_logprobs.abs())
+    assert batch.old_logprobs is not None
+    assert batch.old_collision is not None
+    expected = torch.zeros_like(batch.old_logprobs)
+    for group in (0, 1):
+        rows = (batch.group == group).nonzero().squeeze(1).tolist()
+        places = {i: batch.loss_mask[i].nonzero().squeeze(1).tolist() for i in rows}
+        paths: dict[int, list[float]] = {}
+        for i in rows:
+            terms = [float(1 - 2 * batch.old_logprobs[i, t].exp() + batch.old_collision[i, t]) for t in places[i]]
+            paths[i] = [sum(terms[: k + 1]) for k in range(len(terms))]
+        for i in rows:
+            for k, t in enumerate(places[i]):
+                others = [j for j in rows if k < len(places[j])]
+                baseline = sum(float(batch.rewards[j]) * paths[j][k] for j in others)
+                baseline /= sum(paths[j][k] for j in others) + 1e-8
+                alone = zero_tail and len(others) == 1
+                expected[i, t] = batch.rewards[i] - (0 if alone else baseline)
+    assert_close(filled(batch, partial(optimal_token, zero_tail=zero_tail)), expected, tolerance=1e-6)
 
 
 def test_batch_standardised_divides_by_the_deviation_of_all_raw_rewards() -> None:
@@ -452,6 +495,7 @@ def complete(members: list[list[Rollout]]) -> Batch:
         baselines=parts.round(),
         reward_parts={"a": batch.rewards.double(), "b": parts.where(numbers % 4 != 1, torch.nan)},
         old_logprobs=noise(),
+        old_collision=noise().abs() + 1.0,
         ref_logprobs=noise(),
         values=noise(),
     )
@@ -459,7 +503,7 @@ def complete(members: list[list[Rollout]]) -> Batch:
 
 def filled_outside_mask(batch: Batch, fill: float, columns: int = 0) -> Batch:
     """Write `fill` into all per-token numbers outside `loss_mask`, and append `columns` more columns of it."""
-    names = ("old_logprobs", "ref_logprobs", "values", "rollout_logprobs")
+    names = ("old_logprobs", "old_collision", "ref_logprobs", "values", "rollout_logprobs")
     spoilt = {name: getattr(batch, name).where(batch.loss_mask, fill) for name in names}
     wide = {name: pad(value, (0, columns), value=fill) for name, value in spoilt.items()}
     masks = {name: pad(getattr(batch, name), (0, columns)) for name in ("token_ids", "attention_mask", "loss_mask")}

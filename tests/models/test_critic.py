@@ -11,7 +11,7 @@ import torch
 from engine_cases import apart, fresh, ragged, rollout, shared, tokens
 from torch import Tensor, nn
 
-from outdo.algorithms.advantages import gae, group_standardised, per_token
+from outdo.algorithms.advantages import gae, group_standardised, optimal_token, per_token
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean, total
@@ -307,6 +307,23 @@ def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., 
         resumed.load_state(unpack(*pack(half.state())))
         resumed.policy.model.load_state_dict(half.policy.model.state_dict())  # from the checkpoint's model folder
         assert ending(run(resumed, killed + 1, 4)).equal(whole)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
+def test_the_loop_measures_how_often_two_draws_are_equal_where_it_is_required(arch: str) -> None:
+    policy = fresh(arch, batch_sizes=BatchSizes(micro_batch_tokens=20))
+    uniform = ComposedObjective(surrogate=clip(low=0.2, high=0.2))
+    models = Models.of(policy, uniform, advantage=optimal_token)
+    (step,) = islice(train(models, [[]], answers, optimal_token, uniform), 1)
+    batch = step.batch
+    found = batch.old_collision
+    assert found is not None
+    assert found[~batch.loss_mask].eq(0).all()
+    with torch.no_grad():
+        logits = fresh(arch).model(batch.token_ids, attention_mask=batch.attention_mask.long()).logits  # [B, T, V]
+    expected = logits.log_softmax(-1).exp().square().sum(-1)[:, :-1]
+    mask = batch.loss_mask[:, 1:]
+    torch.testing.assert_close(found[:, 1:][mask], expected[mask], rtol=1e-4, atol=1e-7)
 
 
 def test_the_loop_measures_the_value_after_truncated_answers_where_it_is_required() -> None:

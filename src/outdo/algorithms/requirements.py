@@ -15,6 +15,7 @@ class Requires:
     reference: bool = False  # `batch.ref_logprobs`
     old_logprobs: bool = False  # `batch.old_logprobs`, even in a single pass over the batch
     old_entropy: bool = False  # `batch.old_entropy`
+    old_collision: bool = False  # `batch.old_collision`
     values: bool = False  # `batch.values`, by a critic
     end_values: bool = False  # `batch.end_values`, by a critic
     baselines: bool = False  # `batch.baselines`: the reward of the greedy answer

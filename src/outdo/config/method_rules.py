@@ -241,7 +241,7 @@ def _discount_above_one(recipe: Recipe) -> Iterator[str]:
 
 def _dynamic_sampling_needs_group_comparison(recipe: Recipe) -> Iterator[str]:
     name = recipe.advantage.name
-    relative = name in GROUP_RELATIVE - {"gdpo"} or name == "remax" or ":" in name
+    relative = name in GROUP_RELATIVE - {"gdpo", "optimal_token"} or name == "remax" or ":" in name
     rounds = recipe.train.dynamic_sampling
     if rounds and not relative:
         yield f"train.dynamic_sampling = {rounds}: {name} also learns from a group whose rewards are all equal"

@@ -43,6 +43,11 @@ def token_entropy(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
 
 
+def token_collision(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """Compute Σ_v p_v² of softmax(logits / temperature), how often two draws are equal: [..., V] -> [...]."""
+    return _scaled(logits, temperature).softmax(-1).square().sum(-1)
+
+
 def sequence_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     """Compute the log-probabilities [B, T] of a causal model's input [B, T] from its logits [B, T, V].
 

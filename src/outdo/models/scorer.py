@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outdo.models.attention.forward import Forward
-from outdo.models.logprobs import Entropy
+from outdo.models.logprobs import Entropy, token_collision
 from outdo.types import Batch, TokenScores
 from outdo.utils.batching import accumulate
 from outdo.utils.errors import OutdoError
 from outdo.utils.timing import span
 
 Result = TypeVar("Result")
+COLLISION_CHUNK = 1024  # tokens whose logits exist at once in `Scorer.collision`
 ByRows = list[tuple[list[int], Result]]  # for each micro-batch: the numbers of its rows, and what was computed of them
 
 
@@ -175,6 +176,23 @@ class Scorer:
     def logprobs(self, batch: Batch) -> Tensor:
         """Return log πθ [B, T] without gradients, on the CPU."""
         return self.measure(batch).logprobs
+
+    @torch.no_grad()
+    def collision(self, batch: Batch) -> Tensor:
+        """Compute Σ_v π(v)² of the distribution that each trained token was drawn from, 0 elsewhere: [B, T] on the CPU.
+
+        It makes a forward pass of its own, in this process.
+        """
+        parts: list[Tensor] = []
+        for micro in batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False):
+            here = micro.to(self.device)
+            hidden, source = self.forward.hidden(here)
+            rows, columns = here.loss_mask.nonzero(as_tuple=True)
+            chunks = zip(source[rows, columns].split(COLLISION_CHUNK), rows.split(COLLISION_CHUNK), strict=True)
+            found = [token_collision(self.forward.head(hidden[at]), here.temperature[row]) for at, row in chunks]
+            values = torch.cat(found) if found else hidden.new_zeros(0).float()
+            parts.append(values.new_zeros(here.token_ids.shape).index_put((rows, columns), values))
+        return stack(parts, batch.token_ids.shape[1])
 
     def _halving_on_oom(self, compute: Callable[[], Result]) -> Result:
         """Compute; if memory does not suffice, try again with half as many tokens at once, down to a row at a time."""

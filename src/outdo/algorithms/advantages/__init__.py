@@ -13,6 +13,7 @@ from outdo.algorithms.advantages.group import (
     reward,
     sign,
 )
+from outdo.algorithms.advantages.optimal_token import optimal_token
 from outdo.algorithms.advantages.token import (
     Advantage,
     baseline_first,
@@ -57,6 +58,7 @@ __all__ = [
     "leave_one_out",
     "length_weighted",
     "max_rl",
+    "optimal_token",
     "pass_at_k",
     "per_token",
     "reinforce_pp",

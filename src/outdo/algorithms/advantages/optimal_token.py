@@ -1,0 +1,58 @@
+"""The optimal token baseline: a baseline for each token, from the answers of the group that have such a token."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from outdo.algorithms.advantages.token import returns_to_go, token_rewards_of
+from outdo.algorithms.objectives.base import given
+from outdo.algorithms.requirements import requires
+from outdo.types import Batch
+
+
+@requires(old_logprobs=True, old_collision=True)
+def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
+    """Â_t = G_t - B_t with B_t = Σ_i G_it W_it / Σ_i W_it over the answers of the group; verl's optimal token baseline.
+
+    G_t is the return to go, and W_it = Σ_{s<=t} (1 - 2 π(o_is) + Σ_v π(v)²), which is the squared norm of the gradient
+    of log π with respect to the logits, summed up to the token: B_t is the baseline of least variance for gradients of
+    these norms. t counts trained tokens. Where a single answer has a t-th token, B_t is 0, so that Â_t is the whole
+    return, also in a group of one; without `zero_tail` it is the return itself, and Â_t is 0.
+
+    What differs: verl adds 1e-8 to the denominator, and can multiply W by the squared weight for the engine.
+    """
+    mask = batch.loss_mask
+    advantages = torch.zeros(mask.shape, dtype=batch.rewards.dtype, device=mask.device)
+    if not mask.any():
+        return batch.with_(advantages=advantages)
+    returns = returns_to_go(token_rewards_of(batch), mask)
+    norms = 1 - 2 * given(batch.old_logprobs, "old_logprobs").exp() + given(batch.old_collision, "old_collision")
+    norms = norms.where(mask, 0.0).cumsum(1)
+    for group in batch.group[mask.any(1)].unique():
+        rows = ((batch.group == group) & mask.any(1)).nonzero().squeeze(1)  # [n]
+        own = mask[rows]
+        g, w = _aligned(returns[rows], own), _aligned(norms[rows], own)  # [n, K]
+        present = _aligned(torch.ones_like(returns[rows]), own) > 0
+        baseline = _weighted_mean(g, w, present)  # [K]
+        if zero_tail:
+            baseline = baseline.where(present.sum(0) > 1, 0.0)
+        placed = torch.zeros_like(returns[rows]).masked_scatter(own, (g - baseline)[present])
+        advantages[rows] = placed.to(advantages)
+    return batch.with_(advantages=advantages)
+
+
+def _aligned(values: Float[Tensor, "n T"], mask: Bool[Tensor, "n T"]) -> Float[Tensor, "n K"]:
+    """Move the values of the trained tokens of each row to the left, and fill up with 0."""
+    longest = int(mask.sum(1).max())
+    places = torch.arange(longest, device=mask.device) < mask.sum(1, keepdim=True)
+    return values.new_zeros(places.shape).masked_scatter(places, values[mask])
+
+
+def _weighted_mean(
+    values: Float[Tensor, "n K"], weights: Float[Tensor, "n K"], present: Bool[Tensor, "n K"]
+) -> Float[Tensor, "K"]:
+    """Compute the weighted mean of each column; exactly their value where all values are equal."""
+    lowest = values.where(present, torch.inf).amin(0)
+    sums = (weights * present).sum(0)
+    above = ((values - lowest).where(present, 0.0) * weights).sum(0)
+    return lowest + above / sums.where(sums > 0, 1.0)
