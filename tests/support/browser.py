@@ -88,9 +88,9 @@ def watched_page(browser: Browser, *, viewport: Any = DESKTOP, allowed: str = ""
     assert witness == PageLog(), witness
 
 
-def open_page(page: Page, path: Path) -> None:
-    """Open a page from disk, and wait until its tokens are drawn."""
-    page.goto(path.as_uri())
+def open_page(page: Page, path: Path, *, step: int | None = None) -> None:
+    """Open a page from disk, at a step if one is given, and wait until its tokens are drawn."""
+    page.goto(path.as_uri() + ("" if step is None else f"#step={step}"))
     by_test_id(page, "token").first.wait_for()
 
 

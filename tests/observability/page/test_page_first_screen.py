@@ -3,12 +3,16 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
 from browser import PHONE, by_test_id, nearly_equal, number, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
+from run_folders import write_small_run
 
+from outdo.observability.record import parquet as files
 from outdo.storage.run_folder import read_metrics
 
 
@@ -64,3 +68,27 @@ def test_a_finding_has_the_width_of_the_page_on_a_phone(browser: Browser, page_o
         box = by_test_id(page, "finding").last.locator("span").last.bounding_box()
         assert box
         assert box["width"] > 0.8 * PHONE["width"]
+
+
+def test_without_a_verdict_nothing_is_called_right(page: Page, page_of: Callable[..., Path], tmp_path: Path):
+    folder = write_small_run(tmp_path / "dense")
+    for name in ("metrics.jsonl", "summary.json"):
+        text = (folder / name).read_text()
+        for old, new in (("greedy_", "greedy_reward_"), ("sampled_", "sampled_reward_")):
+            text = text.replace(f"{old}low", f"{new}low").replace(f"{old}high", f"{new}high")
+        for kind in ("greedy", "sampled"):
+            text = text.replace(f'{kind}":', f'{kind}_reward":')
+        for gone in ("right", "frac_all_right", "frac_all_wrong"):
+            text = re.sub(rf'"{gone}": [\d.e-]+, ', "", text)
+        (folder / name).write_text(text)
+    for step in range(1, 7):
+        table = files.read(folder, step)
+        place = table.schema.get_field_index("right")
+        nulls = pyarrow.nulls(len(table), pyarrow.bool_())
+        files.write(folder, step, table.set_column(place, "right", nulls))
+    open_page(page, page_of(folder))
+    expect(by_test_id(page, "lead")).to_contain_text("The mean reward of held-out answers is 0.82 after step 6")
+    expect(by_test_id(page, "lead")).to_contain_text("No rule of this run says which answers are right")
+    expect(page.locator("#groups")).to_contain_text("rewards differ")
+    words = page.locator("#groups, #rollouts, #answer").all_inner_texts()
+    assert not [text for text in words if re.search(r"\b(all right|all wrong|right and wrong|✓|✗)", text)]

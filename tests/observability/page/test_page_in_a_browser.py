@@ -37,8 +37,8 @@ def rows(small_run: Path) -> list[Row]:
 
 @pytest.fixture
 def opened(page: Page, small_page: Path) -> Page:
-    """The page of the small run, drawn."""
-    open_page(page, small_page)
+    """The page of the small run at its last step, drawn."""
+    open_page(page, small_page, step=LAST)
     return page
 
 
@@ -98,7 +98,7 @@ def test_the_chosen_theme_is_remembered(opened: Page):
 
 def test_a_phone_shows_the_page_without_horizontal_scrolling(browser: Browser, small_page: Path):
     with watched_page(browser, viewport=PHONE, has_touch=True) as page:
-        open_page(page, small_page)
+        open_page(page, small_page, step=LAST)
         by_test_id(page, "token").first.tap()
         expect(by_test_id(page, "card")).to_contain_text("Token 1 of")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]

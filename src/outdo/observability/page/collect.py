@@ -16,6 +16,7 @@ from pyarrow import parquet
 from outdo.observability import doctor, glossary
 from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
+from outdo.observability.page.held_out import held_out_change
 from outdo.observability.page.leverage import where_training_happened
 from outdo.observability.page.select import (
     DEFAULT_BYTES,
@@ -27,6 +28,7 @@ from outdo.observability.page.select import (
 )
 from outdo.observability.record import parquet as files
 from outdo.storage.run_folder import is_alive
+from outdo.storage.run_state import run_state
 from outdo.utils.errors import RunFolderError
 
 MOST_POINTS = 2_000
@@ -69,7 +71,13 @@ def collect_run(folder: Path, view: View = DEFAULT_VIEW) -> PageData:
     entries = _encoded_steps(folder, _leading_steps(recorded, run_data, view, moved_most), recorded, run_data, view)
     comparison = view.comparison
     compared = {"step": comparison.step, "a": comparison.a, "b": comparison.b} if comparison else None
-    record = {"recorded": recorded, "chosen": entries, "compared": compared, "leverage": leverage}
+    record = {
+        "recorded": recorded,
+        "chosen": entries,
+        "compared": compared,
+        "leverage": leverage,
+        "held_out": held_out_change(folder),
+    }
     return {**run_data.to_dict(after=-1), "about": _description(folder, run_data, recorded), **record}
 
 
@@ -109,7 +117,7 @@ def metrics_since(run_data: "RunData", *, after: int) -> PageData:
     run_data.refresh()
     folder = run_data.folder
     recorded = files.recorded_steps(folder)
-    record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None}
+    record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None, "held_out": None}
     return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
 
 
@@ -185,6 +193,7 @@ class RunData:
         return {
             "name": _redacted(self.folder.resolve().name),
             "alive": is_alive(self.folder),
+            "state": str(run_state(self.folder)),
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _glossary_texts(names),
             "findings": [*self.findings, *self.left_out],

@@ -261,7 +261,7 @@ def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str,
             "reward": number_or_none(row.get("reward")),
             "parts": {name: number_or_none(part) for name, part in (row.get("reward_parts") or {}).items()},
             "verdict": _text(row.get("verdict")) or "ok",
-            "right": bool(row.get("right")),
+            "right": row.get("right"),  # None: the run has no rule for it
             "finish": _text(row.get("finish_reason")) or "",
             "version": row.get("policy_version"),
             "advantage": number_or_none(row.get("advantage")),

@@ -14,6 +14,7 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ HEADERS = {
 
 def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIEW) -> ASGIApp:
     """Return the server's application for the run folders `runs`, at `port`, for requests with `token`."""
-    run_data: dict[int, RunData] = {}
+    data_of = cache(RunData)  # of each followed run, so that a poll reads only what is new
     headers = {**HEADERS, "Content-Security-Policy": f"{security_policy(live=True)}; frame-ancestors 'none'"}
 
     def respond(request: Request) -> Response:
@@ -52,9 +53,7 @@ def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIE
                 page_data = [collect_run(each, view) for each in runs]
                 return HTMLResponse(render_page(page_data, live={"url": "/", "token": token}))
             case ["", "data"]:
-                if run not in run_data:
-                    run_data[run] = RunData(runs[run])
-                return _json(metrics_since(run_data[run], after=after))
+                return _json(metrics_since(data_of(runs[run]), after=after))
             case ["", "step", number] if (step := _number(number)) is not None:
                 tokens = step_tokens(runs[run], step)
                 return PlainTextResponse("this step is not recorded", 404) if tokens is None else _json(tokens)

@@ -1,14 +1,26 @@
-// The answer to "Did training help?", above the curves: held-out accuracy before and after training, then whether the
-// probabilities moved in the direction of their pushes.
+// The answer to "Did training help?", above the curves: held-out accuracy before and after training (the mean reward,
+// where no rule says which answers are right), then whether the probabilities moved in the direction of their pushes.
 'use strict';
 
 // The metrics that the tiles show: the findings do not repeat good news about them.
-const ANSWERED = new Set(['eval/greedy', 'eval/sampled', 'reward', 'moved_right_way']);
+const ANSWERED = new Set([
+  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward', 'moved_right_way'],
+]);
 
-const ACCURACIES = [
+const EVALUATIONS = [
   ['eval/greedy', 'Held-out accuracy', 'greedy answers'],
   ['eval/sampled', 'Held-out accuracy', 'sampled answers'],
+  ['eval/greedy_reward', 'Held-out mean reward', 'greedy answers'],
+  ['eval/sampled_reward', 'Held-out mean reward', 'sampled answers'],
 ];
+const isAccuracy = (metric) => !metric.endsWith('_reward');
+
+/** Return the evaluations to show: accuracy if a rule says which answers are right, and else the mean reward. */
+function evaluationsOf(runs) {
+  const made = EVALUATIONS.filter(([metric]) => runs.some((run) => evaluated(run, metric)));
+  const accuracies = made.filter(([metric]) => isAccuracy(metric));
+  return accuracies.length ? accuracies : made;
+}
 
 /** Return the first and the last evaluation with their 95 % intervals; null if there are fewer than two. */
 function evaluated(run, metric) {
@@ -43,7 +55,7 @@ function verdict({ first, last }) {
 }
 
 function Lead({ runs, run }) {
-  const metric = ACCURACIES.map(([name]) => name).find((name) => evaluated(run, name));
+  const metric = evaluationsOf([run])[0]?.[0];
   const name =
     runs.length > 1 &&
     html`<i class=${`stroke ${run === runs[1] ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>: `;
@@ -56,6 +68,11 @@ function Lead({ runs, run }) {
   const ends = evaluated(run, metric),
     word = verdict(ends);
   const overlap = word === UNDECIDED && ' The 95\u00a0% intervals overlap.';
+  if (!isAccuracy(metric))
+    return html`<p class="lead" data-test="lead">${name}<b>${word}</b> The mean reward of held-out answers is
+      ${' '}<b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
+      ${' '}<b>${figure(ends.first.value)}</b>.${overlap} <span class="quiet">No rule of this run says which answers are
+      right.</span></p>`;
   return html`<p class="lead" data-test="lead">${name}<b>${word}</b> The policy answers
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
     ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b>.${overlap}</p>`;
@@ -90,11 +107,12 @@ const Way = ({ from, to, form }) => html`<p class="way"><span class="from">${for
 /** Draw one tile per quantity, with one line per run. */
 function Answer({ runs }) {
   const told = (of) => runs.map((run, i) => [of(run), i]).filter(([ends]) => ends);
-  const accuracies = ACCURACIES.map(([metric, title, detail]) => {
-    const ends = told((run) => evaluated(run, metric));
+  const evaluations = evaluationsOf(runs).map(([metric, title, detail]) => {
+    const ends = told((run) => evaluated(run, metric)),
+      form = isAccuracy(metric) ? percent : figure;
     return ends.length > 0 && html`<${Tile} title=${title} detail=${detail}>${ends.map(
-      ([{ first, last }, i]) => html`<${Way} from=${first.value} to=${last.value} form=${percent} />
-        <${Intervals} first=${first} last=${last} second=${i} />`)}<//>`;
+      ([{ first, last }, i]) => html`<${Way} from=${first.value} to=${last.value} form=${form} />
+        ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} second=${i} />`}`)}<//>`;
   });
   const rewards = told((run) => summary(run, 'reward'));
   const moved = told((run) => {
@@ -103,7 +121,7 @@ function Answer({ runs }) {
     return shares.length ? { share: mean(shares), steps: shares.length, tokens } : null;
   });
   return html`${runs.map((run) => html`<${Lead} runs=${runs} run=${run} />`)}
-    <div class="tiles">${accuracies}
+    <div class="tiles">${evaluations}
       ${moved.length > 0 && html`<${Tile} title="Moved as pushed" detail="each step">${moved.map(
         ([{ share, steps, tokens }]) => html`<p class="way"><b>${percent(share)}</b></p>
         <p class="said quiet">of the pushed tokens, weighted by how far the pushes

@@ -131,6 +131,7 @@ function App({ data }) {
       <${About} runs=${runs} />
       <${Section} id="curves" number="1" title="Did training help?"><${Answer} runs=${runs} />
         <${Findings} runs=${runs} onFinding=${showFinding} />
+        ${runs.map((each) => html`<${HeldOut} run=${each} runs=${runs} />`)}
         ${runs.map((each) => html`<${Where} run=${each} runs=${runs} />`)}
         <${Curves} runs=${runs} chosen=${chosen} at=${number} range=${range} onStep=${openNear} /><//>
       <section id="steps" aria-labelledby="steps-title">

@@ -3,12 +3,15 @@
 
 // The most important metrics first; the others follow in alphabetical order.
 const LEADING = [
-  ...['eval/greedy', 'eval/sampled', 'reward', 'right', 'transfer', 'transfer/followed', 'baseline'],
+  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward'],
+  ...['right', 'transfer', 'transfer/followed', 'baseline'],
   ...['frac_reward_zero_std', 'frac_all_right', 'frac_all_wrong', 'reward_std', 'completions/mean_length'],
   ...['moved_right_way', 'moved_wrong_way', 'target/reached', 'target_reached', 'attained', 'cancelled', 'certain'],
   ...['unreachable', 'overshoot', 'moved_not', 'clip_ratio/region_mean', 'kl', 'entropy', 'grad_norm', 'loss'],
 ];
-const ALWAYS = new Set(['eval/greedy', 'eval/sampled', 'reward', 'moved_right_way']);
+const ALWAYS = new Set([
+  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward', 'moved_right_way'],
+]);
 
 const SHARE = new RegExp(
   `^(${[

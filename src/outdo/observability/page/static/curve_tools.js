@@ -37,11 +37,12 @@ function Enlarged({ runs, metric, words, log, live, onClose }) {
   useLayoutEffect(() => dialog.current.showModal(), []);
   const onCursor = useCallback((index, table) => {
     if (!readout.current) return;
-    readout.current.textContent = known(index) ? `${readingsAt(table, index, form).join('  ·  ')}   at ${table[0][index]}` : '';
+    const values = known(index) && readingsAt(table, index, form).join('  ·  ');
+    readout.current.textContent = values ? `${values}   at ${table[0][index]}` : '';
   }, []);
-  const rows = runs.flatMap((run) =>
-    run.metrics.steps.map((step, i) => [run, step, run.metrics.values[metric]?.[i]]).filter(([, , value]) => known(value)),
-  );
+  const rows = runs
+    .flatMap((run) => run.metrics.steps.map((step, i) => [run, step, run.metrics.values[metric]?.[i]]))
+    .filter(([, , value]) => known(value));
   return html`<dialog class="enlarged" ref=${dialog} data-test="enlarged" aria-label=${words?.title ?? metric}
     onClose=${onClose}>
     <div class="list-head"><h3>${words?.title ?? metric} <code>${metric}</code></h3>

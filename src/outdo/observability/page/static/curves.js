@@ -81,7 +81,7 @@ const rangeOf = (metric) =>
   isShare(metric) ? (_, least, most) => (most > TINY ? [0, 1] : [0, (most || TINY) * 1.1]) : undefined;
 
 // Steps are whole numbers, and so are the marks of their axis.
-const STEP_INCREMENTS = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5, 6].map((zeros) => one * 10 ** zeros)).sort((a, b) => a - b);
+const STEP_INCREMENTS = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((one) => one * 10 ** zeros));
 
 const axisOf = (extra) => ({
   stroke: () => inkOf('quiet'),

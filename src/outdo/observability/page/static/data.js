@@ -113,7 +113,23 @@ function stateOf({ column, tokens, push, clipWords }) {
   return flags;
 }
 
-/** Return how many first tokens of a completion are shown: of a very long one the page has the beginning and the end. */
+/** Return whether two rewards of a group, or one of them and the baseline, differ by more than rounding. */
+function hasSpread(scored, baseline) {
+  if (!scored.length) return false;
+  const values = [...scored.map((row) => row.reward), ...(baseline === null ? [] : [baseline])];
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  return high - low > Math.max(1e-9, 1e-6 * Math.max(Math.abs(low), Math.abs(high)));
+}
+
+/** Return the kind of a group: by verdicts where every scored answer has one, else by the spread of its rewards. */
+function outcomeOf(scored, signal) {
+  if (!scored.length) return 'unscored';
+  if (scored.some((row) => row.right === null)) return signal ? 'differ' : 'equal';
+  const right = scored.filter((row) => row.right).length;
+  return right === scored.length ? 'right' : right === 0 ? 'wrong' : 'mixed';
+}
+
+/** Return how many first tokens of a completion the page has: of a very long one it has the beginning and the end. */
 const shownStart = ({ length, omitted }) => (omitted ? length - Math.floor(length / 3) : length);
 
 /** Return the place of a token in the whole completion. */
@@ -139,14 +155,14 @@ function copiesIn(step, rows) {
 function groupOf(step, group, index) {
   const rows = step.rows.filter((row) => row.group === index);
   const scored = rows.filter((row) => row.reward !== null);
-  const right = scored.filter((row) => row.right).length;
-  const outcome = !scored.length ? 'unscored' : right === scored.length ? 'right' : right === 0 ? 'wrong' : 'mixed';
+  const signal = hasSpread(scored, group.baseline);
   return {
     ...group,
     index,
     rows,
     scored,
-    outcome,
+    signal,
+    outcome: outcomeOf(scored, signal),
     measured: rows.some((row) => row.measured),
     moved: movedShare(step, rows),
     mean: mean(scored.map((row) => row.reward)),

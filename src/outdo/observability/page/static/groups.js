@@ -11,7 +11,7 @@ const spread = ({ scored }) => {
 };
 const GROUP_ORDERS = {
   number: ['number', byNumber((group) => group.number, false)],
-  signal: ['mixed first', (a, b) => (b.outcome === 'mixed') - (a.outcome === 'mixed') || byNumber(spread)(a, b)],
+  signal: ['largest spread of rewards', (a, b) => b.signal - a.signal || byNumber(spread)(a, b)],
   best: ['highest mean reward', byNumber((group) => group.mean)],
   worst: ['lowest mean reward', byNumber((group) => group.mean, false)],
   moved: ['highest share moved right', byNumber((group) => group.moved)],
@@ -19,7 +19,7 @@ const GROUP_ORDERS = {
   prompt: ['prompt', (a, b) => a.promptText.localeCompare(b.promptText)],
 };
 
-/** Draw a group's rewards as a row of bars, highest first: filled if right, hollow if not. */
+/** Draw a group's rewards as a row of bars, highest first: hollow if wrong, filled if right or without a verdict. */
 function Rewards({ group }) {
   const rows = [...group.rows].sort(byNumber((row) => row.reward));
   const values = group.scored.map((row) => row.reward),
@@ -27,19 +27,21 @@ function Rewards({ group }) {
     high = Math.max(1, ...values);
   const width = rows.length > 24 ? 3 : 6,
     height = 16;
-  const right = rows.filter((row) => row.right && row.reward !== null).length;
+  const right = group.scored.filter((row) => row.right).length,
+    judged = group.scored.some((row) => row.right !== null);
   return html`<svg class="rewards" width=${rows.length * width} height=${height} role="img"
-    aria-label=${`${OUTCOME_WORDS[group.outcome]}: ${right} right of ${rows.length}`}>
+    aria-label=${judged ? `${OUTCOME_WORDS[group.outcome]}: ${right} right of ${rows.length}`
+      : `${OUTCOME_WORDS[group.outcome]}: mean ${figure(group.mean)}`}>
     ${rows.map((row, i) => {
       if (row.reward === null) return html`<path class="unscored" d=${`M${i * width} ${height - 1}h${width - 1}`} />`;
       const size = Math.max(4, ((row.reward - low) / (high - low)) * (height - 1));
-      return html`<rect class=${row.right ? 'right' : 'wrong'} x=${i * width + 0.5} y=${height - size}
+      return html`<rect class=${row.right === false ? 'wrong' : 'right'} x=${i * width + 0.5} y=${height - size}
         width=${width - 2} height=${size - 0.5} />`;
     })}</svg>`;
 }
 
 function GroupRow({ group, open, reachable, onOpen }) {
-  const glyph = { right: '●', wrong: '○', mixed: '◐', unscored: '–' }[group.outcome];
+  const glyph = { right: '●', wrong: '○', mixed: '◐', differ: '◐', equal: '○', unscored: '–' }[group.outcome];
   return html`<tr data-test="group-row" data-group=${group.number} class=${open ? 'open' : ''}
     onClick=${() => onOpen(group.index)}>
     <td class="number">${group.number}</td>
@@ -73,12 +75,14 @@ function visibleGroups(step, shown, order) {
 
 function GroupList({ step, groups, order, setOrder, open, onOpen }) {
   const of = (outcome) => step.groups.filter((group) => group.outcome === outcome).length;
-  const outcomes = ['mixed', 'right', 'wrong'].map((outcome) => `${of(outcome)} ${OUTCOME_WORDS[outcome]}`).join(', ');
+  const signal = step.groups.filter((group) => group.signal).length;
+  const outcomes = Object.keys(OUTCOME_WORDS).filter(of).map((outcome) => `${of(outcome)} ${OUTCOME_WORDS[outcome]}`);
   const reachable = groups.find((group) => group.index === open) ?? groups[0];
-  return html`<div class="list-head"><p class="note">${outcomes}.
+  return html`<div class="list-head"><p class="note"><b>${signal}</b> of ${count(step.groups.length, 'group')} gave
+      signal: their rewards differ (${outcomes.join(', ')}).
       <span class="quiet">${step.groups.length < step.groupsInAll
         ? ` The page has ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
-        : ''} Only mixed groups show which rollouts are better. "Moved right": the share of the
+        : ''} Equal rewards give no advantage. "Moved right": the share of the
         pushed tokens that moved as pushed, weighted by how far the pushes could move them.</span></p>
     <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
       onChange=${(event) => setOrder(event.target.value)}>

@@ -76,7 +76,7 @@ function About({ runs }) {
     (run, i) => html`<section aria-label=${`Run ${run.name}`}>
     <p class="run-title">${runs.length > 1 && html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i>`}
       <bdi>${plainText(run.name)}</bdi>
-      ${run.alive && html`<span class="badge">running</span>`}</p>
+      ${run.state && html`<span class="badge" data-test="run-state">${run.state}</span>`}</p>
     <dl>${run.about.filter(isLeading).map(fact)}</dl>
     <dl class="minor">${run.about.filter((each) => !isLeading(each)).map(fact)}</dl></section>`,
   )}</div>`;

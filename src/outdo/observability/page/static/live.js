@@ -48,7 +48,7 @@ function grown(run, news) {
     const before = run.metrics.values[name]?.slice(0, kept) ?? new Array(kept).fill(null);
     values[name] = [...before, ...(news.metrics.values[name] ?? new Array(news.metrics.steps.length).fill(null))];
   }
-  const { about, findings, recorded, alive } = news;
+  const { about, findings, recorded, alive, state } = news;
   const stays = ({ step }) => step < replaced && recorded.includes(step);
   return {
     ...run,
@@ -56,6 +56,7 @@ function grown(run, news) {
     findings,
     recorded,
     alive,
+    state,
     chosen: run.chosen.every(stays) ? run.chosen : run.chosen.filter(stays),
     metrics: { steps, values },
     words: { ...run.words, ...news.words },

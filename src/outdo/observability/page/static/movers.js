@@ -85,8 +85,8 @@ function Movers({ step, onJump }) {
   return html`<p class="note"><span class="quiet">Step ${step.number}, ${count(measured, 'measured group')}: the move in
       nats, and the probability before → after. Rollouts with the same beginning share the probability of a token: the
       list shows it once, with "and 2 more". A token moved the wrong way if it moved against the net push.</span></p>
-    <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} most=${longest} onJump=${onJump}
-      none="No token was measured after this step." />
-      <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} most=${longest} onJump=${onJump}
-        none="No measured token moved against its push." /></div>`;
+    <div class="pair"><${MoverList} title="Moved most" test="moved-most" step=${step} movers=${most} most=${longest}
+      onJump=${onJump} none="No token was measured after this step." />
+      <${MoverList} title="Moved the wrong way" test="moved-wrong" step=${step} movers=${wrong} most=${longest}
+        onJump=${onJump} none="No measured token moved against its push." /></div>`;
 }

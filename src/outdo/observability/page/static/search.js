@@ -26,8 +26,8 @@ function textMatches(step, row, { where }, sought) {
 }
 
 function rowMatches(step, row, filter, sought) {
-  if (filter.verdict === 'right' && !(row.right && row.reward !== null)) return false;
-  if (filter.verdict === 'wrong' && (row.right || row.reward === null)) return false;
+  if (filter.verdict === 'right' && row.right !== true) return false;
+  if (filter.verdict === 'wrong' && !(row.right === false && row.reward !== null)) return false;
   if (filter.verdict.startsWith('is:') && row.verdict !== filter.verdict.slice(3)) return false;
   if (filter.least !== '' && !(row.reward !== null && row.reward >= Number(filter.least))) return false;
   if (filter.most !== '' && !(row.reward !== null && row.reward <= Number(filter.most))) return false;
@@ -79,7 +79,8 @@ function Search({ step, filter, setFilter, shown }) {
     )}</select></label>
     <label class="control"><span>Result</span><select data-test="filter-verdict" value=${filter.verdict}
       onChange=${change('verdict')}>
-      <option value="">any</option><option value="right">right</option><option value="wrong">wrong</option>
+      <option value="">any</option>${step.rows.some((row) => row.right !== null) &&
+        html`<option value="right">right</option><option value="wrong">wrong</option>`}
       ${words.map((verdict) => html`<option value=${`is:${verdict}`}>${verdict}</option>`)}</select></label>
     <label class="control"><span>Reward from</span><input type="number" step="any" data-test="filter-reward-min"
       value=${filter.least} onInput=${change('least')} /></label>

@@ -1,11 +1,11 @@
 // Everything that the page shows about one step.
 'use strict';
 
-/** Return the group to open first: the one in the address, else a mixed and measured one, which shows most. */
+/** Return the group to open first: the one in the address, else one with signal that was measured. */
 function firstGroup(step, place) {
   const named = step.groups.find((group) => place.step === step.number && group.number === place.group);
   const measured = step.groups.filter((group) => group.measured);
-  return (named ?? measured.find((group) => group.outcome === 'mixed') ?? measured[0] ?? step.groups[0])?.index ?? null;
+  return (named ?? measured.find((group) => group.signal) ?? measured[0] ?? step.groups[0])?.index ?? null;
 }
 
 function Section({ id, number, title, children }) {
@@ -59,7 +59,8 @@ function StepView({ step, run, place, onPlace }) {
   if (!group) return html`<p class="quiet">No rollout of this step is recorded.</p>`;
   return html`<${Section} id="groups" number="2" title="Which prompts gave signal?">
       <${Search} step=${step} filter=${filter} setFilter=${setFilter} shown=${shown} />
-      <${GroupList} step=${step} groups=${visible} order=${order} setOrder=${setOrder} open=${index} onOpen=${open} /><//>
+      <${GroupList} step=${step} groups=${visible} order=${order} setOrder=${setOrder} open=${index}
+        onOpen=${open} /><//>
     <${Section} id="rollouts" number="3" title=${`What happened to the tokens of group ${group.number}?`}>
       <${Rollouts} step=${step} group=${group} shown=${shown} by=${by} setBy=${setBy} filter=${filter} jump=${jump}
         onPlace=${onToken} compared=${compared} /><//>

@@ -13,9 +13,11 @@ function courseOf({ up, first, last, passed }) {
 
 function Context({ context, most }) {
   const { before, start, token, up, leverage, tokens, first, last } = context;
-  return html`<tr><th scope="row"><span class="context"><bdi class="quiet">${start ? '' : '…'}${before && tokenLine(before)}</bdi>
-      <mark class=${`token ${up ? 'p5' : 'n5'}`}>${tokenLine(token)}</mark></span></th>
-    <td><span class=${`size ${up ? 'up' : 'down'}`}><i style=${{ width: `${(100 * leverage) / most}%` }}></i></span></td>
+  return html`<tr><th scope="row"><span class="context">
+      <bdi class="quiet">${start ? '' : '…'}${before && tokenLine(before)}</bdi>
+      ${' '}<mark class=${`token ${up ? 'p5' : 'n5'}`}>${tokenLine(token)}</mark></span></th>
+    <td><span class=${`size ${up ? 'up' : 'down'}`}>
+      <i style=${{ width: `${(100 * leverage) / most}%` }}></i></span></td>
     <td class="number">${percent(leverage)}</td><td class="number">${tokens.toLocaleString('en-US')}</td>
     <td>${up ? 'up' : 'down'}</td><td class="number">${percentages(first, last)}</td>
     <td>${courseOf(context)}</td></tr>`;
@@ -39,5 +41,6 @@ function Where({ run, runs }) {
       <thead><tr><th scope="col">Token, after</th><th scope="col"></th><th scope="col" class="number">Leverage</th>
         <th scope="col" class="number">Tokens</th><th scope="col">Pushed</th>
         <th scope="col" class="number">Probability</th><th scope="col">Change</th></tr></thead>
-      <tbody>${few.map((context) => html`<${Context} context=${context} most=${most} />`)}</tbody></table></div></section>`;
+      <tbody>${few.map((context) => html`<${Context} context=${context} most=${most} />`)}</tbody></table></div>
+    </section>`;
 }

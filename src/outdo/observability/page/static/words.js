@@ -156,13 +156,22 @@ const STATES = [
   ['dim', 'not trained on'],
 ];
 
-const OUTCOME_WORDS = { right: 'all right', wrong: 'all wrong', mixed: 'mixed', unscored: 'not scored' };
+// The first three need a verdict on each answer; without one, only the rewards are compared.
+const OUTCOME_WORDS = {
+  mixed: 'right and wrong',
+  right: 'all right',
+  wrong: 'all wrong',
+  differ: 'rewards differ',
+  equal: 'equal rewards',
+  unscored: 'not scored',
+};
 const LEVELS = { good: ['●', 'Good'], note: ['○', 'Note'], warning: ['▲', 'Warning'] };
 
 /** Return a rollout's result as a glyph and a word, so that it does not depend on colour alone. */
 function verdictOf(row) {
   const word = (usual) => (row.verdict === 'ok' ? usual : row.verdict);
   if (row.reward === null) return { glyph: '–', word: word('not scored'), tone: 'none' };
+  if (row.right === null) return { glyph: '·', word: word('reward'), tone: 'none' };
   return row.right
     ? { glyph: '✓', word: 'right', tone: 'right' }
     : { glyph: '✗', word: word('wrong'), tone: 'wrong' };
