@@ -19,8 +19,8 @@ import torch
 from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import Problem, demonstrations, held_out, problems, rows
-from outdo.data.prompts import Prompts, tokenise
-from outdo.data.questions import questions_from
+from outdo.data.prompts import Prompts
+from outdo.data.sft_examples import encode_examples, read_examples
 from outdo.models.policy import Policy
 from outdo.trainer.sft import sft
 
@@ -71,7 +71,8 @@ def prepared(task: Task, seed: int, folder: Path) -> dict[str, Path]:
 def _warm_start(folder: Path, data: Path, seed: int) -> None:
     torch.set_num_threads(1)
     policy = Policy.load(build(folder / "new", seed), device="cpu", optimiser=settings.WARM_START)
-    pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer)
+    examples, _ = read_examples(str(data))
+    pairs = encode_examples(examples, policy.tokenizer)
     steps = settings.WARM_START_STEPS
     for _ in sft(policy, Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed), steps=steps):
         pass

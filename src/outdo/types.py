@@ -215,17 +215,19 @@ class Batch:
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Sequence[int]],
         *,
+        masks: Sequence[Sequence[bool]] | None = None,
         group: Sequence[int] | None = None,
         temperature: Sequence[float] | None = None,
     ) -> "Batch":
         """Make a batch of token ids alone, one row for each prompt and its completion.
 
-        Every token of a completion is trained. `rewards` and `rollout_logprobs` are 0. Without `group` every row is a
-        group of its own, without `temperature` it is 1. Raises `ValueError` for a prompt without tokens.
+        The tokens of a completion are trained where its mask is True; all of them without `masks`. `rewards` and
+        `rollout_logprobs` are 0. Without `group` every row is a group of its own, without `temperature` it is 1. Raises
+        `ValueError` for a prompt without tokens.
         """
         if empty := [str(row) for row, prompt in enumerate(prompts) if not len(prompt)]:
             raise ValueError(f"prompts without tokens: {', '.join(empty)}")
-        masks = [[True] * len(completion) for completion in completions]
+        masks = [[True] * len(completion) for completion in completions] if masks is None else masks
         tokens = token_fields(prompts, completions, masks, range(len(prompts)) if group is None else group)
         rows = len(prompts)
         return cls(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from outdo.cli.reward_model import comparisons_from, hold_out
+from outdo.cli.reward_model import hold_out
+from outdo.data.preferences import comparisons_from
 from outdo.rewards.model import Comparison
 from outdo.utils.errors import UserError
 
@@ -163,6 +164,29 @@ def test_columns_are_found_or_named(tmp_path):
     told = mistakes(str(data), "pairs", {"chosen": "goood"})
     assert "did you mean good?" in told[0]
     assert "no column looks like the rejected; name it: --rejected NAME" in told[1]
+
+
+def test_the_format_is_found_and_the_first_comparison_is_shown(trained, tmp_path, chat_model):
+    asked = {"role": "user", "content": "1?"}
+    rows = [
+        {
+            "chosen": [asked, {"role": "assistant", "content": "2"}],
+            "rejected": [asked, {"role": "assistant", "content": "3"}],
+        }
+    ]
+    data = write(tmp_path / "pairs.jsonl", rows)
+    printed = trained(data, model=chat_model, steps=1, holdout=0.0).splitlines()
+    assert printed[0] == f"{data}: 1 prompts; format: preference, implicit prompt; --kind pairs"
+    assert printed[1:5] == [
+        "the first comparison, as the model reads it; value 1:",
+        "<|user|>1?<|end|><|assistant|>2<|end|>",
+        "the first comparison, as the model reads it; value 0:",
+        "<|user|>1?<|end|><|assistant|>3<|end|>",
+    ]
+
+
+def test_the_kind_is_found_by_the_columns(trained, scored):
+    assert "format: rated answers; --kind scored" in trained(scored, steps=1)
 
 
 def test_the_other_kind_is_offered(scored):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from outdo.cli.reward_model import comparisons_from
 from outdo.config.file import load
 from outdo.config.rules import conflicts
+from outdo.data.preferences import comparisons_from
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(EXAMPLES.glob("*.toml"))

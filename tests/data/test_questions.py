@@ -104,7 +104,7 @@ def test_the_hub_is_contacted_only_if_the_path_cannot_be_a_file(monkeypatch, tmp
     assert len(questions_from("owner/name:test", limit=3)) == 3
     assert len(questions_from("owner/name")) == 10
     assert requests == [("owner/name", "test"), ("owner/name", "train")]
-    assert mistakes("owner/gone") == ["the Hub's data set cannot be loaded: ConnectionError: offline"]
+    assert mistakes("owner/gone") == ["the data set cannot be loaded: ConnectionError: offline"]
     for local in ("data/train", "owner/train.jsonl", "train", "./owner/name", "../owner/name", "owner/../name"):
         assert mistakes(local)[0].startswith("no such file")
     assert len(requests) == 3

@@ -89,16 +89,19 @@ def resume(run: RunFolder, settings: Overrides = None, profile: Profile = False)
 def sft(
     *,
     model: Annotated[str, typer.Argument(help="a model folder or a hub name")],
-    data: Annotated[str, typer.Option(help="prompts and answers")],
+    data: Annotated[list[str], typer.Option(help="conversations, or prompts and answers; may be given several times")],
+    weight: Annotated[
+        list[float] | None, typer.Option(min=0.001, help="share of each --data in every batch; unset: by their sizes")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for the fine-tuned model")],
     steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
-    batch: Annotated[int, typer.Option(min=1, help="pairs per step")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="examples per step")] = 32,
     lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,
     warmup: Annotated[int, typer.Option(min=0, help="steps of learning-rate warm-up")] = 0,
     prompt: Annotated[str | None, typer.Option(help="column of the prompts; unset: found by its name")] = None,
     answer: Annotated[str | None, typer.Option(help="column of the answers; unset: found by its name")] = None,
     template: Template = None,
-    seed: Annotated[int, typer.Option(help="random seed of the order of the pairs")] = 0,
+    seed: Annotated[int, typer.Option(help="random seed of the order of the examples")] = 0,
     device: Device = "auto",
 ) -> None:
     """Fine-tune a model on given answers (supervised fine-tuning)."""
@@ -110,6 +113,7 @@ def sft(
         data,
         out,
         Display(),
+        weights=weight or (),
         steps=steps,
         batch=batch,
         optimiser=OptimiserSettings(lr=lr, warmup=warmup),
@@ -128,8 +132,9 @@ def reward_model(
     data: Annotated[str, typer.Option(help="preference pairs, or rated answers")],
     out: Annotated[Path, typer.Option(help="folder for the reward model")],
     kind: Annotated[
-        Literal["pairs", "scored", "regression"], typer.Option(help="content of the data, and how it is learnt")
-    ] = "pairs",
+        Literal["pairs", "scored", "regression"] | None,
+        typer.Option(help="content of the data, and how it is learnt; unset: pairs or scored, by its columns"),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
     batch: Annotated[int, typer.Option(min=1, help="pairs, or rated prompts, per step")] = 32,
     lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,

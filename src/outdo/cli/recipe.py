@@ -43,7 +43,8 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         tokenizer, data = load_tokenizer(recipe.model), recipe.data
         where = f"question {question.id}"
-        ids = encode_prompt(tokenizer, question.text, template=data.template, system=data.system, where=where)
+        text, tools = question.text, question.tools
+        ids = encode_prompt(tokenizer, text, template=data.template, system=data.system, tools=tools, where=where)
         return str(tokenizer.decode(ids))
 
     return render

@@ -5,31 +5,33 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from outdo.cli.arguments import not_empty
-from outdo.data.files import Rows, read_rows, shorten
-from outdo.data.questions import PROMPT_COLUMNS, Columns, to_questions
+from outdo.data.files import read_rows
+from outdo.data.preferences import Kind, comparisons_in, describe_format, detect_kind
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
-from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, Text, comparisons_of, fit, is_useful
+from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, fit, is_useful
+from outdo.storage.model_folder import save_model_folder
 from outdo.trainer.display import Display
-from outdo.utils.errors import ModelError, UserError, did_you_mean
+from outdo.utils.errors import ModelError, UserError
+from outdo.utils.text import escape_control, excerpt
 
-Kind = Literal["pairs", "scored", "regression"]
-ROLES: Mapping[Kind, tuple[str, ...]] = {
-    "pairs": ("prompt", "chosen", "rejected"),
-    "scored": ("prompt", "completion", "reward"),
-    "regression": ("prompt", "completion", "reward"),
-}
-NAMES: Mapping[str, tuple[str, ...]] = {  # the names by which each column is found, the most likely first
-    "prompt": PROMPT_COLUMNS,
-    "chosen": ("chosen", "preferred", "better", "winner"),
-    "rejected": ("rejected", "dispreferred", "worse", "loser"),
-    "completion": ("completion", "response", "answer", "output", "text"),
-    "reward": ("reward", "score", "rating", "value", "label"),
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceData:
+    """The comparisons to train on and those held out, and what they are."""
+
+    kind: Kind
+    train: list[Comparison]
+    held_out: list[Comparison]
+    notes: list[str]  # for the user
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that is minimised."""
+        return "regression" if self.kind == "regression" else "pairs"
 
 
 def run_reward_model(
@@ -38,7 +40,7 @@ def run_reward_model(
     out: Path,
     display: Display,
     *,
-    kind: Kind = "pairs",
+    kind: Kind | None = None,
     steps: int,
     batch: int,
     optimiser: OptimiserSettings,
@@ -55,22 +57,33 @@ def run_reward_model(
 
     Raises `UserError` with every fault of the folders and the data, before a model is loaded.
     """
-    loss: Loss = "regression" if kind == "regression" else "pairs"
-    train, held_out = _checked_data(model, data, out, kind, columns or {}, holdout, seed)
+    checked = _checked_data(model, data, out, kind, columns or {}, holdout, seed)
+    for note in checked.notes:
+        display.say(escape_control(note))
+    train, loss = checked.train, checked.loss
     useful = [each for each in train if is_useful(each, loss)]
     if len(useful) < len(train):
         display.say(f"left out: {len(train) - len(useful)} of {len(train)} prompts, whose answers have equal values")
     reward = _load(model, seed, device=device, optimiser=replace(optimiser, total=steps), template=template)
-    trained_on, tested_on = _short_enough(reward, useful, display), _short_enough(reward, held_out, display)
+    trained_on, tested_on = _short_enough(reward, useful, display), _short_enough(reward, checked.held_out, display)
     if not trained_on:
         raise UserError([f"{data}: no comparison fits into the model's context of {reward.context} tokens"])
+    _show_first(reward, trained_on[0], display)
     before = reward.ranking(tested_on)
     for line in _progress(fit(reward, trained_on, steps=steps, batch=batch, seed=seed, loss=loss), steps, display):
         display.say(line)
-    reward.save(out)
+    save_model_folder(out, reward.save)
     if before.pairs:
         display.say(f"held-out: {_sentence(reward.ranking(tested_on))} (before training {before.share:.1%})")
     display.say(f"the reward model is in {out}")
+
+
+def _show_first(reward: RewardModel, comparison: Comparison, display: Display) -> None:
+    """Print the first comparison as the model reads it: the best and the worst answer, each with its prompt."""
+    ranked = sorted(zip(comparison.values, comparison.completions, strict=True), key=lambda each: -each[0])
+    for value, completion in (ranked[0], *ranked[1:][-1:]):
+        display.say(f"the first comparison, as the model reads it; value {value:g}:")
+        display.say(excerpt(str(reward.tokenizer.decode(list(reward.encode(comparison.prompt, completion))))))
 
 
 def _progress(fit_steps: Iterable[FitStep], steps: int, display: Display) -> Iterator[str]:
@@ -113,59 +126,47 @@ def _load(model: str, seed: int, *, device: str, optimiser: OptimiserSettings, t
 
 
 def _checked_data(
-    model: str, data: str, out: Path, kind: Kind, columns: Mapping[str, str | None], holdout: float, seed: int
-) -> tuple[list[Comparison], list[Comparison]]:
+    model: str,
+    data: str,
+    out: Path,
+    kind: Kind | None,
+    columns: Mapping[str, str | None],
+    holdout: float,
+    seed: int,
+) -> PreferenceData:
     """Return the comparisons to train on and those held out. Raises `UserError` with every fault."""
     mistakes: list[str] = []
-    split: tuple[list[Comparison], list[Comparison]] = ([], [])
     if problem := not_empty(out):
         mistakes.append(problem)
     try:
         inspect_folder(model, EITHER)
     except ModelError as error:
         mistakes.append(str(error))
+    checked = PreferenceData(kind="pairs", train=[], held_out=[], notes=[])
     try:
-        split = hold_out(comparisons_from(data, kind, columns), holdout, seed)
-        if not any(is_useful(each, "regression" if kind == "regression" else "pairs") for each in split[0]):
-            missing = "two answers with different rewards to one prompt" if kind == "scored" else "an answer"
-            mistakes.append(f"{data}: nothing to train on: without the held-out prompts, it needs at least {missing}")
+        checked = _read(data, kind, columns, holdout, seed)
     except UserError as error:
         mistakes += error.problems
     if mistakes:
         raise UserError(mistakes)
-    return split
+    return checked
 
 
-def comparisons_from(path: str, kind: Kind, columns: Mapping[str, str | None]) -> list[Comparison]:
-    """Read the comparisons of a file or Hub data set. Raises `UserError` with every faulty row, and why.
-
-    An answer is text, or chat messages: one by the assistant, alone or after the messages of the prompt.
-    """
-    rows = read_rows(path)
-    names = _columns(rows, kind, columns)
-    prompts, faults = _prompts(rows, names["prompt"])
-    answers: list[tuple[Text, Any, Any]] = []
-    for number, row in rows.values.items():
-        prompt = prompts.get(number, "")
-        first, second = (_value(row, names[role], role, prompt) for role in ROLES[kind][1:])
-        faults += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, ValueFault)]
-        answers.append((prompt, first, second))
-    if faults:
-        raise UserError(shorten(faults, source=path))
-    if kind == "pairs":
-        return [Comparison(prompt=prompt, completions=tuple(pair), values=(1.0, 0.0)) for prompt, *pair in answers]
-    return comparisons_of(answers)
-
-
-def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
-    """Return the prompts by row number, and the faults of rows and prompts. Many rows may have the same `id`."""
-    bare = {number: {key: row[key] for key in row if key != "id"} for number, row in rows.values.items()}
-    try:
-        checked = to_questions(replace(rows, values=bare), Columns(prompt=name, answer=None))
-    except UserError as error:
-        usable = {number: row[name] for number, row in bare.items() if isinstance(row.get(name), str | list)}
-        return usable, list(error.problems)
-    return {int(each.id): each.text for each in checked}, []
+def _read(data: str, kind: Kind | None, columns: Mapping[str, str | None], holdout: float, seed: int) -> PreferenceData:
+    rows = read_rows(data)
+    kind = kind or detect_kind(rows)
+    comparisons = comparisons_in(rows, kind, columns)
+    train, held_out = hold_out(comparisons, holdout, seed)
+    notes = [f"{data}: {len(comparisons):,} prompts; format: {describe_format(rows, kind, columns)}; --kind {kind}"]
+    if any(row.get("tools") for row in rows.values.values()):
+        notes.append(f"{data}: the column tools is not read: a reward model reads the prompt and the answer")
+    checked = PreferenceData(kind=kind, train=train, held_out=held_out, notes=notes)
+    if not any(is_useful(each, checked.loss) for each in train):
+        missing = "two answers with different rewards to one prompt" if kind == "scored" else "an answer"
+        hint = "; --kind regression learns from single answers" if kind == "scored" else ""
+        needs = f"without the held-out prompts, it needs at least {missing}{hint}"
+        raise UserError([f"{data}: nothing to train on: {needs}"])
+    return checked
 
 
 def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:
@@ -181,67 +182,3 @@ def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tupl
 
 def _hash(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed}:{text}".encode()).digest()
-
-
-def _columns(rows: Rows, kind: Kind, named: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the column of each role: the one that is named, else the most likely of those that exist."""
-    found: dict[str, str] = {}
-    mistakes: list[str] = []
-    listed = f"(columns: {', '.join(rows.columns[:20])})"
-    for role in ROLES[kind]:
-        name = named.get(role) or next((each for each in NAMES[role] if each in rows.columns), None)
-        found[role] = name or ""
-        if name is None:
-            mistakes.append(f"{rows.source}: no column looks like the {role}; name it: --{role} NAME {listed}")
-        elif name not in rows.columns:
-            near = did_you_mean(name, rows.columns)
-            mistakes.append(f'{rows.source}: no column "{name}" (given by --{role}){near} {listed}')
-    if mistakes and rows.values:
-        raise UserError([*mistakes, *_other_kind(rows, kind)])
-    return found
-
-
-def _other_kind(rows: Rows, kind: Kind) -> Iterator[str]:
-    """Yield a hint if the file has the columns of another kind of training."""
-    other: Kind = "scored" if kind == "pairs" else "pairs"
-    if all(any(name in rows.columns for name in NAMES[role]) for role in ROLES[other]):
-        yield f"{rows.source}: it has the columns of --kind {other}"
-
-
-@dataclass(frozen=True, slots=True)
-class ValueFault:
-    """Why a value cannot be used."""
-
-    reason: str
-
-
-def _value(row: Mapping[str, Any], name: str, role: str, prompt: Text) -> str | float | ValueFault:
-    """Return the value of a column: a number for a reward, else text."""
-    if row.get(name) is None:
-        return ValueFault(
-            f'column "{name}" is null' if name in row else f'no column "{name}"{did_you_mean(name, list(row))}'
-        )
-    return _number(name, row[name]) if role == "reward" else _answer(name, row[name], prompt)
-
-
-def _number(name: str, value: Any) -> float | ValueFault:
-    try:
-        number = float(value)  # a CSV file has only text
-    except (TypeError, ValueError):
-        number = math.nan
-    return (
-        number
-        if math.isfinite(number)
-        else ValueFault(f'column "{name}" holds {str(value)[:40]!r}, which is not a number')
-    )
-
-
-def _answer(name: str, value: Any, prompt: Text) -> str | ValueFault:
-    if isinstance(value, str):
-        return value
-    messages = [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-    own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    last = messages[-1] if messages else {}
-    if last.get("role") == "assistant" and isinstance(last.get("content"), str) and messages[:-1] in ([], own):
-        return last["content"]
-    return ValueFault(f'column "{name}" is neither text nor chat messages that end with one by the assistant')

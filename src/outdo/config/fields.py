@@ -1,7 +1,7 @@
 """The types of settings: numbers within bounds, paths, tables, and pieces with their options."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -9,7 +9,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     WithJsonSchema,
+    WrapSerializer,
     model_serializer,
     model_validator,
 )
@@ -40,6 +42,9 @@ RunName = Annotated[PathText, AfterValidator(_run_name)]
 class Section(BaseModel):
     """A table of the recipe: frozen, without unknown keys, without silent conversions (`"1e-6"` is not a number)."""
 
+    SHORT_FORM: ClassVar[tuple[str, ...]] = ()
+    """The fields that a recipe may set without a table, by a plain value."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -52,6 +57,8 @@ NAME_OR_TABLE = [
 
 class Piece(Section):
     """A named piece and its options: `"name"`, or `{name = "name", option = value}`."""
+
+    SHORT_FORM = ("name", "options")
 
     name: PathText
     options: Mapping[str, Any] = Field(default_factory=dict)
@@ -93,10 +100,66 @@ class WeightedReward(Piece):
         return {"name": self.name, **extra} if extra else self.name
 
 
+class Source(Section):
+    """A file or data set to train on, `"train.jsonl"` or `{path = "train.jsonl", weight = 0.7}`."""
+
+    SHORT_FORM = ("path",)
+
+    path: PathText
+    weight: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | Source):
+            raise ValueError('expected a file, or a table such as {path = "train.jsonl", weight = 0.7}')
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        return self.path if self.weight is None else {"path": self.path, "weight": self.weight}
+
+
 def _as_list(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
+def _only_one(values: Sequence[Any], serialise: SerializerFunctionWrapHandler) -> Any:
+    """Write a list of one file as this file."""
+    written = serialise(values)
+    return written[0] if len(written) == 1 else written
+
+
+def _all_weighted_or_none(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    if len({source.weight is None for source in sources}) > 1:
+        raise ValueError("expected a weight for each file, or for none")
+    return sources
+
+
+PATH_OR_PATHS = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+SOURCE = [
+    {"type": "string"},
+    {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "weight": {"type": "number"}},
+        "required": ["path"],
+    },
+]
+Paths = Annotated[
+    tuple[PathText, ...],
+    BeforeValidator(_as_list),
+    Field(strict=False, min_length=1),
+    WrapSerializer(_only_one),
+    WithJsonSchema({"anyOf": PATH_OR_PATHS}),
+]
+Sources = Annotated[
+    tuple[Source, ...],
+    BeforeValidator(_as_list),
+    AfterValidator(_all_weighted_or_none),
+    Field(strict=False, min_length=1),
+    WrapSerializer(_only_one),
+    WithJsonSchema({"anyOf": [*SOURCE, {"type": "array", "items": {"anyOf": SOURCE}}]}),
+]
 NamedPiece = Annotated[Piece, WithJsonSchema({"anyOf": NAME_OR_TABLE})]
 Rewards = Annotated[
     tuple[WeightedReward, ...],

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from outdo.config.fields import Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe, leaves, sections, settings
@@ -279,7 +280,7 @@ def commented() -> str:
     """Return a recipe with all defaults and a one-line comment on each setting; unset and required settings are
     commented out."""
     required = {"model": PydanticUndefined, "data": {"path": PydanticUndefined}}
-    defaults = Recipe(model="?", data=Data(path="?")).model_dump(mode="json")
+    defaults = Recipe(model="?", data=Data(path=(Source(path="?"),))).model_dump(mode="json")
     return _to_toml(defaults | required | {"data": defaults["data"] | required["data"]}, comments=True)
 
 

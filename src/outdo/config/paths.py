@@ -12,7 +12,8 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     train, data, reference = recipe.train, recipe.data, recipe.reference
     pieces = {name: getattr(train, name) for name in ("objective", "advantage", "kl_in_reward", "critic", "stop")}
     absolute_pieces = {name: _absolute_piece(piece) for name, piece in pieces.items() if piece is not None}
-    files = {"path": absolute(data.path), "eval_path": data.eval_path and absolute(data.eval_path)}
+    sources = tuple(source.model_copy(update={"path": absolute_data(source.path)}) for source in data.path)
+    files: dict[str, Any] = {"path": sources, "eval_path": data.eval_path and tuple(map(absolute_data, data.eval_path))}
     if data.select is not None:
         files["select"] = data.select.model_copy(update={"file": absolute(data.select.file)})
     return recipe.model_copy(
@@ -30,6 +31,19 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 def absolute(path: str) -> str:
     """Return an absolute path if the file or folder exists; else, as for a name on the Hub, the text itself."""
     return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def absolute_data(path: str) -> str:
+    """Return an absolute path, also of a folder that a split, or a configuration and a split, follow."""
+    name, colon, split = path.partition(":")
+    inside = Path(name).parent
+    if Path(path).exists():
+        return absolute(path)
+    if Path(name).is_dir():
+        return absolute(name) + colon + split
+    if "/" in name and (inside / "README.md").is_file():  # a configuration of the data set in `inside`
+        return f"{absolute(str(inside))}/{Path(name).name}{colon}{split}"
+    return path
 
 
 def _absolute_piece(piece: Piece) -> Piece:

@@ -19,12 +19,14 @@ from outdo.config.fields import (
     Fraction,
     NamedPiece,
     NonNegative,
+    Paths,
     PathText,
     Piece,
     Positive,
     Rewards,
     RunName,
     Section,
+    Sources,
     WeightedReward,
 )
 from outdo.config.names import DEFAULT_ADVANTAGE, REWARD_MODEL, WITH_CRITIC
@@ -50,8 +52,10 @@ class Selection(Section):
 class Data(Section):
     """The questions to train on and to evaluate on."""
 
-    path: PathText = Field(description="a .jsonl, .json, .csv or .parquet file, or owner/name:split on the Hub")
-    eval_path: PathText | None = Field(default=None, description="held-out questions, in the same formats")
+    path: Sources = Field(
+        description="a .jsonl, .json, .csv or .parquet file, owner/name:split on the Hub, or a list of {path, weight}"
+    )
+    eval_path: Paths | None = Field(default=None, description="held-out questions: a file, or a list of files")
     eval_rows: CountOrZero = Field(default=0, description="without eval_path: number of rows of path to hold out")
     prompt: str | None = Field(default=None, description="column of the question; unset: detected and printed")
     answer: str | None = Field(default=None, description="column of the reference answer; unset: detected and printed")
@@ -61,7 +65,7 @@ class Data(Section):
     )
     system: str | None = Field(default=None, description="system message before every question")
     shuffle: bool = Field(default=True, description="use a new order of the questions in every epoch, set by the seed")
-    limit: Count | None = Field(default=None, description="use only this many rows of path, from the first")
+    limit: Count | None = Field(default=None, description="use only this many rows of each path, from the first")
     max_prompt_tokens: Count = Field(default=512, description="longest prompt, in tokens")
     overlong: Literal["drop", "refuse"] = Field(
         default="drop", description="what to do with longer prompts: drop (and print how many) or refuse"
@@ -325,10 +329,10 @@ def leaves() -> dict[str, FieldInfo]:
         if table is None:
             yield key, info
             return
-        if issubclass(table, Piece):
+        if table.SHORT_FORM:
             yield key, info
         for name, inner in table.model_fields.items():
-            if name not in Piece.model_fields or not issubclass(table, Piece):
+            if name not in table.SHORT_FORM:
                 yield from walk(f"{key}.{name}", inner)
 
     return dict(leaf for key, info in settings().items() for leaf in walk(key, info))

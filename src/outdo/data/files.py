@@ -1,4 +1,4 @@
-"""Read files of questions into rows: JSONL, JSON, CSV, Parquet, and data sets of the Hub.
+"""Read data into rows: JSONL, JSON, CSV and Parquet files, and data sets of the Hub.
 
 A row that cannot be read does not stop the reading: it becomes a fault with its row number. So all faults of a file are
 reported at once, together with those that `outdo.data.questions` finds in the other rows.
@@ -9,8 +9,7 @@ import hashlib
 import io
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,11 +18,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from outdo.models.inspect_folder import is_local
+from outdo.data.hub import folder_data_set, hub_data_set, records
 from outdo.utils.errors import UserError, did_you_mean
 
-HUB_SPLIT = re.compile(r"[\w.\[\]:%+-]+")
-"""The split of a data set of the Hub, such as `train` or `train[:10%]`."""
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
 """A name with one of these endings is a file on this machine, never a data set of the Hub."""
 
@@ -70,15 +67,16 @@ class Rows:
 
 
 def read_rows(path: str, *, limit: int | None = None) -> Rows:
-    """Read the first `limit` rows (all if `None`) of a file or of a Hub data set `owner/name:split`.
+    """Read the first `limit` rows (all if `None`) of a file, of a folder that is a data set, or of one of the Hub.
 
     The Hub is contacted only if `path` cannot be a file on this machine. Raises `UserError` if there is no such file,
     if it is empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
-    if hub := _hub_name(path):
-        records = _hub_records(path, *hub)
-        parsed: list[Parsed] = [_check_row(number, row) for number, row in enumerate(islice(records, limit), 1)]
-        fingerprint = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
+    is_file = path.endswith(LOCAL_SUFFIXES) or Path(path).is_file()
+    if not is_file and (data_set := folder_data_set(path) or hub_data_set(path)):
+        rows = enumerate(islice(records(data_set), limit), 1)
+        parsed: list[Parsed] = [_check_row(number, row) for number, row in rows]
+        digest = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
         reader = _reader_of(path)
         try:
@@ -86,14 +84,14 @@ def read_rows(path: str, *, limit: int | None = None) -> Rows:
         except OSError as error:
             raise UserError([f"{path}: cannot be read: {error.strerror}"]) from None
         parsed = list(islice(reader(path, content), limit)) if content.strip() else []
-        fingerprint = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(content).hexdigest()
     if not parsed:
         raise UserError([f"{path}: is empty: it holds no rows"])
     return Rows(
         source=path,
         values=dict(row for row in parsed if not isinstance(row, Fault)),
         faults=tuple(row for row in parsed if isinstance(row, Fault)),
-        fingerprint=fingerprint,
+        fingerprint=digest,
     )
 
 
@@ -101,19 +99,6 @@ def fingerprint(path: str | Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal: the same string as `read_rows(path).fingerprint`."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hub_name(path: str) -> tuple[str, str] | None:
-    """Split `owner/name:split` into name and split; None if `path` means a file on this machine.
-
-    A typing error in a local path must never become a request to the Hub.
-    """
-    name, colon, split = path.partition(":")
-    if path.endswith(LOCAL_SUFFIXES) or Path(path).exists() or is_local(name):
-        return None
-    if colon and not HUB_SPLIT.fullmatch(split):
-        return None
-    return name, split or "train"
 
 
 def _reader_of(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
@@ -124,6 +109,8 @@ def _reader_of(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
     if file.is_dir():
         readable = sorted(str(p) for p in file.iterdir() if p.suffix in READERS)
         raise UserError([f"{path}: is a folder; name a file in it{f', such as {readable[0]}' if readable else ''}"])
+    if not file.is_file():  # reading a pipe may wait for ever, and /dev/zero has no end
+        raise UserError([f"{path}: is a pipe or a device; expected a file"])
     if file.suffix not in READERS:
         raise UserError([f"{path}: unknown format; expected a file ending in {', '.join(READERS)}"])
     return READERS[file.suffix]
@@ -198,19 +185,6 @@ READERS: Mapping[str, Callable[[str, bytes], Iterator[Parsed]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
-
-
-def _hub_records(path: str, name: str, split: str) -> Iterable[Mapping[str, Any]]:
-    try:
-        import datasets
-    except ImportError:
-        hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
-        raise UserError([f"{path}: data sets of the Hub need the package datasets: {hint}"]) from None
-    try:
-        return datasets.load_dataset(name, split=split)  # type: ignore[return-value]
-    except Exception as error:  # the library raises many types: offline, no such name, no such split
-        message = (str(error).strip() or "no reason given").splitlines()[0]
-        raise UserError([f"{path}: the Hub's data set cannot be loaded: {type(error).__name__}: {message}"]) from error
 
 
 def _decode(path: str, content: bytes) -> str:

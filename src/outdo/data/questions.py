@@ -4,19 +4,34 @@ import hashlib
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from outdo.config.fields import Source
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
 from outdo.data.files import Fault, Rows, read_rows, shorten
+from outdo.data.formats import (
+    CONVERSATION_COLUMNS,
+    Message,
+    Row,
+    Text,
+    alpaca_prompt,
+    as_messages,
+    is_conversation,
+    label_of,
+    messages_of,
+    text_of,
+    tools_of,
+)
 from outdo.data.pass_rates import PassRate
 from outdo.utils.errors import UserError, did_you_mean
 
-PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", *CONVERSATION_COLUMNS)
 ANSWER_COLUMNS = (
     *("answer", "solution", "target", "ground_truth", "expected_answer", "label", "response", "output"),
     "reward_model.ground_truth",  # as in verl's data
+    "completion",  # as in TRL's data
 )
 """Names of columns that hold the question and the answer, in order of priority."""
 
@@ -26,17 +41,17 @@ NEED_AN_ANSWER = frozenset({"exact", "last_number", "math"})
 LONGEST_PROMPT = 1_000_000
 """Characters. A longer prompt is a whole file that got into a column by mistake."""
 
-Message = Mapping[str, str]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One question, before it is tokenised."""
 
     id: str  # the row's own `id`, or its number; unique within the file
-    text: str | tuple[Message, ...]  # text, or chat messages {"role": ..., "content": ...}
+    text: Text  # text, or chat messages {"role": ..., "content": ...}
     answer: Any  # the reference the reward compares with; None where there is none
     columns: Mapping[str, Any]  # the whole row, for the reward
+    tools: tuple[Mapping[str, Any], ...] = ()  # schemas, which the chat template writes into the prompt
+    source: int = 0  # which of several files it is from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +60,11 @@ class Columns:
 
     prompt: str
     answer: str | None
+    ends_with_answer: bool = False  # the last message of the prompt column is an answer by the assistant
 
     def __str__(self) -> str:
-        answer = f"{self.answer} -> answer" if self.answer else "no answer"
+        last = "its last message -> answer" if self.ends_with_answer else "no answer"
+        answer = f"{self.answer} -> answer" if self.answer else last
         return f"columns: {self.prompt} -> prompt, {answer}"
 
 
@@ -59,25 +76,15 @@ class Questions:
     held_out: tuple[Question, ...]
     fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path, data.select
     notes: tuple[str, ...]  # for the user: the columns, the overlap, how many questions were selected
+    weights: tuple[float, ...] = ()  # of the sources of the training questions; () where they are only appended
 
 
 def load_questions(recipe: Recipe) -> Questions:
     """Read the training and held-out questions of a recipe. Raises `UserError` with all mistakes in its files."""
     data = recipe.data
     mistakes: list[str] = []
-    by_key: dict[str, Sequence[Question]] = {}
     rates: Mapping[str, PassRate] = {}
-    fingerprints: dict[str, str] = {}
-    notes: list[str] = []
-    for key, path, limit in (("data.path", data.path, data.limit), ("data.eval_path", data.eval_path, None)):
-        if path is not None:
-            with _collect_mistakes(mistakes, key):
-                rows = read_rows(path, limit=limit)
-                columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
-                _check_answer_column(recipe, rows, columns)
-                by_key[key] = to_questions(rows, columns)
-                fingerprints[key] = rows.fingerprint
-                notes += [f"{key}: {len(by_key[key]):,} questions; {columns}", *_missing_columns(rows)]
+    by_key, fingerprints, notes = _read_sources(recipe, mistakes)
     if data.select is not None:
         with _collect_mistakes(mistakes, "data.select"):
             rates, fingerprints["data.select"] = pass_rates.load(data.select.file)
@@ -94,7 +101,36 @@ def load_questions(recipe: Recipe) -> Questions:
         train = kept
     if held_out and (common := overlap(train, held_out)):
         notes.append(f"{common} of {len(held_out)} held-out questions are also trained on")
-    return Questions(train=tuple(train), held_out=tuple(held_out), fingerprints=fingerprints, notes=tuple(notes))
+    weights = tuple(source.weight for source in data.path if source.weight is not None)
+    return Questions(
+        train=tuple(train),
+        held_out=tuple(held_out),
+        fingerprints=fingerprints,
+        notes=(*notes, *_mixture_note(data.path)),
+        weights=weights,
+    )
+
+
+def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Question]], dict[str, str], list[str]]:
+    """Return the questions by the recipe's key, the fingerprints of their files, and notes; add to `mistakes`."""
+    data = recipe.data
+    by_key: dict[str, list[Question]] = {"data.path": [], "data.eval_path": []}
+    fingerprints: dict[str, str] = {}
+    notes: list[str] = []
+    train = [("data.path", source.path, place, len(data.path)) for place, source in enumerate(data.path)]
+    held_out = data.eval_path or ()
+    held_out = [("data.eval_path", path, place, len(held_out)) for place, path in enumerate(held_out)]
+    for key, path, place, count in (*train, *held_out):
+        name = key if count == 1 else f"{key}[{place + 1}]"
+        with _collect_mistakes(mistakes, name):
+            rows = read_rows(path, limit=data.limit if key == "data.path" else None)
+            columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
+            _check_answer_column(recipe, rows, columns)
+            questions = to_questions(rows, columns)
+            by_key[key] += questions if count == 1 else _of_source(questions, place)
+            fingerprints[name] = rows.fingerprint
+            notes += [f"{name}: {_summary(questions, columns)}", *_missing_columns(rows)]
+    return by_key, fingerprints, notes
 
 
 def questions_from(
@@ -103,6 +139,24 @@ def questions_from(
     """Read the questions of one file or Hub data set. Raises `UserError` with all mistakes in it."""
     rows = read_rows(path, limit=limit)
     return to_questions(rows, detect_columns(rows, prompt=prompt, answer=answer))
+
+
+def _of_source(questions: Sequence[Question], place: int) -> list[Question]:
+    """Return the questions of one of several files, with ids that are unique among all of them: `2:7`."""
+    return [replace(question, id=f"{place + 1}:{question.id}", source=place) for question in questions]
+
+
+def _summary(questions: Sequence[Question], columns: Columns) -> str:
+    with_tools = sum(bool(question.tools) for question in questions)
+    tools = f"; {with_tools:,} have tools, which the chat template writes into the prompt" if with_tools else ""
+    return f"{len(questions):,} questions; {columns}{tools}"
+
+
+def _mixture_note(sources: Sequence[Source]) -> Iterator[str]:
+    total = sum(source.weight or 0 for source in sources)
+    if total and len(sources) > 1:
+        shares = ", ".join(f"{(source.weight or 0) / total:.1%} {source.path}" for source in sources)
+        yield f"data.path: shares of each batch: {shares}"
 
 
 def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
@@ -123,8 +177,23 @@ def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None 
         )
     if mistakes:
         raise UserError(mistakes)
-    others = [name for name in known if name != prompt]
-    return Columns(prompt=prompt or "", answer=answer or _first(ANSWER_COLUMNS, others))
+    answers = [name for name in known if name != prompt and name not in _ratings(rows)]
+    answer = answer or _first(ANSWER_COLUMNS, answers)
+    return Columns(prompt=prompt or "", answer=answer, ends_with_answer=_ends_with_answer(rows, prompt))
+
+
+def _ratings(rows: Rows) -> tuple[str, ...]:
+    """Return the columns of an answer and of whether it is good: they are no reference (TRL's unpaired preference)."""
+    rated = any(label_of(row) is not None and "completion" in row for row in rows.values.values())
+    return ("label", "completion") if rated else ()
+
+
+def _ends_with_answer(rows: Rows, column: str | None) -> bool:
+    """Return whether a column holds whole conversations, of which the last message is an answer by the assistant."""
+    if column not in (*CONVERSATION_COLUMNS, "chosen"):
+        return False
+    conversations = (row[column] for row in rows.values.values() if is_conversation(row.get(column)))
+    return any("assistant" in each[-1].values() or "gpt" in each[-1].values() for each in conversations)
 
 
 def to_questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
@@ -133,17 +202,20 @@ def to_questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
     questions: list[Question] = []
     first_with: dict[str, int] = {}
     for number, row in rows.values.items():
-        reasons = list(_row_faults(row, columns))
+        reasons: list[str] = []
         own_id = str(row["id"]) if row.get("id") is not None else str(number)
+        parts: dict[str, Any] = {}
+        for name, read in (("text", _prompt), ("answer", _reference), ("tools", _tools)):
+            try:
+                parts[name] = read(row, columns)
+            except ValueError as error:
+                reasons.append(str(error))
         if own_id in first_with:
             reasons.append(f'the id "{own_id}" is also that of row {first_with[own_id]}')
         first_with.setdefault(own_id, number)
-        faults += [Fault(number, reason) for reason in reasons]
+        faults += [Fault(number, reason) for reason in dict.fromkeys(reasons)]
         if not reasons:
-            prompt = _value(row, columns.prompt)
-            answer = _value(row, columns.answer) if columns.answer else None
-            text = prompt if isinstance(prompt, str) else tuple(prompt)
-            questions.append(Question(id=own_id, text=text, answer=answer, columns=row))
+            questions.append(Question(id=own_id, columns=row, **parts))
     if faults:
         faults.sort(key=lambda fault: fault.row)
         lines = [f"{rows.source}, row {fault.row}: {fault.reason}" for fault in faults]
@@ -220,7 +292,7 @@ def _split(
 
 def _check_answer_column(recipe: Recipe, rows: Rows, columns: Columns) -> None:
     rewards = sorted({reward.name for reward in recipe.rewards} & NEED_AN_ANSWER)
-    if rewards and columns.answer is None and rows.values:
+    if rewards and columns.answer is None and not columns.ends_with_answer and rows.values:
         missing = f"no column looks like the reference answer, which the reward {rewards[0]} needs"
         raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_list_columns(rows)}"])
 
@@ -261,36 +333,56 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     return _value(nested, inner) if inner and isinstance(nested, Mapping) else ABSENT
 
 
-def _row_faults(row: Mapping[str, Any], columns: Columns) -> Iterator[str]:
-    for name in filter(None, (columns.prompt, columns.answer)):
-        value = _value(row, name)
-        if value is ABSENT:
-            yield f'no column "{name}"{did_you_mean(name, list(row))}'
-        elif value is None:
-            yield f'column "{name}" is null'
-        elif name == columns.prompt:
-            yield from _prompt_faults(name, value)
+def _prompt(row: Row, columns: Columns) -> Text:
+    """Return the prompt of a row. Raises `ValueError` with the reason if there is none that can be used."""
+    name = columns.prompt
+    text = _text(name, _present(row, name))
+    if name == "instruction" and columns.answer != "input":
+        text = alpaca_prompt(row) or text
+    if not isinstance(text, str) and text[-1]["role"] == "assistant":
+        if not columns.ends_with_answer:
+            what = "ends with an answer by the assistant; the question has to be its last message"
+            raise ValueError(f'column "{name}" {what}')
+        text = text[:-1]  # the reference
+    length = sum(len(message["content"].strip()) for message in as_messages(text, "user"))
+    if not length:
+        raise ValueError(f'column "{name}" is empty')
+    if length > LONGEST_PROMPT:
+        raise ValueError(f'column "{name}" has {length:,} characters, more than {LONGEST_PROMPT:,}')
+    return text
 
 
-def _prompt_faults(name: str, prompt: Any) -> Iterator[str]:
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            yield f'column "{name}" is empty'
-        elif len(prompt) > LONGEST_PROMPT:
-            yield f'column "{name}" has {len(prompt):,} characters, more than {LONGEST_PROMPT:,}'
-    elif isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
-        if prompt[-1]["role"] == "assistant":
-            yield f'column "{name}" ends with an answer by the assistant; the question has to be its last message'
-        if sum(len(message["content"]) for message in prompt) > LONGEST_PROMPT:
-            yield f'column "{name}" has more than {LONGEST_PROMPT:,} characters'
-    else:
-        yield f'column "{name}" is neither text nor a list of messages {{"role": ..., "content": text}}'
+def _reference(row: Row, columns: Columns) -> Any:
+    """Return the reference answer of a row. Raises `ValueError` with the reason if it lacks one that others have."""
+    if columns.answer is None and not columns.ends_with_answer:
+        return None
+    value = _present(row, columns.answer or columns.prompt)
+    if not is_conversation(value) or ("content" not in value[-1] and "value" not in value[-1]):
+        return value
+    last = messages_of(value)[-1]
+    if last["role"] != "assistant":
+        raise ValueError(f'column "{columns.answer or columns.prompt}" does not end with an answer by the assistant')
+    return last["content"]
 
 
-def _is_message(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+def _tools(row: Row, columns: Columns) -> tuple[Mapping[str, Any], ...]:
+    return tools_of(row)
+
+
+def _present(row: Row, column: str) -> Any:
+    value = _value(row, column)
+    if value is ABSENT:
+        raise ValueError(f'no column "{column}"{did_you_mean(column, list(row))}')
+    if value is None:
+        raise ValueError(f'column "{column}" is null')
+    return value
+
+
+def _text(name: str, value: Any) -> Text:
+    try:
+        return text_of(value)
+    except ValueError as error:
+        raise ValueError(f'column "{name}" {error}') from None
 
 
 def _missing_columns(rows: Rows) -> Iterator[str]:

@@ -15,7 +15,7 @@ from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.names import REWARD_MODEL, REWARDS
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Piece, Recipe
-from outdo.data.prompts import Prompts, tokenise
+from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.questions import Questions, load_questions
 from outdo.distributed.worker_pool import WorkerPool
@@ -59,7 +59,7 @@ class Run:
     recipe: Recipe  # every setting that was left to outdo is filled in
     requires: Requires  # by the objective and the advantage together
     models: Models
-    prompts: Prompts
+    prompts: Prompts[Prompt]
     held_out: list[Prompt]
     engine: Engine
     eval_environment: SingleTurn  # scores the answers to the held-out questions
@@ -243,7 +243,7 @@ def _eval_environment(
 
 
 def _sampler(
-    recipe: Recipe, engine: Engine, environment: SingleTurn, prompts: Prompts, requires: Requires
+    recipe: Recipe, engine: Engine, environment: SingleTurn, prompts: Prompts[Prompt], requires: Requires
 ) -> GroupSampler | DynamicSampling:
     sampler = GroupSampler(
         engine,
@@ -256,7 +256,7 @@ def _sampler(
     return DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler
 
 
-def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts, list[Prompt], list[str]]:
+def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts[Prompt], list[Prompt], list[str]]:
     """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
     data, notes = recipe.data, []
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
@@ -276,5 +276,6 @@ def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prom
 
     train = tokenised("training", questions.train)
     held_out = tokenised("held-out", questions.held_out[: recipe.eval.rows])
-    prompts = Prompts(train, per_step=recipe.train.prompts, seed=recipe.seed, shuffle=data.shuffle)
+    how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
+    prompts = in_batches(train, questions.train, questions.weights, **how)
     return prompts, held_out, notes

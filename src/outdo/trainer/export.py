@@ -83,7 +83,7 @@ def card(source: ModelRef) -> str:
         title=source.run.name,
         base=_portable(recipe.model),
         objective=recipe.train.objective.name,
-        data=_portable(recipe.data.path),
+        data=", ".join(_portable(each.path) for each in recipe.data.path),
         rewards=", ".join(_portable(reward.name) for reward in recipe.rewards),
         table=_table(source.summary, source.step),
         step=source.step,

@@ -1,15 +1,15 @@
-"""Supervised fine-tuning: the update of the loop on given answers, each with advantage 1."""
+"""Supervised fine-tuning: the update of the loop on given answers, each token with advantage 1."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from outdo.algorithms.objectives.presets import likelihood
 from outdo.data.prompts import Prompts
+from outdo.data.sft_examples import SftTokens
 from outdo.models.policy import Policy
-from outdo.types import Batch, Prompt, Update
+from outdo.types import Batch, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,29 +21,26 @@ class SftStep:
 
     @property
     def likelihood(self) -> float:
-        """The mean log-probability of the answers' tokens before the step, in nats."""
+        """The mean log-probability of the learned tokens before the step, in nats."""
         return self.update.metrics["loss/policy"]
 
 
-def completion_ids(policy: Policy, text: str) -> tuple[int, ...]:
-    """Return the tokens of an answer as the policy would sample it: tokenised without its prompt, with an end token."""
-    ids: list[int] = policy.tokenizer.encode(text, add_special_tokens=False)
-    end: Any = policy.tokenizer.eos_token_id
-    return (*ids, *([] if end is None else [end]))
+def sft(policy: Policy, examples: Prompts[SftTokens], *, steps: int) -> Iterator[SftStep]:
+    """Make `steps` updates, each on one batch of `examples`, as `outdo.data.sft_examples.encode_examples` returns them.
 
-
-def sft(policy: Policy, prompts: Prompts, *, steps: int) -> Iterator[SftStep]:
-    """Make `steps` updates, each on one batch of `prompts`, whose `answer` is the text to learn.
-
-    The loss is the mean negative log-likelihood of the answers' tokens over the batch (`presets.likelihood`).
+    The loss is the mean negative log-likelihood of the learned tokens over the batch (`presets.likelihood`).
     """
     objective = likelihood()
-    for index, batch in zip(range(1, steps + 1), prompts, strict=False):
-        yield SftStep(index=index, update=policy.update(supervised(policy, batch), objective))
+    for index, batch in zip(range(1, steps + 1), examples, strict=False):
+        yield SftStep(index=index, update=policy.update(supervised(batch), objective))
 
 
-def supervised(policy: Policy, prompts: Sequence[Prompt]) -> Batch:
-    """Make a batch in which the completion of every prompt is its `answer`, with advantage 1."""
-    completions = [completion_ids(policy, str(prompt.answer)) for prompt in prompts]
-    batch = Batch.of_tokens([prompt.token_ids for prompt in prompts], completions)
+def supervised(examples: Sequence[SftTokens]) -> Batch:
+    """Make a batch of examples. Their learned tokens have advantage 1, and a prompt ends before the first of them."""
+    starts = [example.learned.index(True) for example in examples]
+    batch = Batch.of_tokens(
+        [example.token_ids[:start] for example, start in zip(examples, starts, strict=True)],
+        [example.token_ids[start:] for example, start in zip(examples, starts, strict=True)],
+        masks=[example.learned[start:] for example, start in zip(examples, starts, strict=True)],
+    )
     return batch.with_(advantages=batch.loss_mask.float(), rewards=torch.ones_like(batch.rewards))

@@ -37,3 +37,11 @@ def one_line(text: str) -> str:
 def escape_control(text: str) -> str:
     """Replace characters that do not print, and could control a terminal, by their escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def excerpt(text: str, longest: int = 1200) -> str:
+    """Return text with its line breaks, safe for a terminal, without the middle if it has more characters."""
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+    return "\n".join(map(escape_control, text.split("\n")))

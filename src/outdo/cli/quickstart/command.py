@@ -21,6 +21,7 @@ from outdo.cli.quickstart.task import demonstrations, held_out, problems, rows
 from outdo.config.file import load
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
+from outdo.data.sft_examples import encode_examples, read_examples
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.policy import Policy
 from outdo.rewards.exact import exact
@@ -78,8 +79,8 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
     unfinished = build(folder.with_name("new"), seed)
     with WorkerPool(settings.WORKERS - 1) as pool:
         policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START, pool=pool)
-        pairs = tokenise(questions_from(str(data), answer="completion"), policy.tokenizer, max_tokens=LONGEST)
-        prompts = Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed)
+        pairs, _ = read_examples(str(data))
+        prompts = Prompts(encode_examples(pairs, policy.tokenizer), per_step=settings.WARM_START_PAIRS, seed=seed)
         steps = settings.WARM_START_STEPS
         for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="fine-tuning"):
             if step.index % 50 == 0 and not display.live:

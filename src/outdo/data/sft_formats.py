@@ -1,0 +1,250 @@
+"""The standard formats of data to fine-tune on: which one a file has, and what each of its rows holds.
+
+The formats and their names are those of TRL's documentation, "Dataset formats and types", besides Alpaca and ShareGPT.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from outdo.data.files import Rows
+from outdo.data.formats import (
+    CONVERSATION_COLUMNS,
+    Message,
+    Row,
+    Text,
+    alpaca_prompt,
+    as_messages,
+    is_conversation,
+    label_of,
+    text_of,
+)
+from outdo.data.questions import ANSWER_COLUMNS, PROMPT_COLUMNS
+from outdo.utils.errors import UserError, did_you_mean
+
+COMPLETION_COLUMNS = ("completion", *ANSWER_COLUMNS)
+
+Read = Callable[[Row], tuple[Text, Text]]
+"""Returns the prompt and the completion of a row; raises `ValueError` with the reason if there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftFormat:
+    """A format of data to fine-tune on."""
+
+    name: str
+    learned: str  # what of a row is learned, for the user
+    read: Read
+    is_example: Callable[[Row], bool | None] = lambda row: True  # False: the row is left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The columns of a file that its format depends on; None where there is none."""
+
+    rows: Rows
+    question: str | None
+    completion: str | None
+    conversation: str | None
+
+    def has(self, *columns: str) -> bool:
+        """Return whether the file has all of these columns."""
+        return all(column in self.rows.columns for column in columns)
+
+    def holds_conversations(self, column: str) -> bool:
+        """Return whether any row has a list of messages in this column."""
+        return any(is_conversation(row.get(column)) for row in self.rows.values.values())
+
+
+def detect_format(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> SftFormat:
+    """Return the format of a file by the names of its columns, or that of the named columns.
+
+    Raises `UserError` if a named column does not exist, or if nothing in the file can be learned.
+    """
+    names = rows.columns
+    listed = f"(columns: {', '.join(names[:20])})"
+    mistakes = [
+        f'{rows.source}: no column "{name}" (given by --{role}){did_you_mean(name, names)} {listed}'
+        for role, name in (("prompt", prompt), ("answer", answer))
+        if name is not None and name not in names
+    ]
+    if mistakes:
+        raise UserError(mistakes)
+    question = prompt or _first(PROMPT_COLUMNS, names)
+    completion = answer or _first(COMPLETION_COLUMNS, [name for name in names if name != question])
+    conversation = _first(CONVERSATION_COLUMNS, names)
+    found = Found(rows=rows, question=question, completion=completion, conversation=conversation)
+    known = (_named_columns,) if prompt or answer else FORMATS
+    form = next(filter(None, (detect(found) for detect in known)), None)
+    if form is None:
+        missing = "answers to learn; name it: --answer NAME" if question else "prompts; name it: --prompt NAME"
+        raise UserError([f"{rows.source}: no column looks like the {missing} {listed}"])
+    return form
+
+
+def _preference(found: Found) -> SftFormat | None:
+    if not found.has("chosen", "rejected"):
+        return None
+    learned = "the chosen answers"
+    if found.question is not None and found.question != found.conversation:
+        return SftFormat(name="preference", learned=learned, read=_pair(found.question, "chosen"))
+    read = _last_turn_of_chosen if found.holds_conversations("chosen") else _after_common_text
+    return SftFormat(name="preference, implicit prompt", learned=learned, read=read)
+
+
+def _unpaired_preference(found: Found) -> SftFormat | None:
+    labelled = all(label_of(row) is not None for row in found.rows.values.values())
+    if found.question is None or not found.has("completion") or not labelled:
+        return None
+    read = _pair(found.question, "completion")
+    return SftFormat(name="unpaired preference", learned="answers labelled true", read=read, is_example=label_of)
+
+
+def _alpaca(found: Found) -> SftFormat | None:
+    return SftFormat(name="Alpaca", learned="output", read=_read_alpaca) if found.has("instruction", "output") else None
+
+
+def _conversation(found: Found) -> SftFormat | None:
+    column = found.conversation
+    if column is None or (found.question != column and found.completion is not None):
+        return None
+    first = next(row[column] for row in found.rows.values.values() if column in row)
+    name = "ShareGPT" if is_conversation(first) and "from" in first[0] else "language modeling"
+    return SftFormat(name=name, learned=f"the assistant's turns in {column}", read=_whole(column))
+
+
+def _prompt_completion(found: Found) -> SftFormat | None:
+    if found.question is None or found.completion is None:
+        return None
+    return SftFormat(name="prompt-completion", learned=found.completion, read=_pair(found.question, found.completion))
+
+
+def _language_modeling(found: Found) -> SftFormat | None:
+    if found.question is not None or not found.has("text"):
+        return None
+    return SftFormat(name="language modeling", learned="text", read=_plain_text)
+
+
+FORMATS = (_preference, _unpaired_preference, _alpaca, _conversation, _prompt_completion, _language_modeling)
+"""In the order in which they are tried."""
+
+
+def _named_columns(found: Found) -> SftFormat | None:
+    """Return the format of columns that the user has named."""
+    column = found.completion
+    if column is not None and found.question in (None, found.conversation) and found.holds_conversations(column):
+        return SftFormat(name="language modeling", learned=f"the assistant's turns in {column}", read=_whole(column))
+    return _prompt_completion(found)
+
+
+# ---------------------------------------------------------------------------------------------------- reading of a row
+
+
+def _pair(question: str, completion: str) -> Read:
+    def read(row: Row) -> tuple[Text, Text]:
+        given, learned = _text(row, question), _text(row, completion)
+        if question == "instruction":
+            given = alpaca_prompt(row) or given
+        return _same_kind(given, _without_prompt(given, learned))
+
+    return read
+
+
+def _whole(column: str) -> Read:
+    def read(row: Row) -> tuple[Text, Text]:
+        messages = _text(row, column)
+        if isinstance(messages, str) or not any(each["role"] == "assistant" for each in messages[1:]):
+            raise ValueError(f'column "{column}" has no answer by the assistant')
+        return (), _with_system(row, messages)
+
+    return read
+
+
+def _read_alpaca(row: Row) -> tuple[Text, Text]:
+    """Read Alpaca's columns, and those of LLaMA-Factory's variant: `system`, and `history`, pairs of earlier turns."""
+    prompt = alpaca_prompt(row) or _text(row, "instruction")
+    history = row.get("history") or []
+    if not all(isinstance(each, list | tuple) and len(each) == 2 for each in history):
+        raise ValueError('column "history" is not a list of pairs [question, answer]')
+    if not history and not row.get("system"):
+        return prompt, _text(row, "output")
+    turns = [(("user", str(asked)), ("assistant", str(answered))) for asked, answered in history]
+    messages = [{"role": role, "content": text} for turn in turns for role, text in turn]
+    given = _with_system(row, (*messages, {"role": "user", "content": prompt}))
+    return _same_kind(given, _text(row, "output"))
+
+
+def _plain_text(row: Row) -> tuple[Text, Text]:
+    return "", _text(row, "text")
+
+
+def _last_turn_of_chosen(row: Row) -> tuple[Text, Text]:
+    _, messages = _whole("chosen")(row)
+    if messages[-1]["role"] != "assistant":  # type: ignore[index]
+        raise ValueError('column "chosen" does not end with an answer by the assistant')
+    return messages[:-1], messages[-1:]
+
+
+def _after_common_text(row: Row) -> tuple[Text, Text]:
+    prompt, chosen, _ = split_common(str(_text(row, "chosen")), str(_text(row, "rejected")))
+    return prompt, chosen
+
+
+def split_common(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """Split two texts into their common beginning, which is the prompt, and the rest of each.
+
+    The border is the last white space before they differ: a word is never cut. Raises `ValueError` if nothing is left
+    on one side.
+    """
+    same = next((at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    same = min(len(chosen), len(rejected)) if same is None else same
+    border = max((at + 1 for at in range(same) if chosen[at].isspace()), default=0)
+    prompt, rests = chosen[:border].rstrip(" "), (chosen[border:], rejected[border:])
+    spaces = chosen[len(prompt) : border]
+    if not prompt.strip() or not all(rest.strip() for rest in rests):
+        raise ValueError('the columns "chosen" and "rejected" have no common beginning, followed by two answers')
+    return prompt, spaces + rests[0], spaces + rests[1]
+
+
+def _text(row: Row, column: str) -> Text:
+    """Return a column as text or messages; a number is text too. Raises `ValueError` with the reason if it is empty."""
+    value = row.get(column)
+    if value is None:
+        raise ValueError(f'column "{column}" is null' if column in row else f'no column "{column}"')
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    try:
+        text = text_of(value)
+    except ValueError as error:
+        raise ValueError(f'column "{column}" {error}') from None
+    if isinstance(text, str) and not text.strip():
+        raise ValueError(f'column "{column}" is empty')
+    return text
+
+
+def _same_kind(prompt: Text, completion: Text) -> tuple[Text, Text]:
+    """Return both as text, or both as messages: text is one message."""
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return prompt, completion
+    given, learned = as_messages(prompt, "user"), as_messages(completion, "assistant")
+    if not any(each["role"] == "assistant" for each in learned):
+        raise ValueError("the completion has no message by the assistant")
+    return given, learned
+
+
+def _without_prompt(prompt: Text, completion: Text) -> Text:
+    """Return a completion without the messages of its prompt, which preference data repeats in it."""
+    if isinstance(completion, str):
+        return completion
+    given = as_messages(prompt, "user")
+    return completion[len(given) :] if completion[: len(given)] == tuple(given) else completion
+
+
+def _with_system(row: Row, messages: Iterable[Message]) -> tuple[Message, ...]:
+    system, messages = row.get("system"), tuple(messages)
+    if not isinstance(system, str) or not system.strip() or messages[0]["role"] == "system":
+        return messages
+    return ({"role": "system", "content": system}, *messages)
+
+
+def _first(names: Sequence[str], known: Collection[str]) -> str | None:
+    return next((name for name in names if name in known), None)

@@ -1,0 +1,34 @@
+"""Write a new model folder: whole, or not at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from outdo.storage import atomic
+from outdo.utils.errors import RunFolderError
+
+
+def save_model_folder(folder: Path, write_model: Callable[[Path], None]) -> None:
+    """Make `folder`, which is missing or empty, from what `write_model(path)` writes into a folder beside it.
+
+    The folder beside it, `.NAME.unfinished`, is renamed when everything in it is on disk, so that a process that is
+    killed while it writes leaves no folder that looks like a model. Raises `RunFolderError` if that fails. A model that
+    is written but cannot be renamed stays beside `folder`, and the error names it.
+    """
+    target = folder.resolve()
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        if unfinished.exists():  # of a process that was killed
+            atomic.remove_tree(unfinished)
+        atomic.make_folder(unfinished)
+        write_model(unfinished)
+        for path in (*unfinished.rglob("*"), unfinished):
+            atomic.sync(path)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{folder}: cannot be written: {reason}") from error
+    try:
+        atomic.rename(unfinished, target)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {error.strerror}; the model is in {unfinished}") from error

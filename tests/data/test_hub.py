@@ -1,0 +1,160 @@
+"""Data sets that the library `datasets` reads: configurations, revisions, splits, and folders on this machine."""
+
+import json
+import os
+import sys
+import types
+
+import pytest
+
+from outdo.config.file import load
+from outdo.config.paths import with_absolute_paths
+from outdo.data.files import read_rows
+from outdo.data.hub import DatasetName, folder_data_set, hub_data_set
+from outdo.utils.errors import UserError
+
+datasets = pytest.importorskip("datasets")
+CARD = """---
+configs:
+- {config_name: main, data_files: [{split: train, path: main/train.jsonl}, {split: test, path: main/test.jsonl}]}
+- {config_name: socratic, data_files: [{split: train, path: socratic/train.jsonl}]}
+---
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of a data set of the Hub with two configurations, as `huggingface-cli download` makes one."""
+    folder = tmp_path / "data" / "gsm8k"
+    for file in ("main/train", "main/test", "socratic/train"):
+        path = folder / f"{file}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"question": f"{file} {n}", "answer": "1"}) + "\n" for n in range(2)))
+    (folder / "README.md").write_text(CARD)
+    return folder
+
+
+def questions(path):
+    return [row["question"] for row in read_rows(str(path)).values.values()]
+
+
+def refusal(path):
+    with pytest.raises(UserError) as caught:
+        read_rows(str(path))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("openai/gsm8k", ("openai/gsm8k", None, None, None)),
+        ("openai/gsm8k:test", ("openai/gsm8k", None, None, "test")),
+        ("openai/gsm8k/main:train[:10%]", ("openai/gsm8k", "main", None, "train[:10%]")),
+        ("openai/gsm8k/main@refs/pr/1", ("openai/gsm8k", "main", "refs/pr/1", None)),
+        ("openai/gsm8k@cc7b047:test", ("openai/gsm8k", None, "cc7b047", "test")),
+    ],
+)
+def test_a_name_on_the_hub_has_a_configuration_a_revision_and_a_split(path, parts):
+    name, config, revision, split = parts
+    assert hub_data_set(path) == DatasetName(name=name, config=config, revision=revision, split=split)
+    assert str(hub_data_set(path)) == path
+
+
+@pytest.mark.parametrize("path", ["data/gsm8k", "./a/b", "../a/b", "a/../b", "a/b/c/d", "gsm8k", "a/b:c d", "~/a/b"])
+def test_a_path_is_no_name_on_the_hub(path, copy):
+    assert hub_data_set(path) is None
+
+
+def test_configuration_revision_and_split_reach_the_library(monkeypatch):
+    requests = []
+
+    def load_dataset(path, **options):
+        requests.append((path, options))
+        return [{"question": "a"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    for path in ("openai/gsm8k", "openai/gsm8k/main@v1:test"):
+        assert questions(path) == ["a"]
+    assert requests == [
+        ("openai/gsm8k", {"split": "train"}),
+        ("openai/gsm8k", {"name": "main", "revision": "v1", "split": "test"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("openai/gsm8k", "needs a configuration (configurations: main, socratic); write for example openai/gsm8k/main"),
+        ("openai/gsm8k/mian", 'has no configuration "mian"; did you mean main? (configurations: main, socratic)'),
+        (
+            "openai/gsm8k/main@v1:tset[:5]",
+            'has no split "tset"; did you mean test? (splits: train, test); write for example openai/gsm8k/main@v1:train',
+        ),
+        ("openai/gsm8k/main:train", "cannot be loaded: ValueError: something else"),
+    ],
+)
+def test_an_error_of_the_hub_names_what_is_available(path, sentence, monkeypatch):
+    def load_dataset(path, **options):
+        raise ValueError("something else")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name, **how: ["main", "socratic"])
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name, config, **how: ["train", "test"])
+    assert refusal(path).startswith(f"{path}: the data set {sentence}")
+
+
+def test_a_copy_of_a_data_set_has_its_configurations_and_splits(copy):
+    assert questions("data/gsm8k/main") == ["main/train 0", "main/train 1"]
+    assert questions(f"{copy}/main:test") == ["main/test 0", "main/test 1"]
+    assert questions(f"{copy}/socratic:train[:1]") == ["socratic/train 0"]
+
+
+def test_what_a_copy_lacks_is_answered_with_what_it_has(copy):
+    assert "needs a configuration (configurations: main, socratic)" in refusal(copy)
+    assert f"write for example {copy}/main" in refusal(copy)
+    assert 'has no configuration "socratik"; did you mean socratic?' in refusal(f"{copy}/socratik")
+    assert 'has no split "test" (splits: train)' in refusal(f"{copy}/socratic:test")
+
+
+def test_a_folder_of_save_to_disk_is_read(tmp_path):
+    rows = datasets.Dataset.from_list([{"question": "a"}])
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows, "test": rows.map(lambda row: {"question": "b"})}).save_to_disk(
+        tmp_path / "two"
+    )
+    assert questions(tmp_path / "one") == questions(tmp_path / "two") == ["a"]
+    assert questions(tmp_path / "two:test") == ["b"]
+    assert 'has no split "dev" (splits: train, test)' in refusal(tmp_path / "two:dev")
+    assert "has no splits; leave :test out" in refusal(tmp_path / "one:test")
+
+
+def test_a_folder_of_files_is_still_no_data_set(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n')
+    assert folder_data_set(str(tmp_path)) is None
+    assert "is a folder; name a file in it, such as" in refusal(tmp_path)
+
+
+def test_paths_of_data_sets_become_absolute_so_that_a_run_can_be_resumed_from_anywhere(copy):
+    paths = ["data/gsm8k/main:test", "data/gsm8k", "data/gsm8k:train", "openai/gsm8k/main:test"]
+    recipe = with_absolute_paths(load(None, ["model=m", f"data.path={json.dumps(paths)}", "data.eval_path=data/gsm8k"]))
+    absolute = [f"{copy}/main:test", str(copy), f"{copy}:train", "openai/gsm8k/main:test"]
+    assert [source.path for source in recipe.data.path] == absolute
+    assert recipe.data.eval_path == (str(copy),)
+
+
+# ----------------------------------------------------------------------------------------------- what has no end
+
+
+def test_pipes_and_devices_are_refused_before_they_are_read(tmp_path, copy):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    for path in ("pipe.jsonl", "zero.jsonl", "/dev/zero"):
+        assert refusal(path) == f"{path}: is a pipe or a device; expected a file"
+    os.mkfifo(copy / "main" / "more.jsonl")
+    assert "more.jsonl: is a pipe, a device or a broken link" in refusal(f"{copy}/main")
