@@ -111,13 +111,11 @@ def test_examples_that_do_not_fit_into_the_model_are_left_out_and_counted(outdo,
 
 
 @pytest.mark.parametrize("command", ["sft", "reward-model"])
-def test_a_model_that_cannot_be_written_leaves_no_folder_that_looks_like_one(
-    command, outdo, model, tmp_path, monkeypatch
-):
+def test_a_model_that_cannot_be_written_leaves_no_folder(command, outdo, model, tmp_path, monkeypatch):
     data = rows_file(tmp_path / "rows.jsonl", [{"prompt": f"{n}?", "chosen": "2", "rejected": "3"} for n in range(9)])
     written = []
 
-    def fail(tokenizer, folder):
+    def fail(tokenizer, folder, **_):
         written.extend(path.name for path in folder.iterdir())
         raise OSError(28, "No space left on device")
 
@@ -126,7 +124,7 @@ def test_a_model_that_cannot_be_written_leaves_no_folder_that_looks_like_one(
     done = outdo(command, model, *how)
     assert (done.status, "model.safetensors" in written) == (1, True)
     assert f"{tmp_path / 'tuned'}: cannot be written: No space left on device" in done.error
-    assert not (tmp_path / "tuned").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl"}
     monkeypatch.undo()
     assert outdo(command, model, *how).status == 0
     AutoTokenizer.from_pretrained(tmp_path / "tuned")

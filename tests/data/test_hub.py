@@ -94,7 +94,7 @@ def test_configuration_revision_and_split_reach_the_library(monkeypatch):
         ("openai/gsm8k/mian", 'has no configuration "mian"; did you mean main? (configurations: main, socratic)'),
         (
             "openai/gsm8k/main@v1:tset[:5]",
-            'has no split "tset"; did you mean test? (splits: train, test); write for example openai/gsm8k/main@v1:train',
+            'has no split "tset"; did you mean test? (splits: train, test); write for example openai/gsm8k/main@v1:',
         ),
         ("openai/gsm8k/main:train", "cannot be loaded: ValueError: something else"),
     ],

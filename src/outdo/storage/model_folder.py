@@ -1,6 +1,7 @@
 """Write a new model folder: whole, or not at all."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -26,6 +27,8 @@ def save_model_folder(folder: Path, write_model: Callable[[Path], None]) -> None
         for path in (*unfinished.rglob("*"), unfinished):
             atomic.sync(path)
     except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            atomic.remove_tree(unfinished)
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunFolderError(f"{folder}: cannot be written: {reason}") from error
     try:
