@@ -9,7 +9,7 @@ from command_cases import chain_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.trainer.evaluation import Evaluation, interval, majority, pass_at_k
+from outdo.trainer.evaluation import Evaluation, interval, pass_at_k
 from outdo.types import FinishReason, Group, Prompt, Rollout
 
 
@@ -82,15 +82,9 @@ def test_several_answers_to_few_questions_are_not_as_sure_as_many_questions():
     assert agreeing[1] - agreeing[0] < clustered[1] - clustered[0]
 
 
-def test_the_majority_is_of_numbers_and_a_draw_goes_to_the_first():
-    assert majority(group("a 7", "it is 9", "so 7.0")).text == "a 7"
-    assert majority(group("9", "7", "it is 9")).text == "9"
-    assert majority(group("8", "7")).text == "8"
-    assert majority(group("no idea", "7", "no idea ")).text == "no idea"
-
-
 def test_the_summary_of_a_small_evaluation_by_hand():
-    told = Evaluation(groups=[group("7", "9", "7"), group("9", "9", "7"), group("9", "9", "9")], k=3).summary()
+    groups = [group("7", "9", "7"), group("9", "9", "7"), group("9", "9", "9")]
+    told = Evaluation(groups=groups, k=3, majority=[each.rollouts[0] for each in groups]).summary()
     assert told["pass@1"] == pytest.approx(3 / 9)
     assert told["pass@3"] == pytest.approx(2 / 3)
     assert told["maj@3"] == pytest.approx(1 / 3)
@@ -198,6 +192,23 @@ def test_eval_keeps_every_answer(outdo, seven, ten, tmp_path):
     assert f"the answers: {target}" in done.out.replace("\n", "")
     nowhere = outdo("eval", tmp_path / "no_model", "--data", ten, "--answers", tmp_path / "no" / "a.jsonl")
     assert (nowhere.status, "there is no folder" in nowhere.error) == (2, True)
+
+
+def test_eval_votes_by_the_answers_that_the_reward_reads(outdo, tmp_path):
+    model = chain_model(tmp_path / "half", "1/2", after="=")
+    data = tmp_path / "half.jsonl"
+    data.write_text(json.dumps({"question": "1=", "answer": r"\frac{\sqrt{1}}{2}"}) + "\n")
+    told = json.loads(outdo("eval", model, "--data", data, "--rewards", "math", "--k", 4, "--json").out)
+    assert (told["maj@4"], told["pass@1"]) == (1.0, 1.0)
+
+
+def test_eval_refuses_references_that_its_reward_cannot_match(outdo, seven, tmp_path):
+    data = tmp_path / "half.jsonl"
+    data.write_text(json.dumps({"question": "1=", "answer": r"\frac{1}{2}"}) + "\n")
+    refused = outdo("eval", seven, "--data", data)
+    assert refused.status == 2
+    assert f"{data}, row 1: the reward last_number: the reference answer is not one number" in refused.error
+    assert 'the reward "math"' in refused.error
 
 
 def test_wrong_arguments_of_eval_are_refused(outdo, seven, ten, tmp_path):

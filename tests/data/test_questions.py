@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import sys
 import types
 from contextlib import suppress
@@ -164,6 +165,18 @@ def test_a_reward_that_compares_needs_an_answer_column(jsonl):
     assert of(path, "rewards=format").train[0].answer is None
     with pytest.raises(UserError, match=r"which the reward exact needs; name it: data.answer=NAME"):
         of(path)
+
+
+def test_references_that_the_reward_can_never_match_are_refused_with_their_rows(jsonl):
+    answers = ["18", r"\frac{1}{2}", "#### 1,234", "10:30", "2k+2", "18 eggs"]
+    path = jsonl([{"question": f"q{number}", "answer": answer} for number, answer in enumerate(answers)])
+    with pytest.raises(UserError) as caught:
+        of(path, "rewards=last_number")
+    assert [re.search(r"row \d+", line)[0] for line in caught.value.problems] == ["row 2", "row 4", "row 5"]
+    assert all(str(path) in line and 'the reward "math"' in line for line in caught.value.problems)
+    assert len(of(path, "rewards=math").train) == len(of(path, "rewards=exact").train)
+    with pytest.raises(UserError, match="row 1: the reward multiple_choice: the reference answer is not one letter"):
+        of(path, "rewards=multiple_choice")
 
 
 def test_columns_that_some_rows_lack_are_noted(jsonl):

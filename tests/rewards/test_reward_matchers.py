@@ -1,19 +1,23 @@
-"""exact, last_number, math and format: right answers, wrong answers, and texts that are no answer."""
+"""exact, last_number, math, multiple_choice and format: right and wrong answers, and texts that are no answer."""
 
 import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.rewards import RewardInput, load_reward
-from outdo.rewards.exact import exact, final_number, last_number
+from outdo.rewards.exact import exact
 from outdo.rewards.format import format, matches
+from outdo.rewards.last_number import final_number, last_number
+from outdo.rewards.matchers import MATCHERS as READERS
 from outdo.rewards.math import math
+from outdo.rewards.multiple_choice import multiple_choice
 from outdo.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +71,10 @@ def test_the_documented_table_is_found():
         ("working\n#### C#", "C#", True),
         ("I like C#", "#", False),
         ("#### 1,234", "1234", False),
+        ("<think>5</think><answer>632</answer>", "632", True),
+        ("<think>632</think><answer>5</answer>", "632", False),
+        (r"\boxed{632}", "632", True),
+        ("The answer is Paris.", "Paris", True),
         ("1632", "632", False),
         ("", "632", False),
         ("#", "632", False),
@@ -89,10 +97,16 @@ def test_exact_compares_the_final_text_character_by_character(completion: str, a
         (r"\boxed{1{,}234} of 5", "1234", True),
         ("3/0", "3", False),
         ("3/4", "4", False),
-        ("12,34", "34", True),
+        ("12,34", "34", False),
+        ("12,34", "12.34", True),
         ("#### 18 of 20", "20", False),
         (r"\boxed{\frac{1}{2}}", "2", False),
+        (r"\boxed{\frac{1}{2}}", "0.5", True),
+        ("#### 18 km/h", "18", True),
+        ("9" * 500, "9" * 500, True),
         ("no number", "18", False),
+        (r"\boxed{x+1}", "1", False),
+        (r"\boxed{x - 1}", "1", False),
     ],
 )
 def test_last_number_compares_the_final_number(completion: str, answer: object, right: bool):
@@ -103,13 +117,37 @@ def test_a_number_that_is_too_long_is_ignored():
     assert final_number("9" * 5000) is None
 
 
-@given(st.text(alphabet="0123456789,./-$%e#\\boxed{} \n", max_size=60))
-def test_no_text_raises_an_exception(text: str):
-    final_number(text)
+@given(st.text(alphabet="0123456789,./-$%e#\\boxed{}()*^answer: <>k½²\n", max_size=60))
+@pytest.mark.parametrize("name", READERS)
+def test_no_text_raises_an_exception(name: str, text: str):
+    READERS[name].read(text)
 
 
 @pytest.mark.parametrize(
-    ("matcher", "answer"), [(exact, None), (exact, " "), (last_number, "many"), (math, ""), (math, "many")]
+    "part", ["(aa", "$", r"\[", "answer: ", "answer is (", "1 ", "9", r"\boxed{}", "#### Step\n", " \n", "1(a"]
+)
+@pytest.mark.parametrize("name", READERS)
+def test_a_long_text_takes_a_time_that_grows_with_its_length(name: str, part: str):
+    """Four times the text takes four times as long. A pattern that backtracks takes sixteen times as long, or more."""
+
+    def seconds(length: int) -> float:
+        began = process_time()
+        READERS[name].read(part * (length // len(part)))
+        return process_time() - began
+
+    assert min(seconds(120_000) for _ in range(3)) < 10 * max(min(seconds(30_000) for _ in range(3)), 0.005)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "answer"),
+    [
+        *[(exact, None), (exact, " "), (math, ""), (math, "there is no such number at all")],
+        *[
+            (last_number, each)
+            for each in ("many", r"\frac{1}{2}", "10:30", "2k+2", "2k", "1, 2", "52_8", "3 or 4", "5-3")
+        ],
+        *[(multiple_choice, each) for each in ("Paris", "A or B", "18", "")],
+    ],
 )
 def test_a_reference_that_cannot_be_compared_is_an_error_not_a_wrong_answer(
     matcher: Callable[[str, object], bool], answer: object
@@ -118,10 +156,44 @@ def test_a_reference_that_cannot_be_compared_is_an_error_not_a_wrong_answer(
         matcher("18", answer)
 
 
-@pytest.mark.parametrize("reference", [r"\frac{\sqrt{3}}{2}", r"2\pi", "x^2+1", "(1,2)"])
-def test_a_reference_may_be_latex_without_dollars(reference: str):
-    assert math(rf"so it is $\boxed{{{reference}}}$", reference)
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *[r"\frac{\sqrt{3}}{2}", r"2\pi", "x^2+1", "(1,2)", "2k+2", "2k", "p - q", r"\$18.90", "x=5", "1,-2", "52_8"],
+        *[r"\text{Evelyn}", r"\text{(C)}", r"90^\circ", r"\frac43", r"1\frac{4}{5}", r"10,\!080", r"5.4 \text{ cents}"],
+        *[r"864 \mbox{ inches}^2", r"1 \pm \sqrt{19}", r"x \in [-2,7]", r"(-\infty, 2) \cup (3, \infty)", ".35625"],
+        *[r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", "5x - 7y + 11z + 4 = 0", r"\frac{270}7\text{ degrees}"],
+    ],
+)
+def test_a_reference_may_be_any_latex_without_dollars(reference: str):
+    for written in (r"so it is $\boxed{%s}$", "<think>2</think><answer>%s</answer>", "The answer is $%s$.", "#### %s"):
+        assert math(written.replace("%s", reference), reference), written
     assert not math(r"\boxed{2}", reference)
+
+
+@pytest.mark.parametrize("matcher", MATCHERS.values(), ids=MATCHERS.keys())
+def test_a_matcher_and_format_can_both_be_1(matcher: Callable[[str, str], bool]):
+    right, wrong = "<think>two nines</think><answer>18</answer>", "<think>It is 18</think><answer>banana</answer>"
+    assert (matcher(right, "18"), format(right)) == (True, 1.0)
+    assert (matcher(wrong, "18"), format(wrong)) == (False, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "letter", "right"),
+    [
+        ("<think>A or B?</think><answer>B</answer>", "B", True),
+        (r"\boxed{\text{(C)}}", "C", True),
+        ("The answer is (b), since A is wrong.", "B", True),
+        ("#### D", "D", True),
+        ("So it is B.", r"\text{(B)}", True),
+        ("A good answer needs more.", "A", False),
+        ("It is B or C.", "C", False),
+        ("It is not (B).", "B", False),
+        ("", "B", False),
+    ],
+)
+def test_multiple_choice_compares_the_final_letter(completion: str, letter: str, right: bool):
+    assert multiple_choice(completion, letter) is right
 
 
 @pytest.mark.parametrize("monster", ["$9^{9^{9^9}}$", "$" + "{" * 3000 + "$"], ids=["tower", "nested"])
@@ -162,6 +234,21 @@ def test_without_math_verify_the_error_names_the_package_to_install(tmp_path: Pa
 )
 def test_format_requires_both_tags_once_and_nothing_else(completion: str, right: bool):
     assert format(completion) == right
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "right"),
+    [
+        ("Question. Assistant: <think>", "1\n2</think> <answer>3</answer>", True),
+        ("<|assistant|><think>\n", "1</think><answer>3</answer>", True),
+        ("<think>\n\n</think>\n\n", "<answer>3</answer>", True),
+        ("<think>", "<think>1</think><answer>3</answer>", False),
+        ("Write <think> and </think>.", "1</think><answer>3</answer>", False),
+        ("Write <think> and </think>.", "<think>1</think><answer>3</answer>", True),
+    ],
+)
+def test_tags_that_the_prompt_opened_belong_to_the_format(prompt: str, completion: str, right: bool):
+    assert format(completion, prompt) == right
 
 
 def test_a_pattern_matches_the_whole_completion():

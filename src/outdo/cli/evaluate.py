@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Question, questions_from
 from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
+from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
 from outdo.rewards.worker import DEADLINE
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -136,18 +138,18 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
     if recipe is None and arguments.data is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
-    if recipe is None or arguments.data is not None:
-        questions = questions_from(arguments.data or "", limit=arguments.limit)
-    else:
-        questions = held_out_questions(recipe)[: arguments.limit]
-    if not questions:
-        raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
     if recipe is None or arguments.rewards:
         rewards, right = list(arguments.rewards) or list(REWARDS), None
     else:
         rewards, right = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions], recipe.eval.right
     if not rewards:
         raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])
+    if recipe is None or arguments.data is not None:
+        questions = questions_from(arguments.data or "", limit=arguments.limit, matchers=matchers_in(rewards))
+    else:
+        questions = held_out_questions(recipe)[: arguments.limit]
+    if not questions:
+        raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
     return Task(
         questions=questions,
         rewards=rewards,
@@ -171,7 +173,8 @@ def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments) -> Evalu
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
         prompts = task.answering.prompts(task.questions, policy)
         engine = open_engine(source.recipe, policy, seed=arguments.seed)
-        return evaluate(engine, SingleTurn(reward), prompts, sampling, k=arguments.k)
+        vote = partial(majorities, reward)
+        return evaluate(engine, SingleTurn(reward), prompts, sampling, k=arguments.k, vote=vote)
     finally:
         reward.close()
 

@@ -25,6 +25,7 @@ from outdo.data.formats import (
     tools_of,
 )
 from outdo.data.pass_rates import PassRate
+from outdo.rewards.matchers import matchers_in, reference_faults
 from outdo.utils.errors import UserError, did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", *CONVERSATION_COLUMNS)
@@ -34,9 +35,6 @@ ANSWER_COLUMNS = (
     "completion",  # as in TRL's data
 )
 """Names of columns that hold the question and the answer, in order of priority."""
-
-NEED_AN_ANSWER = frozenset({"exact", "last_number", "math"})
-"""Built-in rewards that compare with the reference answer."""
 
 LONGEST_PROMPT = 1_000_000
 """Characters. A longer prompt is a whole file that got into a column by mistake."""
@@ -114,6 +112,7 @@ def load_questions(recipe: Recipe) -> Questions:
 def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Question]], dict[str, str], list[str]]:
     """Return the questions by the recipe's key, the fingerprints of their files, and notes; add to `mistakes`."""
     data = recipe.data
+    matchers = matchers_in([reward.name for reward in recipe.rewards])
     by_key: dict[str, list[Question]] = {"data.path": [], "data.eval_path": []}
     fingerprints: dict[str, str] = {}
     notes: list[str] = []
@@ -125,8 +124,8 @@ def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Q
         with _collect_mistakes(mistakes, name):
             rows = read_rows(path, limit=data.limit if key == "data.path" else None)
             columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
-            _check_answer_column(recipe, rows, columns)
-            questions = to_questions(rows, columns)
+            _check_answer_column(matchers, rows, columns)
+            questions = to_questions(rows, columns, matchers=matchers)
             by_key[key] += questions if count == 1 else _of_source(questions, place)
             fingerprints[name] = rows.fingerprint
             notes += [f"{name}: {_summary(questions, columns)}", *_missing_columns(rows)]
@@ -134,11 +133,21 @@ def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Q
 
 
 def questions_from(
-    path: str, *, prompt: str | None = None, answer: str | None = None, limit: int | None = None
+    path: str,
+    *,
+    prompt: str | None = None,
+    answer: str | None = None,
+    limit: int | None = None,
+    matchers: Sequence[str] = (),
 ) -> tuple[Question, ...]:
-    """Read the questions of one file or Hub data set. Raises `UserError` with all mistakes in it."""
+    """Read the questions of one file or Hub data set. Raises `UserError` with all mistakes in it.
+
+    `matchers` are the names of the rewards that the reference answers have to suit.
+    """
     rows = read_rows(path, limit=limit)
-    return to_questions(rows, detect_columns(rows, prompt=prompt, answer=answer))
+    columns = detect_columns(rows, prompt=prompt, answer=answer)
+    _check_answer_column(matchers, rows, columns)
+    return to_questions(rows, columns, matchers=matchers)
 
 
 def _of_source(questions: Sequence[Question], place: int) -> list[Question]:
@@ -196,8 +205,12 @@ def _ends_with_answer(rows: Rows, column: str | None) -> bool:
     return any("assistant" in each[-1].values() or "gpt" in each[-1].values() for each in conversations)
 
 
-def to_questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
-    """Turn rows into questions. Raises `UserError` with every row that is not a question: its number and the reason."""
+def to_questions(rows: Rows, columns: Columns, *, matchers: Sequence[str] = ()) -> tuple[Question, ...]:
+    """Turn rows into questions.
+
+    Raises `UserError` with every row that is not a question, or whose answer one of the named `matchers` could never
+    reward: its number and the reason.
+    """
     faults = list(rows.faults)
     questions: list[Question] = []
     first_with: dict[str, int] = {}
@@ -210,6 +223,8 @@ def to_questions(rows: Rows, columns: Columns) -> tuple[Question, ...]:
                 parts[name] = read(row, columns)
             except ValueError as error:
                 reasons.append(str(error))
+        if not reasons:
+            reasons += reference_faults(parts["answer"], matchers)
         if own_id in first_with:
             reasons.append(f'the id "{own_id}" is also that of row {first_with[own_id]}')
         first_with.setdefault(own_id, number)
@@ -290,10 +305,9 @@ def _split(
     return hold_out(by_key["data.path"], data.eval_rows, seed)
 
 
-def _check_answer_column(recipe: Recipe, rows: Rows, columns: Columns) -> None:
-    rewards = sorted({reward.name for reward in recipe.rewards} & NEED_AN_ANSWER)
-    if rewards and columns.answer is None and not columns.ends_with_answer and rows.values:
-        missing = f"no column looks like the reference answer, which the reward {rewards[0]} needs"
+def _check_answer_column(matchers: Sequence[str], rows: Rows, columns: Columns) -> None:
+    if matchers and columns.answer is None and not columns.ends_with_answer and rows.values:
+        missing = f"no column looks like the reference answer, which the reward {min(matchers)} needs"
         raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_list_columns(rows)}"])
 
 

@@ -13,8 +13,9 @@ from outdo.utils.imports import resolve, signature_of, source_file, split
 
 BUILTIN = {
     "exact": "outdo.rewards.exact:exact",
-    "last_number": "outdo.rewards.exact:last_number",
+    "last_number": "outdo.rewards.last_number:last_number",
     "math": "outdo.rewards.math:math",
+    "multiple_choice": "outdo.rewards.multiple_choice:multiple_choice",
     "format": "outdo.rewards.format:format",
     "overlong": "outdo.rewards.overlong:overlong",
 }

@@ -1,4 +1,7 @@
-"""The reward `math`: whether the answer is mathematically equal to the reference, by the optional package math-verify.
+r"""The reward `math`: whether the answer is mathematically equal to the reference, by the optional package math-verify.
+
+outdo finds the answer (`outdo.rewards.final_answer`, `outdo.rewards.expressions`) and compares plain numbers itself;
+math-verify reads and compares everything else as LaTeX.
 
 Parsing and comparing a model's answer may never end (`9^{9^{9}}`). math-verify limits the time by an alarm signal,
 which does not interrupt arithmetic in C. Here that limit is off: `load_reward("math")` runs this function in a worker
@@ -7,47 +10,99 @@ process, which is killed at the deadline.
 
 import logging
 import re
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from outdo.rewards.exact import ANSWER_MARKER, reference_text
+from outdo.rewards.expressions import (
+    LONGEST_EXPRESSION,
+    as_latex,
+    expression_in,
+    final_expression,
+    is_sentence,
+    phrase,
+    squeezed,
+)
+from outdo.rewards.final_answer import after_cue, final_answer, reference_text
+from outdo.rewards.last_number import final_number, plain_number
 from outdo.utils.errors import UserError
 
 try:
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
 except ModuleNotFoundError:
     raise UserError(['the reward "math" needs the package math-verify: pip install "outdo[math]"']) from None
 
 for _module in ("parser", "grader"):  # these warn once that the limit is off, and log what they cannot parse
     logging.getLogger(f"math_verify.{_module}").setLevel(logging.CRITICAL)
 
-_LATEX = re.compile(r"[\\^]|^[(\[]")
-"""A command, a power, a tuple or an interval: math-verify reads these only between dollar signs or in a box."""
+_PERCENT = re.compile(r"(?:%|\bpercent\b|\bpct\b)\W*\Z", re.IGNORECASE)
+_LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 
 
 def math(completion: str, answer: Any) -> bool:
-    r"""Return True if the completion's final expression equals the reference: `\frac{1}{2}`, `0.5` and `1/2` are equal.
+    r"""Return True if the final expression of the completion equals the reference: `\frac{1}{2}`, `0.5` and `1/2` do.
 
-    The final expression is the text after the last `####`; without one, the last expression that math-verify finds,
-    `\boxed{...}` first. The reference may be a worked solution that ends in `#### answer`.
+    `outdo.rewards.final_answer` finds both, so the reference may be a worked solution that ends in `#### answer`.
 
     Raises:
         ValueError: the reference is empty or is not mathematics.
     """
-    return verify(
-        list(_reference(reference_text(answer))), _parse(completion.rpartition(ANSWER_MARKER)[2]), timeout_seconds=None
-    )
+    reference = _reference(reference_text(answer))
+    number = final_number(completion)
+    if number is not None and reference.number is not None:
+        return _equal_numbers(number, reference.number, percent=_is_percentage(completion, reference.text))
+    expression = final_expression(completion)
+    if expression is None or len(expression) > LONGEST_EXPRESSION:
+        return False
+    if squeezed(expression) == squeezed(reference.text):
+        return True
+    if reference.phrase is not None:
+        return (phrase(expression) or expression.strip("() ").casefold()) == reference.phrase
+    return verify(list(reference.parsed), _parse(expression), allow_set_relation_comp=True, timeout_seconds=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    text: str
+    number: Fraction | None
+    phrase: str | None  # of a reference in words
+    parsed: tuple[Any, ...]
 
 
 @lru_cache(maxsize=1024)
-def _reference(text: str) -> tuple[Any, ...]:
+def _reference(text: str) -> _Reference:
     """Return the parsed reference; the cache parses it once per group."""
-    delimited = "$" in text or r"\boxed" in text
-    parsed = _parse(f"${text}$" if _LATEX.search(text) and not delimited else text)
-    if not parsed:
+    expression = expression_in(text) or text
+    number, words = plain_number(expression), phrase(expression)
+    unreadable = is_sentence(expression) or len(expression) > LONGEST_EXPRESSION
+    parsed = [] if words is not None or unreadable else _parse(expression)
+    if number is None and words is None and not parsed:
         raise ValueError(f"the reference answer is not mathematics: {text[:80]!r}")
-    return tuple(parsed)
+    return _Reference(expression, number, words, tuple(parsed))
 
 
-def _parse(text: str) -> list[Any]:
-    return parse(text, parsing_timeout=None)  # type: ignore[arg-type]
+def _equal_numbers(number: Fraction, reference: Fraction, *, percent: bool) -> bool:
+    """Compare two numbers: exactly, or to six decimals where one is a decimal; 50% may be 50 or 0.5."""
+    if number == reference:
+        return True
+    if percent and reference in (number * 100, number / 100):
+        return True
+    rounded = 1 not in (number.denominator, reference.denominator) and round(number, 6) == round(reference, 6)
+    return rounded and (_is_decimal(number) or _is_decimal(reference))
+
+
+def _is_percentage(completion: str, reference: str) -> bool:
+    final = final_answer(completion)
+    assert final is not None  # it holds a number
+    text = final.text if final.stated else next(after_cue(final.text), final.text)
+    return _PERCENT.search(text) is not None or _PERCENT.search(reference) is not None
+
+
+def _is_decimal(number: Fraction) -> bool:
+    return 10**12 % number.denominator == 0
+
+
+def _parse(expression: str) -> list[Any]:
+    boxed = rf"\boxed{{{as_latex(expression)}}}"
+    return parse(boxed, _LATEX, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]

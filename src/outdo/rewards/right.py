@@ -16,7 +16,7 @@ from outdo.rewards.types import RewardOutput, Status
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.outcome import RIGHT
 
-MATCHERS = frozenset({"exact", "last_number", "math"})
+MATCHERS = frozenset({"exact", "last_number", "math", "multiple_choice"})
 """The built-in rewards that compare an answer with the reference."""
 
 NO_VERDICT = frozenset({"format", "overlong", "reward_model"})

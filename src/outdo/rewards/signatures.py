@@ -38,7 +38,7 @@ class SignatureKind(StrEnum):
 ARGUMENTS = {
     SignatureKind.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
     SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
-    SignatureKind.plain: frozenset({"prompt", "completion", "completion_ids", "answer"}),
+    SignatureKind.plain: frozenset({"prompt", "rendered_prompt", "completion", "completion_ids", "answer"}),
 }
 """Parameters that a function can always have, whatever columns the data has."""
 
@@ -251,8 +251,14 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
-    own = {"prompt": sample.prompt, "completion": sample.completion, "completion_ids": list(sample.completion_ids)}
-    return {**sample.columns, **own, "answer": sample.answer}
+    return {
+        **sample.columns,
+        "prompt": sample.prompt,
+        "rendered_prompt": sample.rendered_prompt,
+        "completion": sample.completion,
+        "completion_ids": list(sample.completion_ids),
+        "answer": sample.answer,
+    }
 
 
 def _verl_arguments(sample: RewardInput) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class RewardInput:
     """The columns of the row under their own names."""
     completion_ids: Sequence[int] = ()
     """The token ids that were sampled, including the end-of-sequence token."""
+    rendered_prompt: str = ""
+    """The prompt as the policy read it, after the chat template; empty where nothing was rendered."""
 
 
 class PromptWithReference(Protocol):
@@ -41,7 +43,9 @@ class PromptWithReference(Protocol):
     def columns(self) -> Mapping[str, Any]: ...
 
 
-def reward_input(prompt: PromptWithReference, completion: str, completion_ids: Sequence[int] = ()) -> RewardInput:
+def reward_input(
+    prompt: PromptWithReference, completion: str, completion_ids: Sequence[int] = (), *, rendered_prompt: str = ""
+) -> RewardInput:
     """Return what a reward sees of one answer to a prompt. Chat messages are copied: a reward may change its own."""
     return RewardInput(
         prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
@@ -49,6 +53,7 @@ def reward_input(prompt: PromptWithReference, completion: str, completion_ids: S
         answer=prompt.answer,
         columns=prompt.columns,
         completion_ids=completion_ids,
+        rendered_prompt=rendered_prompt,
     )
 
 

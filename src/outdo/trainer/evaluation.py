@@ -1,11 +1,10 @@
 """Evaluate a policy on questions, with confidence intervals."""
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from outdo.rewards.exact import final_number
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
@@ -22,6 +21,7 @@ class Evaluation:
 
     groups: Sequence[Group]
     k: int
+    majority: Sequence[Rollout] = ()  # an answer with the most votes to each question, where votes were counted
 
     @property
     def has_verdicts(self) -> bool:
@@ -121,7 +121,7 @@ class Evaluation:
             "pass@1": self.accuracy,
             "ci95": list(self.ci95),
             **{f"pass@{k}": self.pass_at(k) for k in several},
-            f"maj@{self.k}": sum(majority(group).right is True for group in self.groups) / len(self.groups),
+            **self._majority_summary(),
         }
 
     def _reward_summary(self) -> dict[str, float | list[float]]:
@@ -130,6 +130,15 @@ class Evaluation:
             return {}
         summary = {"reward": math.fsum(rewards) / len(rewards), "reward_ci95": list(mean_interval(rewards))}
         return summary | ({f"rewards/{name}/mean": value for name, value in parts.items()} if len(parts) > 1 else {})
+
+    def _majority_summary(self) -> dict[str, float]:
+        if not self.majority:
+            return {}
+        return {f"maj@{self.k}": sum(rollout.right is True for rollout in self.majority) / len(self.majority)}
+
+
+Vote = Callable[[Sequence[Sequence[str]]], Sequence[int]]
+"""Returns for each group of completions the index of one with the most common answer."""
 
 
 def evaluate(
@@ -141,19 +150,19 @@ def evaluate(
     k: int = 1,
     step: int = 0,
     purpose: str = "eval",
+    vote: Vote | None = None,
 ) -> Evaluation:
-    """Sample k answers to every question and score them. At temperature 0 they would be equal, so k is 1."""
+    """Sample k answers to every question and score them. At temperature 0 they would be equal, so k is 1.
+
+    `vote` counts the votes of maj@k, as `outdo.rewards.matchers.majorities` does.
+    """
     k = 1 if sampling.temperature == 0 else k
     groups = environment.rollouts(engine, prompts, k, sampling, step=step, purpose=purpose)
-    return Evaluation(groups=groups, k=k)
-
-
-def majority(group: Group) -> Rollout:
-    """Return a rollout with the most common final answer; of equally common ones, the first."""
-    numbers = [(rollout.text, final_number(rollout.text)) for rollout in group.rollouts]
-    answers = [text.strip() if number is None else number for text, number in numbers]
-    commonest, _ = Counter(answers).most_common(1)[0]
-    return group.rollouts[answers.index(commonest)]
+    if vote is None:
+        return Evaluation(groups=groups, k=k)
+    elected = vote([[rollout.text for rollout in group.rollouts] for group in groups])
+    majority = [group.rollouts[index] for group, index in zip(groups, elected, strict=True)]
+    return Evaluation(groups=groups, k=k, majority=majority)
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:

@@ -54,10 +54,12 @@ class SingleTurn:
         with span("sample"):
             completions = engine.generate(requests, sampling)
         with span("reward"):
-            prompt_of_each = [prompt for prompt in prompts for _ in range(n)]
+            read = [each for prompt in prompts for each in [(prompt, engine.decode(prompt.token_ids))] * n]
             inputs = [
-                reward_input(prompt, engine.decode(completion.token_ids), completion.token_ids)
-                for prompt, completion in zip(prompt_of_each, completions, strict=True)
+                reward_input(
+                    prompt, engine.decode(completion.token_ids), completion.token_ids, rendered_prompt=rendered
+                )
+                for (prompt, rendered), completion in zip(read, completions, strict=True)
             ]
             outputs = self.reward(inputs)
         (failures or FailureCount()).check(outputs, inputs, self.max_failed)
