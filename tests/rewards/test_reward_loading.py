@@ -33,7 +33,8 @@ def test_every_built_in_name_scores(name: str, sample: Sample):
     options = {"overlong": {"max_tokens": 1, "cache": 1}}.get(name, {})
     reward = load_reward({"name": name, **options})
     value = -1.0 if name == "overlong" else 1.0
-    assert reward([sample("<think></think><answer></answer>" if name == "format" else "1")])[0].parts == {name: value}
+    answer = "B" if name == "multiple_choice" else "1"
+    assert reward([sample(f"<think></think><answer>{answer}</answer>", answer)])[0].parts == {name: value}
     reward.close()
 
 

@@ -1,8 +1,8 @@
 r"""The reward `last_number`: whether the final answer of a completion is the number that the reference is.
 
 `outdo.rewards.written_numbers` lists how a number may be written. Currency signs, percent signs, units, Markdown and
-quotes around it are ignored. No answer are one of several numbers (`18 or 20`, `18-20`), a number that is denied (`not
-18`) or only bounded (`more than 18`), arithmetic that was not carried out (`5-3`), and a part of a formula (`2k+2`).
+quotes around it are ignored. These are no answer: one of several numbers (`18 or 20`, `18-20`), a number that is denied
+(`not 18`) or only bounded (`more than 18`), arithmetic that was not carried out (`5-3`), a part of a formula (`2k+2`).
 """
 
 import re
