@@ -31,7 +31,7 @@ def test_a_plain_function_gets_the_arguments_it_names(sample: Sample):
 
 
 def test_a_plain_function_may_take_every_column(sample: Sample):
-    assert values(lambda completion, **columns: columns["level"] + len(columns), [sample("a", level=3)]) == [7.0]
+    assert values(lambda completion, **columns: columns["level"] + len(columns), [sample("a", level=3)]) == [8.0]
 
 
 def test_a_trl_function_gets_lists_and_the_columns(sample: Sample):
@@ -165,7 +165,7 @@ def test_the_error_names_a_missing_column(sample: Sample):
         return 1.0
 
     reason = load_reward(score)([sample("a", level=1)])[0].reason
-    assert "score needs solution; the data has level, prompt, completion" in reason
+    assert "score needs solution; the data has level, prompt, rendered_prompt, completion" in reason
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,7 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
     if recipe is None and arguments.data is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
-    if recipe is None or arguments.rewards:
-        rewards, right = list(arguments.rewards) or list(REWARDS), None
-    else:
-        rewards, right = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions], recipe.eval.right
-    if not rewards:
-        raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])
+    rewards, right = _rewards(arguments, recipe)
     if recipe is None or arguments.data is not None:
         questions = questions_from(arguments.data or "", limit=arguments.limit, matchers=matchers_in(rewards))
     else:
@@ -164,6 +159,16 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
             template=arguments.template,
         ),
     )
+
+
+def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any], str | None]:
+    """Return the rewards, and the name of the one that decides what is right, if a setting names it."""
+    if recipe is None or arguments.rewards:
+        return list(arguments.rewards) or list(REWARDS), None
+    rewards = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
+    if not rewards:
+        raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])
+    return rewards, recipe.eval.right
 
 
 def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments) -> Evaluation:

@@ -45,19 +45,8 @@ def final_letter(completion: str) -> str | None:
         return None
     if final.stated:
         return _stated_letter(final.text)
-    for sentence in after_cue(final.text):
-        if letter := _stated_letter(sentence):
-            return letter
-    text = _plain(final.text[-LONGEST_ANSWER:])
-    if alone := _ALONE.fullmatch(text.rpartition("\n")[2]):
-        return alone["letter"].upper()
-    found = sorted(
-        (match for pattern in (_BRACKETED, _NAMED, _ENDING) for match in pattern.finditer(text)), key=re.Match.end
-    )
-    if not found and (with_text := _WITH_TEXT.match(text)):
-        return with_text[1] or with_text[2]
-    several = any(_ANOTHER.match(text, match.end()) for match in found[-2:])
-    return None if several or not found or DENIED.search(text[: found[-1].start()]) else found[-1][1]
+    after_cues = filter(None, map(_stated_letter, after_cue(final.text)))
+    return next(after_cues, None) or _letter_at_the_end(_plain(final.text[-LONGEST_ANSWER:]))
 
 
 def reference_letter(answer: Any) -> str:
@@ -85,3 +74,15 @@ def _stated_letter(text: str) -> str | None:
     if first is None or _ANOTHER.match(plain, first.end()):
         return None
     return (first["bracketed"] or first["letter"]).upper()
+
+
+def _letter_at_the_end(text: str) -> str | None:
+    if alone := _ALONE.fullmatch(text.rpartition("\n")[2]):
+        return alone["letter"].upper()
+    found = sorted(
+        (match for pattern in (_BRACKETED, _NAMED, _ENDING) for match in pattern.finditer(text)), key=re.Match.end
+    )
+    if not found and (with_text := _WITH_TEXT.match(text)):
+        return with_text[1] or with_text[2]
+    several = any(_ANOTHER.match(text, match.end()) for match in found[-2:])
+    return None if several or not found or DENIED.search(text[: found[-1].start()]) else found[-1][1]

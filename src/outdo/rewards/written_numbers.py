@@ -91,10 +91,13 @@ def _value(found: re.Match[str]) -> Fraction | None:
         below = int(found["below"])
         return int(found["whole"]) + Fraction(int(found["above"]), below) if below else None
     if found["base"]:
-        base, exponent = int(found["base"]), int(found["exponent"])
-        fits = len(found["base"]) * abs(exponent) <= LARGEST_EXPONENT and (base or exponent > 0)
-        return Fraction(base) ** exponent if fits else None
+        return _power(int(found["base"]), int(found["exponent"]))
     digits = re.sub("[ ,_']", "", found["digits"]) + (found["decimals"] or "").replace(",", ".")
     exponent, denominator = int(found["e"] or found["ten"] or 0), int(found["denominator"] or 1)
     fits = abs(exponent) <= LARGEST_EXPONENT and denominator != 0
     return Fraction(Decimal(digits)) * Fraction(10) ** exponent / denominator if fits else None
+
+
+def _power(base: int, exponent: int) -> Fraction | None:
+    fits = base.bit_length() * abs(exponent) <= 4 * LARGEST_EXPONENT and (base or exponent > 0)
+    return Fraction(base) ** exponent if fits else None
