@@ -8,7 +8,7 @@ from command_cases import SMALL, chain_model
 
 from outdo.config.file import load
 from outdo.data.pass_rates import fingerprint
-from outdo.data.questions import load_questions
+from outdo.data.splits import load_questions
 from outdo.utils.errors import UserError
 
 

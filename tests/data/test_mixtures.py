@@ -6,7 +6,7 @@ import pytest
 
 from outdo.config.file import RecipeError, dump, load
 from outdo.data.prompts import Mixture, Prompts
-from outdo.data.questions import load_questions
+from outdo.data.splits import load_questions
 from outdo.utils.errors import UserError
 
 

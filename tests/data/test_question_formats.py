@@ -5,7 +5,8 @@ import json
 import pytest
 
 from outdo.config.file import load
-from outdo.data.questions import load_questions, questions_from
+from outdo.data.questions import questions_from
+from outdo.data.splits import load_questions
 from outdo.utils.errors import UserError
 
 ASKED = {"role": "user", "content": "2+2?"}

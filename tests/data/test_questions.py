@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from outdo.config.file import load
 from outdo.data.files import MAX_SHOWN, fingerprint, read_rows
-from outdo.data.questions import LONGEST_PROMPT, hold_out, load_questions, overlap, questions_from
+from outdo.data.questions import LONGEST_PROMPT, questions_from
+from outdo.data.splits import hold_out, load_questions, overlap
 from outdo.utils.errors import UserError
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]

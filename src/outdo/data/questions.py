@@ -1,19 +1,12 @@
 """Turn rows into questions: find the columns of question and answer, and check every row."""
 
-import hashlib
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from outdo.config.fields import Source
-from outdo.config.recipe import Data, Recipe, Selection
-from outdo.data import pass_rates
 from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import (
     CONVERSATION_COLUMNS,
-    Message,
     Row,
     Text,
     alpaca_prompt,
@@ -24,8 +17,7 @@ from outdo.data.formats import (
     text_of,
     tools_of,
 )
-from outdo.data.pass_rates import PassRate
-from outdo.rewards.matchers import matchers_in, reference_faults
+from outdo.rewards.matchers import reference_faults
 from outdo.utils.errors import UserError, did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", *CONVERSATION_COLUMNS)
@@ -66,72 +58,6 @@ class Columns:
         return f"columns: {self.prompt} -> prompt, {answer}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """The questions that a run trains on, and those that it is evaluated on."""
-
-    train: tuple[Question, ...]
-    held_out: tuple[Question, ...]
-    fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path, data.select
-    notes: tuple[str, ...]  # for the user: the columns, the overlap, how many questions were selected
-    weights: tuple[float, ...] = ()  # of the sources of the training questions; () where they are only appended
-
-
-def load_questions(recipe: Recipe) -> Questions:
-    """Read the training and held-out questions of a recipe. Raises `UserError` with all mistakes in its files."""
-    data = recipe.data
-    mistakes: list[str] = []
-    rates: Mapping[str, PassRate] = {}
-    by_key, fingerprints, notes = _read_sources(recipe, mistakes)
-    if data.select is not None:
-        with _collect_mistakes(mistakes, "data.select"):
-            rates, fingerprints["data.select"] = pass_rates.load(data.select.file)
-    if not mistakes and data.eval_rows >= len(by_key["data.path"]):
-        mistakes.append(f"data.eval_rows = {data.eval_rows}: no row of {len(by_key['data.path'])} is left to train on")
-    if mistakes:
-        raise UserError(mistakes)
-    train, held_out = _split(data, by_key, recipe.seed)
-    if data.select is not None:
-        kept = select(train, rates, data.select)
-        notes.append(
-            f"data.select: {len(kept):,} of {len(train):,} training questions kept: {_range_text(data.select)}"
-        )
-        train = kept
-    if held_out and (common := overlap(train, held_out)):
-        notes.append(f"{common} of {len(held_out)} held-out questions are also trained on")
-    weights = tuple(source.weight for source in data.path if source.weight is not None)
-    return Questions(
-        train=tuple(train),
-        held_out=tuple(held_out),
-        fingerprints=fingerprints,
-        notes=(*notes, *_mixture_note(data.path)),
-        weights=weights,
-    )
-
-
-def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Question]], dict[str, str], list[str]]:
-    """Return the questions by the recipe's key, the fingerprints of their files, and notes; add to `mistakes`."""
-    data = recipe.data
-    matchers = matchers_in([reward.name for reward in recipe.rewards])
-    by_key: dict[str, list[Question]] = {"data.path": [], "data.eval_path": []}
-    fingerprints: dict[str, str] = {}
-    notes: list[str] = []
-    train = [("data.path", source.path, place, len(data.path)) for place, source in enumerate(data.path)]
-    held_out = data.eval_path or ()
-    held_out = [("data.eval_path", path, place, len(held_out)) for place, path in enumerate(held_out)]
-    for key, path, place, count in (*train, *held_out):
-        name = key if count == 1 else f"{key}[{place + 1}]"
-        with _collect_mistakes(mistakes, name):
-            rows = read_rows(path, limit=data.limit if key == "data.path" else None)
-            columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
-            _check_answer_column(matchers, rows, columns)
-            questions = to_questions(rows, columns, matchers=matchers)
-            by_key[key] += questions if count == 1 else _of_source(questions, place)
-            fingerprints[name] = rows.fingerprint
-            notes += [f"{name}: {_summary(questions, columns)}", *_missing_columns(rows)]
-    return by_key, fingerprints, notes
-
-
 def questions_from(
     path: str,
     *,
@@ -146,26 +72,8 @@ def questions_from(
     """
     rows = read_rows(path, limit=limit)
     columns = detect_columns(rows, prompt=prompt, answer=answer)
-    _check_answer_column(matchers, rows, columns)
+    check_answer_column(matchers, rows, columns)
     return to_questions(rows, columns, matchers=matchers)
-
-
-def _of_source(questions: Sequence[Question], place: int) -> list[Question]:
-    """Return the questions of one of several files, with ids that are unique among all of them: `2:7`."""
-    return [replace(question, id=f"{place + 1}:{question.id}", source=place) for question in questions]
-
-
-def _summary(questions: Sequence[Question], columns: Columns) -> str:
-    with_tools = sum(bool(question.tools) for question in questions)
-    tools = f"; {with_tools:,} have tools, which the chat template writes into the prompt" if with_tools else ""
-    return f"{len(questions):,} questions; {columns}{tools}"
-
-
-def _mixture_note(sources: Sequence[Source]) -> Iterator[str]:
-    total = sum(source.weight or 0 for source in sources)
-    if total and len(sources) > 1:
-        shares = ", ".join(f"{(source.weight or 0) / total:.1%} {source.path}" for source in sources)
-        yield f"data.path: shares of each batch: {shares}"
 
 
 def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
@@ -238,74 +146,7 @@ def to_questions(rows: Rows, columns: Columns, *, matchers: Sequence[str] = ()) 
     return tuple(questions)
 
 
-def hold_out(questions: Sequence[Question], rows: int, seed: int) -> tuple[list[Question], list[Question]]:
-    """Split into `(train, held_out)` with `rows` held-out questions, both in the order of the file.
-
-    The split depends only on the seed and the ids: the questions with the smallest SHA-256 of both are held out.
-    """
-    ranked = sorted(questions, key=lambda question: hashlib.sha256(f"{seed}:{question.id}".encode()).digest())
-    chosen = {question.id for question in ranked[:rows]}
-    train = [question for question in questions if question.id not in chosen]
-    return train, [question for question in questions if question.id in chosen]
-
-
-def select(questions: Sequence[Question], rates: Mapping[str, PassRate], by: Selection) -> list[Question]:
-    """Return the questions whose pass rate lies within `[by.low, by.high]`, in their order.
-
-    Raises `UserError` if questions have no rate, if their text is not the one that was rated, or if none is left.
-    """
-    unrated = [question for question in questions if question.id not in rates]
-    rated = [question for question in questions if question.id in rates]
-    changed = [each for each in rated if rates[each.id].fingerprint != pass_rates.fingerprint(each.text)]
-    kept = [each for each in rated if by.low <= rates[each.id].pass_rate <= by.high]
-    mistakes = [
-        f"data.select: {len(faulty):,} of {len(questions):,} training questions {fault} in {by.file}; "
-        f"the first is question {faulty[0].id}"
-        for faulty, fault in ((unrated, "have no pass rate"), (changed, "have another text than the one rated"))
-        if faulty
-    ]
-    if not mistakes and not kept:
-        mistakes.append(f"data.select: none of the {len(questions):,} training questions is left: {_range_text(by)}")
-    if mistakes:
-        raise UserError(mistakes)
-    return kept
-
-
-def _range_text(by: Selection) -> str:
-    return f"pass rate from {by.low:g} to {by.high:g} in {by.file}"
-
-
-def overlap(train: Sequence[Question], held_out: Sequence[Question]) -> int:
-    """Count the held-out prompts that are also training prompts, compared in their normalised form."""
-    trained = {normalise(question.text) for question in train}
-    return sum(normalise(question.text) in trained for question in held_out)
-
-
-def normalise(prompt: str | Sequence[Message]) -> str:
-    """Return a prompt in Unicode's NFKC form, without letter case, with every run of white space as one space."""
-    text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-@contextmanager
-def _collect_mistakes(mistakes: list[str], key: str) -> Iterator[None]:
-    """Add the mistakes in the file that `key` names to `mistakes`, and continue."""
-    try:
-        yield
-    except UserError as error:
-        mistakes += [f"{key}: {mistake}" for mistake in error.problems]
-
-
-def _split(
-    data: Data, by_key: Mapping[str, Sequence[Question]], seed: int
-) -> tuple[Sequence[Question], Sequence[Question]]:
-    """Return the training and the held-out questions."""
-    if data.eval_path is not None:
-        return by_key["data.path"], by_key["data.eval_path"]
-    return hold_out(by_key["data.path"], data.eval_rows, seed)
-
-
-def _check_answer_column(matchers: Sequence[str], rows: Rows, columns: Columns) -> None:
+def check_answer_column(matchers: Sequence[str], rows: Rows, columns: Columns) -> None:
     if matchers and columns.answer is None and not columns.ends_with_answer and rows.values:
         missing = f"no column looks like the reference answer, which the reward {min(matchers)} needs"
         raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_list_columns(rows)}"])
@@ -399,7 +240,7 @@ def _text(name: str, value: Any) -> Text:
         raise ValueError(f'column "{name}" {error}') from None
 
 
-def _missing_columns(rows: Rows) -> Iterator[str]:
+def missing_columns(rows: Rows) -> Iterator[str]:
     """Yield a note for each column that some rows lack: this is allowed, but it may be a misspelt column name."""
     count = len(rows.values)
     for name in rows.columns:

@@ -17,7 +17,7 @@ from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
-from outdo.data.questions import Questions, load_questions
+from outdo.data.splits import Questions, load_questions
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import ModelFacts, inspect_folder

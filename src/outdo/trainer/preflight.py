@@ -14,7 +14,8 @@ from outdo.config.names import REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
-from outdo.data.questions import Question, load_questions
+from outdo.data.questions import Question
+from outdo.data.splits import load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards import WeightedSum, load_reward
