@@ -14,7 +14,7 @@ from outdo.storage.run_state import run_state
 TWO = '''
 asked = 0
 
-def accuracy(prompt):
+def accuracy(prompt, completion):
     """Held-out questions are answered rightly from the second evaluation to the third."""
     global asked
     if "+5=" not in prompt:

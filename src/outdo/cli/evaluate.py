@@ -1,10 +1,9 @@
 """`outdo eval`: evaluate one model, or compare two, on the questions of a file or of a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,43 +66,46 @@ class Task:
 
 def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, *, as_json: bool) -> None:
     """Evaluate the models and print a table, or one JSON object."""
-    if len(set(models)) < len(models):
-        raise UserError([f"eval: {models[0]} is given twice; --against needs another model"])
-    if arguments.rates is not None:
-        if len(models) > 1:
-            raise UserError(["eval: --rates writes the pass rates of one model; leave out --against"])
-        pass_rates.check_output_path(arguments.rates)
-    if arguments.answers is not None:
-        _check_answers_path(arguments.answers, models)
+    _check_output(models, arguments)
     sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     task = _task(arguments, recipe)
     rule = _rule(task, verdicts_needed=arguments.rates is not None)
     evaluations = {source.name: _evaluation(source, task, arguments) for source in sources}
+    written = list(_write_files(*evaluations.values(), arguments=arguments, task=task)) if len(sources) == 1 else []
     numbers = {name: evaluation.summary() for name, evaluation in evaluations.items()}
-    if arguments.rates is not None:
-        pass_rates.write(arguments.rates, _rates(*evaluations.values()))
-    if arguments.answers is not None:
-        kind = "greedy" if task.answering.sampling.temperature == 0 else "sampled"
-        held_out_answers.write(arguments.answers, chain(*(each.answers(kind) for each in evaluations.values())))
     if as_json:
         console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
-    else:
-        console.print(_table(numbers))
-        defined = any(each.has_verdicts for each in evaluations.values())
-        print_line(console, rule.reason if defined or rule.reward is None else UNDEFINED)
-        if arguments.rates is not None:
-            print_line(console, f"pass rates of {len(task.questions):,} questions: {arguments.rates}")
-        if arguments.answers is not None:
-            print_line(console, f"the answers: {arguments.answers}")
+        return
+    console.print(_table(numbers))
+    defined = rule.reward is None or any(each.has_verdicts for each in evaluations.values())
+    for line in (rule.reason if defined else UNDEFINED, *written):
+        print_line(console, line)
 
 
-def _check_answers_path(path: Path, models: Sequence[str]) -> None:
-    """Check, before the evaluation, that the answers of one model can be written to `path`."""
-    if len(models) > 1:
-        raise UserError(["eval: --answers writes the answers of one model; leave out --against"])
-    if mistake := not_writable(path):
+def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
+    """Check, before anything is evaluated, that there are two models at most once each, and files for one of them."""
+    if len(set(models)) < len(models):
+        raise UserError([f"eval: {models[0]} is given twice; --against needs another model"])
+    files = {"--rates writes the pass rates": arguments.rates, "--answers writes the answers": arguments.answers}
+    for what, path in files.items():
+        if path is not None and len(models) > 1:
+            raise UserError([f"eval: {what} of one model; leave out --against"])
+    if arguments.rates is not None:
+        pass_rates.check_output_path(arguments.rates)
+    if arguments.answers is not None and (mistake := not_writable(arguments.answers)):
         raise UserError([mistake])
+
+
+def _write_files(evaluation: Evaluation, *, arguments: EvalArguments, task: Task) -> Iterator[str]:
+    """Write the pass rates and the answers where they are wanted, and yield a line for each file."""
+    if arguments.rates is not None:
+        pass_rates.write(arguments.rates, _rates(evaluation))
+        yield f"pass rates of {len(task.questions):,} questions: {arguments.rates}"
+    if arguments.answers is not None:
+        kind = "greedy" if task.answering.sampling.temperature == 0 else "sampled"
+        held_out_answers.write(arguments.answers, evaluation.answers(kind))
+        yield f"the answers: {arguments.answers}"
 
 
 def _rule(task: Task, *, verdicts_needed: bool) -> RightRule:
@@ -136,19 +138,12 @@ def _load(task: Task) -> Reward:
 
 def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
-    if recipe is None and arguments.data is None:
-        raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
     rewards, right = _rewards(arguments, recipe)
-    if recipe is None or arguments.data is not None:
-        questions = questions_from(arguments.data or "", limit=arguments.limit, matchers=matchers_in(rewards))
-    else:
-        questions = held_out_questions(recipe)[: arguments.limit]
-    if not questions:
-        raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
+    questions = _questions(arguments, recipe, matchers_in(rewards))
     return Task(
         questions=questions,
         rewards=rewards,
-        right=arguments.right or right,
+        right=right,
         timeout=DEADLINE if recipe is None else recipe.reward_limits.timeout,
         answering=answering(
             "eval",
@@ -161,14 +156,27 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
     )
 
 
+def _questions(arguments: EvalArguments, recipe: Recipe | None, matchers: Sequence[str]) -> Sequence[Question]:
+    """Return the questions of the file, or else the run's held-out questions."""
+    if arguments.data is not None:
+        questions = questions_from(arguments.data, limit=arguments.limit, matchers=matchers)
+    elif recipe is None:
+        raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
+    else:
+        questions = held_out_questions(recipe)[: arguments.limit]
+    if not questions:
+        raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
+    return questions
+
+
 def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any], str | None]:
     """Return the rewards, and the name of the one that decides what is right, if a setting names it."""
     if recipe is None or arguments.rewards:
-        return list(arguments.rewards) or list(REWARDS), None
+        return list(arguments.rewards) or list(REWARDS), arguments.right
     rewards = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     if not rewards:
         raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])
-    return rewards, recipe.eval.right
+    return rewards, arguments.right or recipe.eval.right
 
 
 def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments) -> Evaluation:

@@ -15,7 +15,11 @@ MAY_CHANGE = (
     "train.micro_batch_tokens",
     "train.gradient_checkpointing",
     "reward_limits.*",
-    "eval.*",
+    "eval.every",
+    "eval.rows",
+    "eval.samples",
+    "eval.greedy",
+    "eval.best",
     "checkpoint.*",
     "record.*",
 )

@@ -4,6 +4,7 @@ recipe.toml         the resolved recipe             tokens/         what happene
 environment.json    versions, seed, command         checkpoints/    see `outdo.storage.checkpoint`
 metrics.jsonl       one JSON object for each step   summary.json    before and after
 lock                the process that runs here      report.html     the page
+held_out/           the answers of each evaluation
 """
 
 import fcntl

@@ -45,13 +45,8 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
     wanted = _source_dtype(source.recipe.model) if dtype == "source" else dtype
-    converted = wanted != inspect_folder(source.model).dtype
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(Path(source.model).iterdir()):
-        if path.is_file() and path.name != "manifest.json" and not (converted and ".safetensors" in path.name):
-            shutil.copy2(path, folder / path.name)
-    if converted:
-        _write_converted(source.model, folder, wanted)
+    _write_model(Path(source.model), folder, wanted)
     (folder / "README.md").write_text(card(source), encoding="utf-8")
     return folder
 
@@ -69,9 +64,15 @@ def _source_dtype(model: str) -> str:
     return dtype
 
 
-def _write_converted(model: str, folder: Path, dtype: str) -> None:
-    """Write config and weights of a checkpoint with the weights in `dtype`."""
-    load_model(model, dtype=getattr(torch, dtype)).save_pretrained(folder)
+def _write_model(checkpoint: Path, folder: Path, dtype: str) -> None:
+    """Copy model and tokenizer of a checkpoint into `folder`, with the weights in `dtype`."""
+    converted = inspect_folder(checkpoint).dtype != dtype
+    for path in sorted(checkpoint.iterdir()):
+        is_weights = ".safetensors" in path.name
+        if path.is_file() and path.name != "manifest.json" and not (converted and is_weights):
+            shutil.copy2(path, folder / path.name)
+    if converted:
+        load_model(checkpoint, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
 def card(source: ModelRef) -> str:

@@ -104,21 +104,34 @@ def reward_fields(groups: Sequence[Any], starts: Sequence[int]) -> dict[str, Any
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     baselines = [group.baseline for group in groups for _ in group.rollouts]
     parts = sorted({name for rollout in rollouts for name in rollout.reward_parts})
-    by_token = any(rollout.token_rewards is not None for rollout in rollouts)
-    scored = torch.tensor([rollout.scored for rollout in rollouts], dtype=torch.bool)
-    right = [rollout.right for rollout in rollouts]
+    scored = _column(rollouts, "scored", torch.bool)
     return {
-        "rewards": floats([rollout.reward for rollout in rollouts]).where(scored, 0.0),
+        "rewards": _column(rollouts, "reward", torch.float32).where(scored, 0.0),
         "scored": scored,
-        "truncated": torch.tensor([rollout.truncated for rollout in rollouts], dtype=torch.bool),
-        "temperature": floats([rollout.temperature for rollout in rollouts]),
-        "right": None if all(each is None for each in right) else torch.tensor([each is True for each in right]),
+        "truncated": _column(rollouts, "truncated", torch.bool),
+        "temperature": _column(rollouts, "temperature", torch.float32),
+        "right": _verdicts(rollouts),
         "baselines": None if None in baselines else floats(baselines),
         "reward_parts": {name: floats([rollout.reward_parts.get(name) for rollout in rollouts]) for name in parts},
-        "token_rewards": pad_rows([_token_rewards(rollout) for rollout in rollouts], torch.float32, starts)
-        if by_token
-        else None,
+        "token_rewards": _padded_token_rewards(rollouts, starts),
     }
+
+
+def _column(rollouts: Sequence[Any], name: str, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([getattr(rollout, name) for rollout in rollouts], dtype=dtype)
+
+
+def _verdicts(rollouts: Sequence[Any]) -> Tensor | None:
+    """Return which rollouts are right, [B]: one without a verdict is not; None if no rollout has a verdict."""
+    if all(rollout.right is None for rollout in rollouts):
+        return None
+    return torch.tensor([rollout.right is True for rollout in rollouts])
+
+
+def _padded_token_rewards(rollouts: Sequence[Any], starts: Sequence[int]) -> Tensor | None:
+    if all(rollout.token_rewards is None for rollout in rollouts):
+        return None
+    return pad_rows([_token_rewards(rollout) for rollout in rollouts], torch.float32, starts)
 
 
 def _token_rewards(rollout: Any) -> Sequence[float]:

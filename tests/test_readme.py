@@ -1,0 +1,29 @@
+"""The numbers of the README that can be counted are those of the code."""
+
+import re
+from pathlib import Path
+
+from outdo.config.names import (
+    ADVANTAGES,
+    ALGORITHMS,
+    COMPOSED_PIECES,
+    CRITICS,
+    DIVERGENCES,
+    OBJECTIVES,
+    REWARDS,
+    STOPS,
+)
+from outdo.config.recipe import leaves
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+PLACES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "kl_in_reward": DIVERGENCES, "critic": CRITICS}
+PLACES |= {"stop": STOPS, "algorithm": ALGORITHMS, "rewards": REWARDS, **COMPOSED_PIECES}
+
+
+def test_the_settings_are_counted_with_the_options_of_the_pieces():
+    counted = re.search(r"\| (\d+), and (\d+) options of named pieces", README)
+    assert counted is not None
+    options = {
+        (place, option) for place, known in PLACES.items() for spec in known.values() for option in options_of(spec)
+    }
+    assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
