@@ -23,7 +23,6 @@ PLACES |= {"stop": STOPS, "algorithm": ALGORITHMS, "rewards": REWARDS, **COMPOSE
 def test_the_settings_are_counted_with_the_options_of_the_pieces():
     counted = re.search(r"\| (\d+), and (\d+) options of named pieces", README)
     assert counted is not None
-    options = {
-        (place, option) for place, known in PLACES.items() for spec in known.values() for option in options_of(spec)
-    }
+    specs = [(place, spec) for place, known in PLACES.items() for spec in known.values()]
+    options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
     assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
