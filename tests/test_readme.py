@@ -14,8 +14,10 @@ from outdo.config.names import (
     STOPS,
 )
 from outdo.config.recipe import leaves
+from outdo.utils.imports import signature_of
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLACES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "kl_in_reward": DIVERGENCES, "critic": CRITICS}
 PLACES |= {"stop": STOPS, "algorithm": ALGORITHMS, "rewards": REWARDS, **COMPOSED_PIECES}
 
@@ -26,3 +28,11 @@ def test_the_settings_are_counted_with_the_options_of_the_pieces():
     specs = [(place, spec) for place, known in PLACES.items() for spec in known.values()]
     options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
     assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
+
+
+def test_the_picture_of_the_quickstart_has_the_numbers_of_its_table():
+    drawn = (ROOT / "docs/pictures/quickstart.svg").read_text(encoding="utf-8")
+    for kind, row in (("greedy", "greedy"), ("sampled", "sampled at temperature 1")):
+        table = re.search(rf"│ {row} +│ ([0-9.]+%) .*│ ([0-9.]+%) ", README)
+        assert table is not None
+        assert f"{kind}: {table[1]} to {table[2]}" in drawn
