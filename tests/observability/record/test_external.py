@@ -117,6 +117,17 @@ def test_record_and_metrics_equal_those_of_the_outdo_loop(tmp_path: Path) -> Non
     assert {"reward", "moved_right_way", "attained"} <= line.keys()
 
 
+def test_rewards_of_true_and_false_are_verdicts_and_numbers_are_not(tmp_path: Path) -> None:
+    step, new = one_step()
+    verdicts = [True, False, False, True, False, None]
+    recorded(tmp_path / "bools", range(6), step, new, rewards=verdicts)
+    assert parquet.read(tmp_path / "bools", 1)["right"].to_pylist() == verdicts
+    recorded(tmp_path / "numbers", range(6), step, new)
+    assert set(parquet.read(tmp_path / "numbers", 1)["right"].to_pylist()) == {None}
+    (line,) = read_metrics(tmp_path / "numbers" / "metrics.jsonl")
+    assert "right" not in line
+
+
 def test_completions_of_a_prompt_form_a_group_in_any_order(tmp_path: Path) -> None:
     step, new = one_step()
     recorded(tmp_path / "a", range(6), step, new)

@@ -78,7 +78,8 @@ def record_step(
 
     Each list has one entry per completion. Completions with equal prompts form a group, in any order.
 
-    - `rewards`: None or NaN if the reward failed; `reward_parts` are its parts, `answers` the expected answers.
+    - `rewards`: None or NaN if the reward failed; True and False also say whether the answer is right, a number does
+      not. `reward_parts` are the parts of the reward, `answers` the expected answers.
       `truncated` marks truncated completions.
     - `tokens`: advantages, log-probabilities and what else the loop knows about the tokens; see `TokenValues`.
     - `metrics` are added to those that outdo computes.
@@ -211,6 +212,7 @@ class _StepInput:
             logprobs=tuple(self.per_token.get("rollout_logprobs", {place: unknown})[place]),
             text=str(self.tokenizer.decode(list(ids), skip_special_tokens=True)),
             reward=reward if math.isfinite(reward) else 0.0,
+            right=given if isinstance(given, bool) else None,
             status="ok" if math.isfinite(reward) else "failed",
             reward_parts={name: values[place] for name, values in parts.items()},
             finish_reason=FinishReason.length if self._value(place, "truncated", False) else FinishReason.stop,
