@@ -167,7 +167,7 @@ def test_rejection_trains_on_good_answers_alone(trained):
     assert any(line["updates/done"] for line in lines)
     assert {line["advantage"] for line in lines if line["updates/done"]} == {1.0}
     assert all(line["loss"] > 1 for line in lines if line["updates/done"])  # -log πθ of a token, over 264 of them
-    none = trained("train.objective=rejection", steps=2)  # no reward is 1
+    none = trained("train.objective=rejection", "eval.right=score", steps=2)  # no answer is right
     assert values(none, "updates/done") == [0.0, 0.0]
     assert weights(none, 1) == weights(none, 2)
 
