@@ -77,7 +77,7 @@ def test_an_export_has_the_dtype_of_the_model_that_the_run_started_from(outdo, r
         assert (tmp_path / folder / "tokenizer.json").exists()
     shutil.rmtree(tmp_path / "source")
     lost = outdo("export", own, tmp_path / "lost")
-    assert (lost.status, "is not known; choose one: --dtype" in lost.error) == (2, True)
+    assert (lost.status, "cannot be read; choose one: --dtype" in lost.error) == (2, True)
     assert not (tmp_path / "lost").exists()
 
 
