@@ -197,4 +197,4 @@ def test_an_evaluation_that_fails_leaves_no_step_without_its_line(own_home):
     outdo_(own_home, "resume", "run")
     lines = metrics(own_home / "run")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines if "eval/greedy" in line] == [2, 4, 6]
+    assert [line["step"] for line in lines if "eval/greedy_reward" in line] == [2, 4, 6]

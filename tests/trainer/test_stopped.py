@@ -71,7 +71,7 @@ def test_a_run_resumed_with_more_steps_equals_the_longer_run(home, straight, six
     assert "resumed after step 6 of 30" in said
     assert "steps: 6 in the saved run, 30 now" in said
     assert weights(run) == weights(straight)
-    assert "eval/greedy_reward" in metrics(run)[5]  # the shorter run was evaluated at its end: nothing else tells them apart
+    assert "eval/greedy_reward" in metrics(run)[5]  # the shorter run was evaluated at its end: the only difference
     longer = timeless(run)
     longer[5] = {name: value for name, value in longer[5].items() if not name.startswith("eval/")}
     assert longer == timeless(straight)
