@@ -7,10 +7,10 @@ import pytest
 import torch
 from engine_cases import (
     SHARED,
-    VOCABULARY,
     apart,
     fresh,
     gradient,
+    other_model,
     ragged,
     ragged_groups,
     rollout,
@@ -19,7 +19,7 @@ from engine_cases import (
     tokens,
 )
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outdo.models.attention.forward import Forward
 from outdo.models.attention.packed import pack
@@ -57,24 +57,6 @@ def logprobs_of_the_model_alone(model: PreTrainedModel, batch: Batch) -> Tensor:
         of_all = (logits / batch.temperature[row]).log_softmax(-1)
         found[row, 1:length] = of_all[:-1].gather(-1, ids[1:, None])[:, 0]
     return found * batch.loss_mask
-
-
-def other_model(arch: str, **changes: object) -> PreTrainedModel:
-    """A tiny model of an architecture that `outdo.testing` does not know."""
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.2,
-        "eos_token_id": 0,
-        "pad_token_id": 1,
-    }
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **shape | changes)).eval()
 
 
 @PRECISIONS
@@ -245,6 +227,24 @@ def test_a_soft_cap_too_wide_to_show_in_a_few_tokens_is_respected():
     expected = logprobs_of_the_model_alone(model, batch)
     assert expected.min() < -30
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_model_that_counts_positions_in_its_own_way_is_computed_as_it_does():
+    """RoBERTa's first position is the one after its padding token's id."""
+    model, batch = other_model("roberta", is_decoder=True), ragged()
+    found = Scorer(Forward.choose(model), BatchSizes()).logprobs(batch)
+    torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
+
+
+def test_a_model_that_reads_its_padding_is_refused():
+    """CPM-Ant has no attention mask: it expects every padding on the left."""
+    model = other_model("cpmant", dim_head=8, dim_ff=64)
+    with pytest.raises(ModelError, match=r"CpmAntForCausalLM: padding changes its log-probabilities by [\d.]+ nats"):
+        Forward.choose(model)
+
+
+def test_a_model_that_changes_its_embeddings_in_place_is_compared_too():
+    assert Forward.choose(other_model("ctrl", n_embd=32, n_layer=2, n_head=4, dff=64, n_positions=512)).reason == ""
 
 
 @pytest.mark.parametrize("arch", SHARED)

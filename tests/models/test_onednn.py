@@ -54,6 +54,18 @@ def test_a_linear_map_and_its_gradients_equal_torchs(shape, k, n, bias, x_asks):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
+def test_a_model_may_change_the_result_in_place():
+    x, weight = torch.randn(2, 3, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    gradients = []
+    for compute in (linear, torchs_linear):
+        y = compute(x, weight)
+        y *= 2
+        y += 1
+        gradients.append(torch.autograd.grad(y.square().sum(), (x, weight)))
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-4)
+
+
 @onednn
 @pytest.mark.parametrize(("k", "n"), [(64, 64), (128, 18), (128, 384), (130, 66), (512, 1024), (1024, 513)])
 def test_a_rows_bits_do_not_depend_on_other_rows_or_packing(k, n):

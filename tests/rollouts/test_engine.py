@@ -324,8 +324,7 @@ def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
     monkeypatch.setattr(onednn, "_by_onednn", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
     model = fresh()
     for precision, expected in (("float32", onednn.X86), ("bfloat16", False)):
+        engine = BuiltinEngine(Policy(model.model, model.tokenizer, precision=precision))
         calls.clear()
-        policy = Policy(model.model, model.tokenizer, precision=precision)
-        calls.clear()
-        BuiltinEngine(policy).generate(requests(), SamplingParams())
+        engine.generate(requests(), SamplingParams())
         assert bool(calls) is expected

@@ -28,7 +28,7 @@ def step(cache: KVCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: R
         torch.cat([each[kind][:, :, i : i + 1] for each, i in zip(sequences, at, strict=True)], 2) for kind in range(3)
     )
     cache.begin(len(sequences))
-    return cache.attend(0, query, key, value, rule)[0]
+    return cache.attend(query, key, value, rule)[0]
 
 
 def whole(sequence: tuple[Tensor, Tensor, Tensor], rule: Rule) -> Tensor:
@@ -55,7 +55,7 @@ def test_a_block_allocated_for_few_rows_grows_with_the_batch():
     cache.admit(0, 1, [(first[1][0, :, :3], first[2][0, :, :3])])
     for _ in range(3):
         step(cache, [first], rule)
-    assert [len(block) for block in cache.layers[0][0]] == [2, 1]
+    assert [len(block) for block in cache.calls[0][0]] == [2, 1]
     cache.admit(1, 1, [(second[1][0, :, :3], second[2][0, :, :3])])
     for offset in range(5):
         found = step(cache, [first, second], rule)
@@ -72,7 +72,7 @@ def test_new_blocks_have_only_the_rows_still_in_use():
     rule.stop_ids = frozenset()
     continuous.run(rows)
     assert [len(row.token_ids) for row in rows] == [200 if index == 5 else 4 for index in range(16)]
-    for stores in continuous.cache.layers:
+    for stores in continuous.cache.calls:
         assert [[len(block) for block in store] for store in stores] == [[16, 4, 4, 4]] * 2
 
 

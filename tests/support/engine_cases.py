@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outdo.models.attention.forward import Forward, Way
 from outdo.models.policy import Policy
@@ -32,6 +33,24 @@ def shared(
     if sharpness != 1:
         model.model.norm.weight.data.mul_(sharpness)
     return Policy(model.to(dtype), tokenizer)
+
+
+def other_model(arch: str, **changes: object) -> PreTrainedModel:
+    """A tiny model of an architecture that `outdo.testing` does not know."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **shape | changes)).eval()
 
 
 def scorer(policy: Policy, way: Way) -> Scorer:

@@ -1,4 +1,7 @@
-"""Memory limits of the model code, in a module that needs no torch, so that costs can be estimated from them."""
+"""Limits of the model code, in a module that needs no torch, so that costs can be estimated from them."""
+
+MISMATCH = 0.01
+"""Nats by which two computations of a log-probability in float32 may differ. No rounding makes them differ by more."""
 
 LOGIT_BYTES = {"cpu": 8 * 2**20, "mps": 256 * 2**20, "cuda": 256 * 2**20}
 """Bytes of logits that exist at a time, by the type of the device. A processor is fastest while they stay in its

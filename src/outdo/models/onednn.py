@@ -30,8 +30,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute x Wᵀ + b, as `torch.nn.functional.linear`: [..., k], [n, k] and [n] -> [..., n]; differentiable, once."""
     if not _use_onednn(x, weight):
         return torchs_linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        return _Linear.apply(x, weight, bias)
+    if torch.is_grad_enabled():  # a model may change the result in place, which autograd forbids if it is a view
+        return _Linear.apply(x, weight, bias).view(*x.shape[:-1], len(weight))
     return _by_onednn(x, weight, bias)
 
 
@@ -90,21 +90,20 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """y = x Wᵀ + b; ∂x = ∂y W, ∂W = ∂yᵀ x, ∂b = Σ ∂y."""
+    """y = x Wᵀ + b; ∂x = ∂y W, ∂W = ∂yᵀ x, ∂b = Σ ∂y: x [..., k] -> y [N, n], with N the product of the others."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _by_onednn(x, weight, bias)
+        return _by_onednn(x.reshape(-1, x.shape[-1]), weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad_y.flatten(0, -2)  # [N, n]
         return (
-            _by_onednn(grad_y, weight.t(), None) if needs_x else None,
-            _by_onednn(rows.t(), x.flatten(0, -2).t(), None) if needs_weight else None,
-            rows.sum(0) if needs_bias else None,
+            _by_onednn(grad_y, weight.t(), None).view(x.shape) if needs_x else None,
+            _by_onednn(grad_y.t(), x.reshape(-1, x.shape[-1]).t(), None) if needs_weight else None,
+            grad_y.sum(0) if needs_bias else None,
         )

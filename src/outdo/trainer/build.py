@@ -129,7 +129,7 @@ def build_run(
         online_reward_models=online_reward_models,
         recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
         fingerprints=questions.fingerprints,
-        notes=(*hardware_notes, _attention_note(policy), *memory_notes, *data_notes),
+        notes=(*hardware_notes, _attention_note(policy), *_sampling_note(engine), *memory_notes, *data_notes),
     )
 
 
@@ -178,6 +178,15 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
 def _attention_note(policy: Policy) -> str:
     forward = policy.forward
     return f"attention: {forward.way} ({forward.reason})" if forward.reason else f"attention: {forward.way}"
+
+
+def _sampling_note(engine: Engine) -> list[str]:
+    """Return how an engine of outdo samples, if it is not the fastest way."""
+    choice = engine.choice if isinstance(engine, BuiltinEngine | MultiprocessEngine) else None
+    if choice is None or choice.way.continuous:
+        return []
+    reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
+    return [f"sampling: {choice.way.name}{reason}"]
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:

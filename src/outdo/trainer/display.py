@@ -9,6 +9,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from outdo.models.limits import MISMATCH
 from outdo.utils.outcome import EVALUATIONS
 
 Item = TypeVar("Item")
@@ -23,15 +24,21 @@ class Display:
         self._bar: tuple[Progress, TaskID] | None = None
         self._reward: float | None = None
         self._started = (time.monotonic(), 0)
+        self._float32 = False
 
     def say(self, line: str) -> None:
         """Print one line of text as it is."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def steps(self, done: int, total: int) -> Iterator[None]:
-        """Show the progress of steps `done + 1` to `total` inside a `with` block."""
+    def steps(self, done: int, total: int, *, float32: bool = False) -> Iterator[None]:
+        """Show the progress of steps `done + 1` to `total` inside a `with` block.
+
+        With `float32`, the line of the first of them has the difference between sampler and trainer if rounding does
+        not explain it; in bfloat16 it always may.
+        """
         self._started = (time.monotonic(), done)
+        self._float32 = float32
         if not self.live:
             yield
             return
@@ -48,7 +55,8 @@ class Display:
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
         """Print the line of a step."""
-        text = self._line(metrics)
+        is_first = index == self._started[1] + 1
+        text = self._line(metrics, warn_mismatch=is_first and self._float32)
         self._reward = metrics.get("reward", self._reward)
         if self._bar:
             bar, task = self._bar
@@ -71,8 +79,11 @@ class Display:
         if rewards:
             self.say(f"held-out reward after step {step}: " + ", ".join(rewards))
 
-    def _line(self, metrics: Mapping[str, float]) -> str:
+    def _line(self, metrics: Mapping[str, float], *, warn_mismatch: bool) -> str:
         parts = self._outcome(metrics)
+        mismatch = metrics.get("sampling/sampling_logp_difference/max", 0.0)
+        if warn_mismatch and mismatch > MISMATCH:
+            parts.append(f"sampler and trainer differ by {mismatch:.2g} nats")
         if not self.live:  # a progress bar must fit into 80 columns
             parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:

@@ -169,7 +169,8 @@ class _Training:
             stop=run.stop,
             start=progress.step + 1,
         )
-        with self.display.steps(progress.step, recipe.steps), Clock() as clock:
+        float32 = run.models.policy.forward.precision_name == "float32"
+        with self.display.steps(progress.step, recipe.steps, float32=float32), Clock() as clock:
             for step in steps:
                 recorded = self.record(step)
                 evaluated = evaluate_if_due(run, self.folder.path, progress, step.index, self.display)

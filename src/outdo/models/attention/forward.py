@@ -25,6 +25,7 @@ from transformers.modeling_utils import AttentionInterface
 from outdo.models import onednn
 from outdo.models.attention.packed import Rule, pack
 from outdo.models.device import Precision, resolve_precision
+from outdo.models.limits import MISMATCH
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
@@ -38,8 +39,8 @@ TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by s
 class Layout(Protocol):
     """The positions of tokens in a flat row, with an attention that lets each token read what it may."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """query and key [1, heads, N, d], [1, kv_heads, N, d], value [1, kv_heads, N, e] -> [1, N, heads, e]."""
         ...
 
 
@@ -80,14 +81,15 @@ class Forward:
     ) -> "Forward":
         """Choose the fastest way that computes the model's own log-probabilities on a few tokens.
 
-        Raises `ModelError` if `attention` is "shared" and the model does not allow it, if `compile` or
-        `gradient_checkpointing` finds no layers, or if there is no compiler.
+        Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" and the model
+        does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
         """
         batch = _small_batch(model.config.get_text_config().vocab_size).to(model.device)
         autocast = resolve_precision(precision, model.device) == "bfloat16"
         settings = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
         _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
         padded = cls(model, way="padded", plain_head=False, autocast=False)
+        _check_padding(padded, batch)
         plain = not _difference(padded, cls(model, way="padded", plain_head=True, autocast=False), batch)
         # The logits of these few tokens may be too small for a soft cap to make a difference.
         plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
@@ -109,6 +111,12 @@ class Forward:
         other.plain_head = self.plain_head if plain_head is None else plain_head
         return other
 
+    def with_way(self, way: Way) -> "Forward":
+        """Return the forward pass of this model in another way."""
+        other = copy(self)
+        other.way = way
+        return other
+
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute hidden states [N, H], and for each token the index of the hidden state that predicts it.
 
@@ -121,10 +129,8 @@ class Forward:
             token_ids, positions = (pad(each, (0, padding)) for each in (packed.token_ids, packed.positions))
             return self.flat(token_ids, positions, packed), packed.source
         rows, width = batch.token_ids.shape
-        positions = torch.arange(width, device=self.device).expand(rows, width)
-        hidden = self._run(
-            input_ids=batch.token_ids, attention_mask=batch.attention_mask.long(), position_ids=positions
-        )
+        # The model finds the positions itself: some count from another number than 0 (RoBERTa).
+        hidden = self._run(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long())
         start = torch.arange(rows, device=self.device)[:, None] * width
         return hidden.flatten(0, 1), start + predecessors(width + 1, self.device)  # [B * T, H], [B, T + 1]
 
@@ -204,7 +210,7 @@ class Forward:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
 
 
-@torch.compiler.disable  # otherwise each layer would be compiled again, as each has another `layer_idx`
+@torch.compiler.disable  # each batch has other parts, and would be compiled again
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -221,8 +227,7 @@ def _attend(
     """Compute attention; `transformers` calls this instead of its own. `options` are for other kernels."""
     if options.get("s_aux") is not None:
         raise ValueError("it has attention sinks")
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return layout.attend(layer, query, key, value, Rule(scaling, sliding_window, softcap)), None
+    return layout.attend(query, key, value, Rule(scaling, sliding_window, softcap)), None
 
 
 AttentionInterface.register(NAME, _attend)
@@ -289,6 +294,23 @@ def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
     return "" if gap < TOLERANCE else f"its log-probabilities differ by {gap:.2g}"
 
 
+@torch.no_grad()
+def _check_padding(padded: Forward, batch: Batch) -> None:
+    """Raise `ModelError` if a row of a padded batch has other log-probabilities than the model computes of it alone."""
+    together, lengths = _logprobs(padded, batch), batch.attention_mask.sum(1).tolist()
+    alone = []
+    for row, length in zip(range(len(batch)), lengths, strict=True):
+        logits = padded.model(input_ids=batch.token_ids[row : row + 1, :length], use_cache=False).logits[0]  # [L, V]
+        predicts = batch.loss_mask[row, 1:length].nonzero()[:, 0]
+        alone.append(logits[predicts].float().log_softmax(-1))
+    gap = float((together - torch.cat(alone)).abs().max())
+    if not gap < MISMATCH:
+        raise ModelError(
+            f"{type(padded.model).__name__}: padding changes its log-probabilities by {gap:.2g} nats, or they are not "
+            "finite; outdo computes answers of different lengths together and cannot train such a model"
+        )
+
+
 def _other_connection(shared: Forward, batch: Batch) -> str:
     """Return what connects tokens other than `Layout.attend`, a reason against the shared way; empty if nothing does.
 
@@ -301,7 +323,7 @@ def _other_connection(shared: Forward, batch: Batch) -> str:
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         embeddings.append(output.detach().requires_grad_())
-        return embeddings[0]
+        return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
 
     hook = shared.model.get_input_embeddings().register_forward_hook(keep)
     with hook, torch.enable_grad():
@@ -326,9 +348,14 @@ def _logprobs(forward: Forward, batch: Batch) -> Tensor:
     return forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1)
 
 
+def probe_tokens(vocabulary: int) -> list[int]:
+    """Return 64 tokens to try a model on."""
+    return [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
+
+
 def _small_batch(vocabulary: int) -> Batch:
     """Two prompts with two answers each, all of different lengths."""
-    tokens = [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
+    tokens = probe_tokens(vocabulary)
     prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2
     completions = [tokens[start : start + length] for start, length in ((5, 6), (10, 9), (11, 6), (22, 9))]
     return Batch.of_tokens(prompts, completions, group=[0, 0, 1, 1])

@@ -92,8 +92,8 @@ class Packed:
         """The windows that attention over this row was called with."""
         return frozenset(self._masks)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]; the rest stays 0."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """See `Layout.attend`; the result of padding stays 0."""
         prompt_mask, *masks = self._allowed(rule.window)
         padding = query.shape[2] - len(self.token_ids)
         sizes = (*self.sizes, padding)

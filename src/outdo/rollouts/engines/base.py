@@ -1,6 +1,7 @@
 """The interface of an engine, and the view of a policy that it gets."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,3 +50,26 @@ class PolicyView(Protocol):
     def context(self) -> int | None:
         """The largest number of tokens of prompt and answer together; None if the model sets no limit."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySnapshot:
+    """The attributes of a policy at one time, fit for pickling; the weights are shared with it."""
+
+    forward: Forward
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    version: int
+    end_ids: frozenset[int]
+    context: int | None
+
+    @classmethod
+    def of(cls, policy: PolicyView) -> "PolicySnapshot":
+        return cls(
+            forward=policy.forward,
+            model=policy.model,
+            tokenizer=policy.tokenizer,
+            version=policy.version,
+            end_ids=policy.end_ids,
+            context=policy.context,
+        )

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
-from outdo.rollouts.engines.builtin.kv_cache import KVCache, Layer, Prefill
+from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
+from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -29,15 +30,31 @@ CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512  # tokens of a block: the cache grows by 
 
 
 class BuiltinEngine:
-    """Samples up to `rows` sequences at a time. `seed` is the seed of the run."""
+    """Samples up to `rows` sequences at a time. `seed` is the seed of the run.
 
-    def __init__(self, policy: PolicyView | None = None, *, seed: int = 0, rows: int = SEQUENCES_AT_A_TIME) -> None:
+    `choice` is how it samples from `policy`; unset, it is found by a comparison on a few tokens (`choose_way`).
+    """
+
+    def __init__(
+        self,
+        policy: PolicyView | None = None,
+        *,
+        seed: int = 0,
+        rows: int = SEQUENCES_AT_A_TIME,
+        choice: SamplingChoice | None = None,
+    ) -> None:
         self.policy = policy
         self.seed = seed
         self.rows = rows
+        self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
 
     def load(self, policy: PolicyView) -> None:
-        """Use the weights of this policy, as they are at each call of `generate`."""
+        """Use the weights of this policy, as they are at each call of `generate`.
+
+        Raises `ModelError` if there is no way to sample from a new policy.
+        """
+        if self.policy is None or policy.forward is not self.policy.forward:
+            self.choice = choose_way(policy, sample)
         self.policy = policy
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -48,16 +65,13 @@ class BuiltinEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order. An answer ends at the end of the model's context."""
         policy = self._require_policy()
+        assert self.choice is not None
         rule = StopRule(policy, sampling)
         sequences = [
             SequenceState(request, stream_key(self.seed, request.stream), rule.max_new_tokens(request))
             for request in requests
         ]
-        with policy.forward.prepared(packed=True):
-            if policy.forward.way == "padded":
-                generate_with_hf(policy, sequences, sampling, rule, batch_size=self.rows)
-            else:
-                ContinuousBatch(policy, sampling, rule, min(self.rows, len(sequences))).run(sequences)
+        sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows)
         return [sequence.completion(policy.version) for sequence in sequences]
 
     def _require_policy(self) -> PolicyView:
@@ -66,11 +80,31 @@ class BuiltinEngine:
         return self.policy
 
 
+def sample(
+    policy: PolicyView,
+    way: SamplingWay,
+    sequences: Sequence[SequenceState],
+    sampling: SamplingParams,
+    rule: StopRule,
+    *,
+    rows: int = SEQUENCES_AT_A_TIME,
+) -> None:
+    """Sample every sequence to its end, up to `rows` at a time."""
+    # `generate` calls the model's own attention, also of a model that is trained in the shared way.
+    forward = policy.forward if way.continuous else policy.forward.with_way("padded")
+    with forward.prepared(packed=True):
+        if way.continuous:
+            ContinuousBatch(policy, sampling, rule, min(rows, len(sequences))).run(sequences)
+        else:
+            settings = {"mix_lengths": way.mix_lengths, "use_cache": way.use_cache}
+            generate_with_hf(policy, sequences, sampling, rule, batch_size=rows, **settings)
+
+
 @dataclass(slots=True)
 class PrefilledPrompt:
     """The prefill of one prompt, kept until the last request with this prompt is in the batch."""
 
-    layers: list[Layer]
+    calls: list[KeysValues]
     logits: Tensor  # [V], of the first token of an answer
 
 
@@ -108,7 +142,7 @@ class ContinuousBatch:
         for prompt, group in groupby(sequences, key=lambda sequence: sequence.request.token_ids):
             admitted = list(group)
             unfinished = [sequence for sequence in admitted if sequence.finish_reason is None]
-            self.cache.admit(len(self.active), len(unfinished), self.prefilled[prompt].layers)
+            self.cache.admit(len(self.active), len(unfinished), self.prefilled[prompt].calls)
             self.active += unfinished
             waiting_by_prompt[prompt] -= len(admitted)
             if waiting_by_prompt[prompt] == 0:
@@ -125,7 +159,7 @@ class ContinuousBatch:
         last = torch.tensor(lengths).cumsum(0) - 1  # the last token of each prompt
         logits = self._head(hidden[last.to(hidden.device)])
         for index, prompt in enumerate(prompts):
-            self.prefilled[prompt] = PrefilledPrompt(layout.layers[index], logits[index])
+            self.prefilled[prompt] = PrefilledPrompt(layout.calls[index], logits[index])
 
     def _decode_step(self) -> None:
         """Sample one more token for every active row."""

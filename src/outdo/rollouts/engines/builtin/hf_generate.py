@@ -4,11 +4,19 @@ outdo still chooses each token: a logits processor samples it by the request's o
 Here the tokens of a request may depend on the rest of the batch, by rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
@@ -39,35 +47,63 @@ class _StopWhenAllFinished(StoppingCriteria):
 
 
 def generate_with_hf(
-    policy: PolicyView, sequences: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule, *, batch_size: int
+    policy: PolicyView,
+    sequences: Sequence[SequenceState],
+    sampling: SamplingParams,
+    rule: StopRule,
+    *,
+    batch_size: int,
+    mix_lengths: bool = True,
+    use_cache: bool = True,
 ) -> None:
-    """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together."""
-    for batch in _batches(sequences, batch_size, policy.context):
+    """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together.
+
+    Without `mix_lengths`, all prompts of a batch have the same length, and none is padded. Without `use_cache`, each
+    token takes a forward pass of its whole sequence.
+    """
+    for batch in _batches(sequences, batch_size, policy.context, mix_lengths=mix_lengths):
         width = max(len(row.request.token_ids) for row in batch)
         padding = [width - len(row.request.token_ids) for row in batch]
         token_ids = [[0] * pad + list(row.request.token_ids) for pad, row in zip(padding, batch, strict=True)]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-        with policy.forward.precision():
+        config = GenerationConfig(
+            max_new_tokens=max(row.max_tokens for row in batch),
+            do_sample=False,
+            use_cache=use_cache,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        with policy.forward.precision(), _without_own_settings(policy.model):
             policy.model.generate(  # type: ignore[operator]
                 torch.tensor(token_ids, device=policy.forward.device),
                 attention_mask=torch.tensor(mask, device=policy.forward.device),
-                max_new_tokens=max(row.max_tokens for row in batch),
-                do_sample=False,
-                use_cache=True,
-                eos_token_id=None,
-                pad_token_id=0,
+                generation_config=config,
                 logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
                 stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
             )
 
 
-def _batches(sequences: Sequence[SequenceState], batch_size: int, context: int | None) -> list[list[SequenceState]]:
+@contextmanager
+def _without_own_settings(model: PreTrainedModel) -> Iterator[None]:
+    """Hide the model's generation config: a repetition penalty in it, for example, would change the logits."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _batches(
+    sequences: Sequence[SequenceState], batch_size: int, context: int | None, *, mix_lengths: bool
+) -> list[list[SequenceState]]:
     """Split into batches. A finished row gets tokens until the batch ends, and must stay within the model's context."""
     batches: list[list[SequenceState]] = []
     for sequence in sorted(sequences, key=lambda sequence: len(sequence.request.token_ids)):
         batch = [*(batches[-1] if batches else []), sequence]
         longest = len(sequence.request.token_ids) + max(row.max_tokens for row in batch)
-        if batches and len(batch) <= batch_size and (context is None or longest <= context):
+        alike = mix_lengths or len(batch[0].request.token_ids) == len(sequence.request.token_ids)
+        if batches and alike and len(batch) <= batch_size and (context is None or longest <= context):
             batches[-1] = batch
         else:
             batches.append([sequence])

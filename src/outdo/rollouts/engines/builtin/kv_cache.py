@@ -15,19 +15,24 @@ from torch import Tensor
 
 from outdo.models.attention.packed import Rule, attention, within
 
-Layer = tuple[Tensor, Tensor]  # keys and values, each [kv_heads, L, d]
+KeysValues = tuple[Tensor, Tensor]  # of one call of attention, [kv_heads, L, d] and [kv_heads, L, e]
 
 
 class Prefill:
-    """The prefill of several prompts, concatenated into one flat row; it keeps the keys and values of each."""
+    """The prefill of several prompts, concatenated into one flat row; it keeps the keys and values of each.
+
+    They are kept by the order of the calls of attention in a forward pass, not by layer: a layer may call attention
+    twice (DiffLlama), and a model may run through its layers several times (HRM).
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self.layers: list[list[Layer]] = [[] for _ in lengths]  # per prompt, per layer
+        self.calls: list[list[KeysValues]] = [[] for _ in lengths]  # per prompt, per call
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query [1, heads, N, d] -> [1, N, heads, d]. One prompt at a time, so that none depends on the others."""
-        output = torch.zeros_like(query)  # tokens after the last prompt are padding, and stay 0
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """See `Layout.attend`. One prompt at a time, so that none depends on the others."""
+        heads, tokens = query.shape[1:3]
+        output = query.new_zeros(1, tokens, heads, value.shape[-1])  # tokens after the last prompt are padding: stay 0
         start = 0
         for index, length in enumerate(self.lengths):
             span = slice(start, start + length)
@@ -36,10 +41,10 @@ class Prefill:
             allowed = None
             if rule.window is not None and rule.window < length:
                 allowed = within(positions, positions, positions >= 0, rule.window)
-            output[:, :, span] = attention(q, k, v, allowed, rule)
-            self.layers[index].append((k[0], v[0]))
+            output[:, span] = attention(q, k, v, allowed, rule).transpose(1, 2)
+            self.calls[index].append((k[0], v[0]))
             start += length
-        return output.transpose(1, 2)
+        return output
 
 
 class BlockWrite(NamedTuple):
@@ -54,27 +59,29 @@ class BlockWrite(NamedTuple):
 class KVCache:
     """The keys and values of sequences, in blocks of tokens: the cache grows without moving its contents.
 
-    Call `begin` before each forward pass: it does once what all layers need. `lengths` [rows] counts the tokens of each
-    row; it stays on the host, to avoid a synchronisation with the accelerator. A block has as many rows as were in use
-    when it was allocated: when only one long answer is left, its new blocks have one row.
+    Keys and values are kept by the order of the calls of attention, as in `Prefill`. Call `begin` before each forward
+    pass: it does once what all calls need. `lengths` [rows] counts the tokens of each row; it stays on the host, to
+    avoid a synchronisation with the accelerator. A block has as many rows as were in use when it was allocated: when
+    only one long answer is left, its new blocks have one row.
     """
 
     def __init__(self, rows: int, *, block: int, device: torch.device) -> None:
         self.block = block
         self.device = device
         self.lengths = numpy.zeros(rows, dtype=numpy.int64)
-        # For each layer the keys and the values, each a list of blocks [rows, kv_heads, block, d].
-        self.layers: list[tuple[list[Tensor], list[Tensor]]] = []
+        # For each call the keys and the values, each a list of blocks [rows, kv_heads, block, d or e].
+        self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._next_call = 0  # in the forward pass under way
         self._writes: list[BlockWrite] = []
         self._last = torch.zeros(0)  # [n], position of the new token of each row
         self._masks: dict[tuple[int | None, int, int], Tensor] = {}
 
-    def admit(self, first: int, count: int, layers: Sequence[Layer]) -> None:
+    def admit(self, first: int, count: int, calls: Sequence[KeysValues]) -> None:
         """Copy a prompt's keys and values into `count` rows from `first` on."""
-        length, end = layers[0][0].shape[1], first + count
-        self.layers += [([], []) for _ in range(len(layers) - len(self.layers))]
-        for stores, layer in zip(self.layers, layers, strict=True):
-            for store, new in zip(stores, layer, strict=True):
+        length, end = calls[0][0].shape[1], first + count
+        self.calls += [([], []) for _ in range(len(calls) - len(self.calls))]
+        for stores, call in zip(self.calls, calls, strict=True):
+            for store, new in zip(stores, call, strict=True):
                 parts = new.split(self.block, 1)
                 self._reserve(store, len(parts), len(self.lengths), new)
                 for block, part in zip(store, parts, strict=False):
@@ -84,7 +91,7 @@ class KVCache:
     def move(self, source: int, target: int) -> None:
         """Copy the row `source` over the row `target`."""
         used = -(-int(self.lengths[source]) // self.block)
-        for stores in self.layers:
+        for stores in self.calls:
             for store in stores:
                 for block in store[:used]:
                     block[target] = block[source]
@@ -95,10 +102,11 @@ class KVCache:
         lengths = self.lengths[:n]
         blocks, offset = divmod(lengths, self.block)
         needed = int(blocks.max()) + 1
-        first = self.layers[0][0]  # all layers have the same blocks
+        first = self.calls[0][0]  # all calls have the same blocks
         if len(first) < needed or any(len(block) < n for block in first[:needed]):
-            for store in chain.from_iterable(self.layers):
+            for store in chain.from_iterable(self.calls):
                 self._reserve(store, needed, n, store[0])
+        self._next_call = 0
         self._writes = []
         for block in range(int(blocks.min()), needed):
             rows = numpy.flatnonzero(blocks == block)
@@ -109,13 +117,14 @@ class KVCache:
         self._masks = {}
         lengths += 1
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """Compute one new token for each of the n rows of `begin`: query [1, heads, n, d] -> [1, n, heads, d]."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """Compute one new token for each of the n rows of `begin`: query [1, heads, n, d] -> [1, n, heads, e]."""
         heads, n, d = query.shape[1:]
         kv_heads = key.shape[1]
-        stores = self.layers[layer]
+        stores = self.calls[self._next_call]
+        self._next_call += 1
         for store, new in zip(stores, (key, value), strict=True):
-            by_row = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d]
+            by_row = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d or e]
             for write in self._writes:
                 part = by_row if write.all_rows else by_row[write.rows]
                 store[write.block][write.rows, :, write.offset] = part
@@ -123,7 +132,7 @@ class KVCache:
         keys, values = ([block[:n].flatten(0, 1) for block in store[:blocks]] for store in stores)
         mask = self._mask(rule.window, kv_heads, heads // kv_heads, blocks)
         grouped = query[0].transpose(0, 1).reshape(n * kv_heads, heads // kv_heads, d)
-        return _block_attention(grouped, keys, values, mask, rule).to(query.dtype).reshape(1, n, heads, d)
+        return _block_attention(grouped, keys, values, mask, rule).to(query.dtype).reshape(1, n, heads, -1)
 
     def _reserve(self, store: list[Tensor], blocks: int, rows: int, like: Tensor) -> None:
         """Allocate `blocks` blocks of `rows` rows where they are missing; `like` is [..., kv_heads, *, d]."""
@@ -147,9 +156,10 @@ class KVCache:
 
 
 def _block_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor, rule: Rule) -> Tensor:
-    """Compute softmax(scaling · Q Kᵀ + mask) V: query [r, g, d], blocks [r, block, d], mask [r, g, L] -> [r, g, d].
+    """Compute softmax(scaling · Q Kᵀ + mask) V: query [r, g, d], mask [r, g, L] -> [r, g, e].
 
-    r is rows times key heads; g is the number of query heads that share a key head.
+    The blocks of the keys are [r, block, d], those of the values [r, block, e]. r is rows times key heads; g is the
+    number of query heads that share a key head.
     """
     query = query.to(keys[0].dtype)
     masks = mask.split(keys[0].shape[1], -1)

@@ -5,14 +5,12 @@ request, its random numbers and the weights, and all processes share the weights
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from dataclasses import replace
 
 from outdo.distributed.worker_pool import WorkerPool
-from outdo.models.attention.forward import Forward
-from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
+from outdo.rollouts.engines.builtin.probe import choose_way
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -34,8 +32,11 @@ class MultiprocessEngine:
 
     def _start_engines(self, policy: PolicyView) -> None:
         self.policy = policy
-        views = [policy, *(_PolicySnapshot.of(policy) for _ in self.pool.others)]
-        self.engines = self.pool.place([BuiltinEngine(view, seed=self.seed, rows=self.rows) for view in views])
+        views = [policy, *(PolicySnapshot.of(policy) for _ in self.pool.others)]
+        self.choice = choose_way(policy, sample)  # once, not in every process
+        self.engines = self.pool.place(
+            [BuiltinEngine(view, seed=self.seed, rows=self.rows, choice=self.choice) for view in views]
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -50,26 +51,3 @@ class MultiprocessEngine:
         results = self.engines.map("generate", [(part, sampling) for part in parts])
         version = self.policy.version  # the other processes only have the version at the time of the snapshot
         return [replace(completion, policy_version=version) for part in results for completion in part]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PolicySnapshot:
-    """A picklable copy of the attributes of a policy, for an engine in another process; the weights are shared."""
-
-    forward: Forward
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    version: int
-    end_ids: frozenset[int]
-    context: int | None
-
-    @classmethod
-    def of(cls, policy: PolicyView) -> "_PolicySnapshot":
-        return cls(
-            forward=policy.forward,
-            model=policy.model,
-            tokenizer=policy.tokenizer,
-            version=policy.version,
-            end_ids=policy.end_ids,
-            context=policy.context,
-        )

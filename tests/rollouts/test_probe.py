@@ -1,0 +1,131 @@
+"""The built-in engine samples the log-probabilities of the training forward pass, from whatever architecture."""
+
+import pytest
+import torch
+from engine_cases import apart, fresh, gradient, other_model, requests
+from transformers import PreTrainedModel
+
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.builtin import engine as builtin
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin.kv_cache import KVCache
+from outdo.rollouts.engines.builtin.probe import WAYS
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.testing import byte_bpe_tokenizer
+from outdo.types import Batch
+from outdo.utils.errors import ModelError
+
+CONTINUOUS, GENERATE, ONE_LENGTH, NO_CACHE = (way.name for way in WAYS)
+BART = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "d_model": 32, "init_std": 0.2}
+HRM = {"head_dim": 8, "num_layers_per_stack": 1}
+RWKV = {"attention_hidden_size": 32, "context_length": 512}
+GEMMA3N = {
+    "activation_sparsity_pattern": [0.95, 0.0],
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 264,
+    "altup_num_inputs": 2,
+    "laurel_rank": 4,
+    "head_dim": 8,
+}
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+}
+
+
+def policy_of(model: PreTrainedModel) -> Policy:
+    return Policy(model, byte_bpe_tokenizer([], 264))
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "way"),
+    [
+        ("diffllama", {}, CONTINUOUS),  # calls attention twice in a layer, with the same keys
+        ("hrm_text", HRM, CONTINUOUS),  # runs through its layers several times
+        ("deepseek_v3", MLA, CONTINUOUS),  # its values have another size than its keys
+        ("roc_bert", {"is_decoder": True}, CONTINUOUS),  # changes what a linear layer returns in place
+        ("gemma3n_text", GEMMA3N, GENERATE),  # so does this one
+        ("bart", BART, ONE_LENGTH),  # counts positions from the padding
+        ("rwkv", RWKV, NO_CACHE),  # reads the padding, and its state is not kept
+    ],
+)
+def test_sampler_and_trainer_agree_and_the_gradient_is_the_models_own(arch, changes, way):
+    model = other_model(arch, **changes)
+    policy, asked = policy_of(model), requests((1, 5, 20), siblings=2, limit=lambda index: 12)
+    engine = BuiltinEngine(policy)
+    assert engine.choice.way.name == way
+    answers = engine.generate(asked, SamplingParams(max_tokens=12))
+    batch = Batch.of_tokens(
+        [request.token_ids for request in asked],
+        [answer.token_ids for answer in answers],
+        group=[index // 2 for index in range(len(asked))],
+    )
+    sampled = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
+    scores = policy.scores(batch).logprobs
+    torch.testing.assert_close(sampled, scores[batch.loss_mask].detach(), rtol=0, atol=1e-4)
+    scores.sum().backward()
+    found = gradient(policy)
+    for request, answer in zip(asked, answers, strict=True):
+        ids = torch.tensor([request.token_ids + answer.token_ids])
+        logprobs = model(input_ids=ids, use_cache=False).logits[0, len(request.token_ids) - 1 : -1].log_softmax(-1)
+        logprobs.gather(-1, torch.tensor(answer.token_ids)[:, None]).sum().backward()
+    assert apart(found, gradient(policy)) < 1e-4
+
+
+def test_a_model_that_no_way_samples_right_is_refused_with_what_was_tried():
+    """`generate` counts RoBERTa's positions from 0, and the model itself from the number after its padding token."""
+    with pytest.raises(ModelError, match="RobertaForCausalLM: no way to sample gives the log-probabilities") as caught:
+        BuiltinEngine(policy_of(other_model("roberta", is_decoder=True)))
+    assert all(f"{name}: its log-probabilities differ by" in str(caught.value) for name in (GENERATE, NO_CACHE))
+
+
+def test_a_cache_that_forgets_is_noticed_and_not_used(monkeypatch):
+    attend = KVCache.attend
+    monkeypatch.setattr(
+        KVCache, "attend", lambda cache, query, key, value, rule: attend(cache, query, key, value * 0, rule)
+    )
+    choice = BuiltinEngine(fresh()).choice
+    assert choice.way.name == GENERATE
+    assert choice.faults[0].startswith(f"{CONTINUOUS}: its log-probabilities differ by")
+
+
+def test_a_way_that_fails_is_not_used(monkeypatch):
+    def fail(*how: object) -> None:
+        raise KeyError("no such layer")
+
+    monkeypatch.setattr(builtin.ContinuousBatch, "run", fail)
+    assert BuiltinEngine(fresh()).choice.faults == (f"{CONTINUOUS}: KeyError: 'no such layer'",)
+
+
+def test_each_policy_is_compared_once_and_a_new_one_again(monkeypatch):
+    compared, choose = [], builtin.choose_way
+    monkeypatch.setattr(builtin, "choose_way", lambda *how: compared.append(1) or choose(*how))
+    engine, first = BuiltinEngine(), fresh()
+    for policy, count in ((first, 1), (first, 1), (policy_of(other_model("rwkv", **RWKV)), 2)):
+        engine.load(policy)
+        assert len(compared) == count
+    assert engine.choice.way.name == NO_CACHE
+
+
+def test_settings_in_the_models_generation_config_do_not_change_its_logits():
+    policy = fresh(attention="padded")
+    policy.model.generation_config.repetition_penalty = 3.0
+    policy.model.generation_config.min_new_tokens = 9
+    engine, asked = BuiltinEngine(policy), requests((5, 20))
+    answers = engine.generate(asked, SamplingParams())
+    policy.model.generation_config.repetition_penalty = 1.0
+    policy.model.generation_config.min_new_tokens = None
+    assert engine.choice.way.name == GENERATE
+    assert answers == engine.generate(asked, SamplingParams())
+
+
+def test_the_comparison_fits_into_a_short_context():
+    model = other_model("gpt2", n_positions=24, max_position_embeddings=24)
+    assert BuiltinEngine(policy_of(model)).choice.way.name == CONTINUOUS

@@ -1,0 +1,52 @@
+"""A run says how it samples, and whether sampler and trainer agree."""
+
+import io
+import re
+
+import pytest
+from engine_cases import other_model
+from rich.console import Console
+from run_cases import write_home, write_rows
+
+from outdo.config.file import load
+from outdo.rollouts.engines.builtin import engine as builtin
+from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
+from outdo.testing import byte_bpe_tokenizer
+from outdo.trainer.display import Display
+from outdo.trainer.run import start
+
+BART = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "d_model": 32, "init_std": 0.2}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Train a decoder of the BART type, which counts positions from its padding, for two steps; return the output."""
+    home = write_home(tmp_path)
+    write_rows(home / "train.jsonl", [{"prompt": "0" * n + "1+1=", "answer": "2"} for n in (0, 9)])
+    model = other_model("bart", **BART)
+    model.generation_config.forced_eos_token_id = None
+    model.save_pretrained(home / "bart")
+    byte_bpe_tokenizer([], 264).save_pretrained(home / "bart")
+    monkeypatch.chdir(home)
+
+    def trained(*settings: str) -> str:
+        recipe = load(home / "recipe.toml", ["model=bart", "steps=2", "workers=1", "eval.every=0", *settings])
+        console = Console(file=io.StringIO(), width=200)
+        assert start(recipe, home / "run", Display(console, live=False)) == 0
+        return console.file.getvalue()
+
+    return trained
+
+
+def test_a_run_says_how_it_samples_where_that_is_not_the_fastest_way(run):
+    said = run()
+    assert "sampling: model.generate with prompts of one length at a time (model.generate: its log-prob" in said
+    assert "sampler and trainer differ" not in said
+
+
+@pytest.mark.parametrize(("precision", "lines"), [("float32", 1), ("bfloat16", 0)])
+def test_a_difference_between_sampler_and_trainer_is_in_the_line_of_the_first_step(run, monkeypatch, precision, lines):
+    monkeypatch.setattr(builtin, "choose_way", lambda *how: SamplingChoice(WAYS[1]))  # the way that is wrong here
+    said = run(f"precision={precision}")
+    assert len(re.findall(r"^step 1/2 .* sampler and trainer differ by [\d.]+ nats", said, re.MULTILINE)) == lines
+    assert said.count("sampler and trainer differ") == lines
