@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig
 
 from outdo.models.device import choose_device
-from outdo.models.loading import load_model, load_tokenizer, max_context
+from outdo.models.loading import load_classifier, load_model, load_tokenizer, max_context
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.testing import ARCHITECTURES, byte_bpe_tokenizer, tiny_model
 from outdo.utils.errors import ModelError, UserError
@@ -76,14 +76,65 @@ def test_a_model_that_lacks_weights_is_refused_and_not_filled_with_random_number
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="lacks 1 of the weights"):
+    with pytest.raises(ModelError, match="lack 1 of the weights"):
         load_model(folder)
 
 
 def test_weights_of_another_shape_are_refused(folder):
     config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 48}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"model .*shape|cannot be loaded"):
+    with pytest.raises(
+        ModelError, match=r"has shape \(32, 64\), and config.json requires \(32, 48\) \(6 such weights\)"
+    ):
+        load_model(folder)
+
+
+def test_weights_that_the_config_has_no_place_for_are_refused(folder):
+    """Or half of a model would be trained, and saved as the whole."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1], "max_window_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"11 weights that config.json has no place for, such as model.layers.1.input"):
+        load_model(folder)
+    with pytest.raises(ModelError, match=r"11 weights that config.json has no place for"):
+        load_classifier(folder, head_seed=0)
+
+
+def test_a_new_head_replaces_the_one_in_the_files(folder):
+    assert load_classifier(folder, head_seed=0).get_parameter("score.weight").shape == (1, 32)
+
+
+def test_weights_that_the_config_ties_and_the_files_do_not_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match="lm_head.weight and model.embed_tokens.weight are stored with different values"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused_with_their_name(folder, value):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4:6] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"layers.1.mlp.up_proj.weight holds 2 of 2,048 numbers that are not finite"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.float64, "are stored as F64, and float32 would round them"),
+        (torch.float8_e4m3fn, "are stored as F8_E4M3: such weights are quantised"),
+        (torch.int8, "are stored as I8: such weights are quantised"),
+        (torch.uint8, "are stored as U8: such weights are quantised"),
+    ],
+)
+def test_weights_that_float32_does_not_hold_are_refused(folder, dtype, said):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: each.to(dtype) for name, each in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=said):
         load_model(folder)
 
 

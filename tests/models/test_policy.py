@@ -21,6 +21,7 @@ from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Group, TokenScores, Update
+from outdo.utils.errors import NonFiniteWeightsError
 
 BUDGETS = (1, 40, 100, 10_000)  # one row at a time; groups cut; groups whole; everything at once
 
@@ -244,3 +245,14 @@ def test_a_saved_policy_is_an_ordinary_model_folder(tmp_path: Path):
     assert again.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
     answers = [BuiltinEngine(each).generate(asked, SamplingParams()) for each in (policy, again)]
     assert [x.logprobs for x in answers[0]] == [x.logprobs for x in answers[1]]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    policy = fresh()
+    with torch.no_grad():
+        policy.model.lm_head.weight[7, 3] = torch.inf
+    with pytest.raises(
+        NonFiniteWeightsError, match="not saved after 0 optimiser steps: lm_head.weight holds 1 of 8,448"
+    ):
+        policy.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from outdo.models import onednn
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, sample_tokens
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request
+from outdo.utils.errors import NonFiniteWeightsError
 from outdo.utils.rng import Stream
 
 LONG = SamplingParams(max_tokens=100)
@@ -328,3 +329,22 @@ def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
         calls.clear()
         engine.generate(requests(), SamplingParams())
         assert bool(calls) is expected
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@ATTENTION_MODES
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error_with_the_step_and_the_question(attention, value, temperature):
+    policy = fresh(attention=attention)
+    engine, (request, *_) = BuiltinEngine(policy), requests()
+    with torch.no_grad():
+        policy.model.lm_head.weight[9] = value
+    with pytest.raises(NonFiniteWeightsError, match=r"step 1 \(test\): the logits .* after 0 tokens .* question 0"):
+        engine.generate([request], SamplingParams(temperature=temperature))
+
+
+def test_a_logit_of_minus_infinity_is_a_token_that_is_never_sampled():
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]]).expand(50, -1)
+    tokens, logprobs = sample_tokens(logits, torch.linspace(0, 1, 50, dtype=torch.float64), SamplingParams())
+    assert set(tokens.tolist()) == {0, 2}
+    assert logprobs.isfinite().all()

@@ -198,3 +198,11 @@ def test_an_evaluation_that_fails_leaves_no_step_without_its_line(own_home):
     lines = metrics(own_home / "run")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines if "eval/greedy_reward" in line] == [2, 4, 6]
+
+
+def test_weights_that_have_exploded_stop_the_run_and_are_not_saved(own_home):
+    said = train(own_home, "steps=9", "optim.lr=1e30", "checkpoint.every=20", "eval.every=0", status=1)
+    assert "step 2 (train): the logits of the model are not finite after 0 tokens of an answer to question" in said
+    assert "optim.lr" in said
+    assert "Traceback" not in said
+    assert saved(own_home / "run") == []

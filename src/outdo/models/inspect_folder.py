@@ -23,7 +23,8 @@ from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # each fits into float32, which outdo trains
+WITHOUT_LOSS = {*DTYPES, "BOOL", "U8", "I16", "I32", "I64"}  # masks and positions are integers
 SIZES = {  # fact: the names it has in the config.json of various architectures
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -269,6 +270,7 @@ def _facts(
     for dtype, elements in tensors.values():
         count[dtype] += elements
     dtype = count.most_common(1)[0][0] if count else None
+    problems.extend(_wrong_dtypes(count))
     return ModelFacts(
         name=name,
         folder=folder,
@@ -278,6 +280,16 @@ def _facts(
         dtype=DTYPES.get(dtype, dtype) if dtype else None,
         **size,
     )
+
+
+def _wrong_dtypes(count: Counter[str]) -> Iterator[str]:
+    """Yield a sentence for each kind of stored numbers, counted in `count`, that cannot be weights in float32."""
+    for dtype, elements in sorted(count.items()):
+        share = f"{elements:,} of its {count.total():,} numbers are stored as {dtype}"
+        if dtype == "F64":
+            yield f"{share}, and float32 would round them; save it in float32: model.float().save_pretrained(folder)"
+        elif dtype not in WITHOUT_LOSS or (dtype not in DTYPES and 2 * elements > count.total()):
+            yield f"{share}: such weights are quantised and cannot be trained; use the original ones"
 
 
 def _size(config: dict[str, Any], names: tuple[str, ...], problems: list[str]) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -89,8 +90,9 @@ def load_model(
     The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
     `model.train()` (gradient checkpointing asks for it) changes nothing.
 
-    Raises `ModelError` if the folder is not sound, or holds not exactly the weights that its config asks for: what is
-    missing would otherwise be filled with random numbers.
+    Raises `ModelError` if the folder is not sound, if it holds not exactly the weights that its config asks for, or if
+    a weight is not finite: what is missing would otherwise be filled with random numbers, and what is too much (the
+    layers beyond `num_hidden_layers`) would be left out.
     """
     facts = _inspected(model, LANGUAGE_MODEL)
     folder = _with_weights(facts, LANGUAGE_MODEL)
@@ -117,7 +119,7 @@ def load_classifier(
     if config.num_labels != 1:
         raise ModelError(f"model {name} gives a text {config.num_labels} scores (num_labels), and a reward is one")
     head = () if head_seed is None else ("score.",)
-    with torch.random.fork_rng(devices=[]), _without_report():  # transformers fills a new head with random numbers
+    with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
         model = _load(AutoModelForSequenceClassification, folder, config, str(name), torch.float32, new=head)
     if head_seed is not None:
         weight = model.get_parameter("score.weight")
@@ -149,8 +151,12 @@ def _config(folder: Path, name: str) -> PretrainedConfig:
 def _load(
     auto: Any, folder: Path, config: PretrainedConfig, name: str, dtype: torch.dtype, *, new: tuple[str, ...] = ()
 ) -> Any:
-    """Load a model with exactly the weights that its config requires, except those whose names begin as in `new`."""
-    with _as_model_error(name), without_bars():
+    """Load a model with exactly the weights that its config requires.
+
+    `new` are the beginnings of the names of a new head: its weights need not be in the files, and the old head is left
+    out.
+    """
+    with _as_model_error(name), without_bars(), _without_report():
         model, report = auto.from_pretrained(
             folder,
             config=config,
@@ -159,8 +165,11 @@ def _load(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, and refused below with their names
         )
-    _check_complete(report, name, new)
+    body = f"{model.base_model_prefix}." if new else ""
+    if faults := [*_differences(report, new=new, body=body), *_untied(model), *_not_finite(model)]:
+        raise ModelError("\n".join(f"model {name}: {fault}" for fault in faults))
     return model
 
 
@@ -187,7 +196,7 @@ def without_bars() -> Iterator[None]:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Show no report of transformers about a head that was left out or added on purpose."""
+    """Show no report of transformers: outdo refuses what is wrong itself, and changes a head only on purpose."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -209,18 +218,47 @@ def max_context(model: PreTrainedModel) -> int | None:
     return next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
 
 
-def _check_complete(report: Mapping[str, Any], name: str, new: tuple[str, ...]) -> None:
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(new))
-    if missing:
-        raise ModelError(
-            f"model {name} lacks {len(missing)} of the weights that its config requires, such as {missing[0]}"
+def _differences(report: Mapping[str, Any], *, new: tuple[str, ...], body: str) -> Iterator[str]:
+    """Yield how the weights in the files differ from those that the config requires: a sentence for each kind.
+
+    Weights whose names begin as in `new` may be missing; only those in `body` may not be too many.
+    """
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(new)):
+        yield f"its files lack {len(missing)} of the weights that config.json requires, such as {missing[0]}"
+    if surplus := sorted(key for key in report["unexpected_keys"] if key.startswith(body)):
+        yield (
+            f"its files hold {len(surplus)} weights that config.json has no place for, such as {surplus[0]}, and it "
+            "would be another model without them; give config.json the sizes that the weights were saved with"
         )
-    if report["mismatched_keys"]:
-        key, actual, expected = sorted(report["mismatched_keys"])[0]
-        raise ModelError(
-            f"model {name}: {key} has shape {tuple(actual)}, and config.json requires {tuple(expected)}"
-            f" ({len(report['mismatched_keys'])} such weights)"
-        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        key, actual, expected = mismatched[0]
+        more = f" ({len(mismatched)} such weights)" if len(mismatched) > 1 else ""
+        yield f"{key} has shape {tuple(actual)}, and config.json requires {tuple(expected)}{more}"
+
+
+def _untied(model: PreTrainedModel) -> Iterator[str]:
+    """Yield a sentence if weights that the config ties are stored apart, with different values."""
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=False).items():
+        if one not in model.all_tied_weights_keys:  # transformers has not tied them
+            yield (
+                f"{one} and {other} are stored with different values, and config.json ties them; "
+                "set tie_word_embeddings to false if both are meant"
+            )
+
+
+def _not_finite(model: PreTrainedModel) -> Iterator[str]:
+    """Yield a sentence if a weight is not finite."""
+    if fault := non_finite_weight(model):
+        yield f"{fault}; the model was saved after it had diverged, or the file is damaged"
+
+
+def non_finite_weight(model: nn.Module) -> str:
+    """Return the first weight of a model with a number that is not finite, and how many it has; empty if none."""
+    for name, weight in model.named_parameters():
+        finite = weight.detach().isfinite()
+        if not finite.all():
+            return f"{name} holds {int((~finite).sum()):,} of {finite.numel():,} numbers that are not finite"
+    return ""
 
 
 def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:

@@ -14,10 +14,11 @@ from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.models.attention.forward import AttentionSetting, Forward
 from outdo.models.device import Precision, choose_device
 from outdo.models.inspect_folder import ModelFacts
-from outdo.models.loading import load_model, load_tokenizer, max_context, without_bars
+from outdo.models.loading import load_model, load_tokenizer, max_context, non_finite_weight, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
+from outdo.utils.errors import NonFiniteWeightsError
 from outdo.utils.timing import span
 
 
@@ -117,7 +118,12 @@ class Policy(Scorer):
         return {name: sum(each.terms[name] for _, each in results) for name in first.terms}, tokens
 
     def save(self, folder: Path) -> None:
-        """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer."""
+        """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
+
+        Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
+        """
+        if fault := non_finite_weight(self.model):
+            raise NonFiniteWeightsError(f"not saved after {self.version} optimiser steps: {fault}; lower optim.lr")
         with without_bars():
             self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

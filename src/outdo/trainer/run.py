@@ -29,7 +29,7 @@ from outdo.trainer.interrupt import stop_requested
 from outdo.trainer.profiling import time_table, traced
 from outdo.trainer.state import Progress, restore, save
 from outdo.types import Step
-from outdo.utils.errors import CheckpointError, OutdoError, RunFolderError, UserError
+from outdo.utils.errors import CheckpointError, NonFiniteWeightsError, OutdoError, RunFolderError, UserError
 from outdo.utils.timing import BETWEEN, Clock, span
 
 INTERRUPTED = 130
@@ -126,7 +126,7 @@ def _train(folder: RunFolder, run: Run, progress: Progress, display: Display, *,
     except OutdoError as error:
         # The error belongs to the step under way. If that step has not changed the weights, the steps before are saved.
         untouched = run.models.version == progress.version
-        if progress.step and untouched and not isinstance(error, CheckpointError):
+        if progress.step and untouched and not isinstance(error, CheckpointError | NonFiniteWeightsError):
             save(folder, run, progress)
             display.say(f"saved after step {progress.step}; continue with `outdo resume {folder.path}`")
         raise

@@ -46,6 +46,10 @@ class NonFiniteError(OutdoError):
     """Losses or gradients were not finite in several consecutive updates; no such update changed the weights."""
 
 
+class NonFiniteWeightsError(OutdoError):
+    """The weights of the model, or the logits that it computes, are not finite; such weights are not saved."""
+
+
 class WorkerError(OutdoError):
     """A worker process ended, or failed with an error that has no class of its own."""
 

@@ -1,5 +1,6 @@
 """The interface of an environment, and `GroupSampler`: the usual `sample` of the training loop."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -7,8 +8,12 @@ from typing import Protocol
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.types import Group, Prompt, Rollout
+from outdo.types import Completion, Group, Prompt, Request, Rollout
+from outdo.utils.errors import EngineError
 from outdo.utils.timing import span
+
+LARGEST_LOGPROB = 1e-3
+"""Log-probabilities are at most 0, but rounding may make them a little larger."""
 
 NO_BASELINE = "no_baseline"
 """The status of a rollout whose group has no baseline."""
@@ -88,6 +93,7 @@ class GroupSampler:
             purpose=purpose,
             failures=failures,
         )
+        check_policy(groups, policy)
         if not self.greedy_baseline:
             return groups
         greedy = self.environment.rollouts(
@@ -100,6 +106,40 @@ class GroupSampler:
             failures=failures,
         )
         return [_add_baseline(group, answer.rollouts[0]) for group, answer in zip(groups, greedy, strict=True)]
+
+
+def check_completions(requests: Sequence[Request], completions: Sequence[Completion]) -> None:
+    """Raise `EngineError` unless there is one completion per request, with possible tokens and log-probabilities."""
+    if len(completions) != len(requests):
+        raise EngineError(f"the engine returned {len(completions)} completions of {len(requests)} requests")
+    for request, completion in zip(requests, completions, strict=True):
+        wrong_ids = [token for token in completion.token_ids if token < 0]
+        wrong_logprobs = [each for each in completion.logprobs if not -math.inf < each < LARGEST_LOGPROB]
+        length, limit = len(completion.token_ids), request.max_tokens
+        for fault, found in (
+            (f"the token {wrong_ids[:1]}", wrong_ids),
+            (f"the log-probability {wrong_logprobs[:1]}", wrong_logprobs),
+            (f"{length} tokens, and at most {limit} were requested", length > limit),
+        ):
+            if found:
+                where = f"step {request.stream.step}, question {request.stream.prompt_id}"
+                raise EngineError(f"{where}: the engine returned an answer with {fault}")
+
+
+def check_policy(groups: Sequence[Group], policy: PolicyView) -> None:
+    """Raise `EngineError` unless all tokens are in the policy's vocabulary, and sampled from its present weights."""
+    rows = len(policy.model.get_input_embeddings().get_parameter("weight"))
+    for group in groups:
+        for rollout in group.rollouts:
+            if (largest := max(rollout.token_ids, default=0)) >= rows:
+                raise EngineError(
+                    f"question {group.prompt.id}: the engine returned the token {largest}, and the model has {rows}"
+                )
+            if rollout.policy_version != policy.version:
+                raise EngineError(
+                    f"question {group.prompt.id}: the engine sampled from the weights after {rollout.policy_version} "
+                    f"optimiser steps, and the policy has had {policy.version}"
+                )
 
 
 def _add_baseline(group: Group, greedy: Rollout) -> Group:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from outdo.rewards.types import FailureCount, Reward, RewardOutput, reward_input
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import check_completions
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
@@ -53,6 +54,7 @@ class SingleTurn:
             samples_before[prompt.id] += n
         with span("sample"):
             completions = engine.generate(requests, sampling)
+        check_completions(requests, completions)
         with span("reward"):
             read = [each for prompt in prompts for each in [(prompt, engine.decode(prompt.token_ids))] * n]
             inputs = [

@@ -1,5 +1,6 @@
 """The sequences being sampled: their tokens so far, how the next token is sampled, and when they end."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
+from outdo.utils.errors import NonFiniteWeightsError
 from outdo.utils.rng import uniforms
 
 
@@ -76,7 +78,10 @@ class StopRule:
 
 
 def append_next_tokens(rows: Sequence[SequenceState], logits: Tensor, sampling: SamplingParams, rule: StopRule) -> None:
-    """Sample the next token of every row from its logits [n, V], and set the finish reason of rows that end."""
+    """Sample the next token of every row from its logits [n, V], and set the finish reason of rows that end.
+
+    Raises `NonFiniteWeightsError`, with the step and the question, if logits are not finite.
+    """
     keys = numpy.array([row.stream_key for row in rows], dtype=numpy.uint64)
     positions = numpy.array([row.request.position + len(row.token_ids) for row in rows], dtype=numpy.uint64)
     numbers = torch.from_numpy(uniforms(keys, positions))
@@ -84,16 +89,28 @@ def append_next_tokens(rows: Sequence[SequenceState], logits: Tensor, sampling: 
         numbers = numbers.to(logits.device)
     tokens, logprobs = sample_tokens(logits, numbers, sampling)
     for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        if math.isnan(logprob):
+            raise NonFiniteWeightsError(_not_finite(row))
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         row.finish_reason = rule.finish_reason(row)
+
+
+def _not_finite(row: SequenceState) -> str:
+    stream, tokens = row.request.stream, len(row.token_ids)
+    return (
+        f"step {stream.step} ({stream.purpose}): the logits of the model are not finite after {tokens} tokens of an "
+        f"answer to question {stream.prompt_id}. Its weights are broken or too large, most often by a learning rate "
+        "(optim.lr) that is too high; continue from an earlier checkpoint with a lower one"
+    )
 
 
 def sample_tokens(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Return the next tokens [n] and their log-probabilities [n], from logits [n, V] and uniform numbers [n].
 
     Log-probabilities are at the sampling temperature over the whole vocabulary, before any filter (at temperature 0: at
-    temperature 1). The result of a row depends only on that row.
+    temperature 1). The result of a row depends only on that row. The log-probability is NaN if logits of the row are
+    NaN or +inf, or all of them are -inf.
     """
     probabilities = (logits.float() / (sampling.temperature or 1.0)).softmax(-1)
     if sampling.temperature == 0:
@@ -105,7 +122,7 @@ def sample_tokens(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> 
         total = cumulative[:, -1:]
         # A number is below 1, but its product with the total may round up to the total.
         threshold = torch.minimum(numbers.to(total)[:, None] * total, total.nextafter(torch.zeros_like(total)))
-        tokens = torch.searchsorted(cumulative, threshold, right=True)
+        tokens = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits.shape[1] - 1)  # V if NaN
     return tokens.squeeze(1), probabilities.gather(-1, tokens).squeeze(1).log()
 
 

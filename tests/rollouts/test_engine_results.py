@@ -1,0 +1,57 @@
+"""What an engine returns is checked before it is scored and trained on."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from engine_cases import fresh
+
+from outdo.models.policy import Policy
+from outdo.rewards.loading import load_reward
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.testing import ScriptedEngine
+from outdo.types import Completion, FinishReason, Prompt
+from outdo.utils.errors import EngineError
+
+SOUND = Completion(token_ids=(9, 8, 0), logprobs=(-1.0, 0.0, -2.0), finish_reason=FinishReason.stop, policy_version=0)
+QUESTIONS = [Prompt(id="q7", text="1+1=", token_ids=(5, 6))]
+
+
+@cache
+def policy() -> Policy:
+    return fresh()
+
+
+def sample(engine: ScriptedEngine) -> list[Completion]:
+    environment = SingleTurn(load_reward(lambda completion: 1.0))
+    sampler = GroupSampler(engine, environment, group_size=2, sampling=SamplingParams(max_tokens=4))
+    return sampler(policy(), QUESTIONS, step=3)
+
+
+def test_sound_completions_pass():
+    assert len(sample(ScriptedEngine(lambda request: SOUND))[0].rollouts) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprobs": (-1.0, float("nan"), -2.0)}, r"step 3, question q7: .* the log-probability \[nan\]"),
+        ({"logprobs": (-1.0, float("-inf"), -2.0)}, r"the log-probability \[-inf\]"),
+        ({"logprobs": (-1.0, 0.5, -2.0)}, r"the log-probability \[0.5\]"),
+        ({"token_ids": (9, -1, 0)}, r"step 3, question q7: .* the token \[-1\]"),
+        ({"token_ids": (9, 264, 0)}, "question q7: the engine returned the token 264, and the model has 264"),
+        ({"token_ids": (9,) * 5, "logprobs": (-1.0,) * 5}, "5 tokens, and at most 4 were requested"),
+        ({"policy_version": 1}, "from the weights after 1 optimiser steps, and the policy has had 0"),
+    ],
+)
+def test_a_completion_that_cannot_be_right_is_an_error_that_names_the_question(changes, said):
+    with pytest.raises(EngineError, match=said):
+        sample(ScriptedEngine(lambda request: replace(SOUND, **changes)))
+
+
+def test_a_missing_completion_is_an_error(monkeypatch):
+    monkeypatch.setattr(ScriptedEngine, "generate", lambda engine, requests, sampling: [SOUND])
+    with pytest.raises(EngineError, match="the engine returned 1 completions of 2 requests"):
+        sample(ScriptedEngine(()))
