@@ -108,7 +108,7 @@ def test_weights_that_the_config_ties_and_the_files_do_not_are_refused(folder):
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        ModelError, match="lm_head.weight and model.embed_tokens.weight are stored with different values"
+        ModelError, match=r"lm_head.weight and model.embed_tokens.weight are stored with different values"
     ):
         load_model(folder)
 

@@ -252,7 +252,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with torch.no_grad():
         policy.model.lm_head.weight[7, 3] = torch.inf
     with pytest.raises(
-        NonFiniteWeightsError, match="not saved after 0 optimiser steps: lm_head.weight holds 1 of 8,448"
+        NonFiniteWeightsError, match=r"not saved after 0 optimiser steps: lm_head.weight holds 1 of 8,448"
     ):
         policy.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
