@@ -30,7 +30,7 @@ def test_check_finds_the_columns_and_nothing_wrong(checked, gsm8k):
     assert (checked.status, checked.error) == (0, "")
     for name in ("train", "test"):
         assert f"{len(rows(gsm8k / f'{name}.jsonl')):,} questions; columns: question -> prompt, answer" in checked.out
-    assert "No mistakes." in checked.out
+    assert "No errors, " in checked.out
 
 
 def test_check_shows_two_prompts_as_the_model_reads_them(checked, gsm8k):

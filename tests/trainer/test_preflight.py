@@ -6,11 +6,13 @@ import struct
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from outdo.config.file import load
 from outdo.models.inspect_folder import inspect_folder
 from outdo.trainer import cost
-from outdo.trainer.preflight import check, show
+from outdo.trainer.preflight import Machine, Rendered, check
+from outdo.trainer.preflight_report import show
 from outdo.utils.errors import ModelError
 
 CONFIG = {
@@ -58,8 +60,8 @@ def printed(report):
 
 
 def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
-    report = check(recipe(model, data), render=lambda question: f"<user>{question.text}")
-    assert report.mistakes == []
+    report = check(recipe(model, data), render=lambda question: Rendered(f"<user>{question.text}"))
+    assert report.errors == []
     assert report.prompts == ["<user>What is 0 [b]?", "<user>What is 1 [b]?"]
     assert {trial.kind: trial.scored.value for trial in report.trials} == {"reference": 1, "empty": 0, "wrong": 0}
     text = printed(report)
@@ -72,7 +74,7 @@ def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
         "clip_low and clip_high cannot bind",
         "= 768 is more than the model's context of 64",
         "Adam's two moments",
-        "No mistakes.",
+        "No errors, 1 warning, ",
     ):
         assert part in text
 
@@ -81,11 +83,11 @@ def test_mistakes_in_data_model_and_reward_are_reported_together(model, tmp_path
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"question": null, "answer": "1"}\n{')
     report = check(recipe(tmp_path / "modle", broken))
-    assert [line.split(": ")[0] for line in report.mistakes] == ["data.path", "data.path", f"model {tmp_path}/modle"]
+    assert [line.split(": ")[0] for line in report.errors] == ["data.path", "data.path", f"model {tmp_path}/modle"]
     text = printed(report)
     assert "did you mean model?" in " ".join(text.split())
     assert "row 2: broken JSON" in text
-    assert "No mistakes" not in text
+    assert text.rstrip().splitlines()[-1].startswith("3 errors, no warnings, ")
 
 
 @pytest.mark.parametrize(
@@ -100,22 +102,22 @@ def test_mistakes_in_data_model_and_reward_are_reported_together(model, tmp_path
 def test_a_reward_that_fails_is_a_mistake(model, data, tmp_path, body, said):
     (tmp_path / "mine.py").write_text(f"def score(completion, answer):\n    {body}\n")
     report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score", "reward_limits.timeout=0.5"))
-    assert any(said in line for line in report.mistakes), report.mistakes
+    assert any(said in line for line in report.errors), report.errors
 
 
-def test_a_reward_that_does_not_prefer_the_reference_is_noted(model, data, tmp_path):
+def test_a_reward_that_does_not_prefer_the_reference_is_a_warning(model, data, tmp_path):
     (tmp_path / "mine.py").write_text("def score(completion, answer):\n    return len(completion) == 0\n")
     report = check(recipe(model, data, f"rewards={tmp_path}/mine.py:score"))
-    assert report.mistakes == []
-    assert "rewards: the empty answer scores at least as much as the reference answer (1 and 0)" in report.notes
-    assert "rewards: the wrong answer scores at least as much as the reference answer (0 and 0)" in report.notes
+    assert report.errors == []
+    assert "rewards: the empty answer scores at least as much as the reference answer (1 and 0)" in report.warnings
+    assert "rewards: the wrong answer scores at least as much as the reference answer (0 and 0)" in report.warnings
 
 
 def test_a_chat_template_that_refuses_is_reported_once(model, data):
     def render(question):
         raise ModelError("the chat template refuses the prompt")
 
-    assert check(recipe(model, data), render=render).mistakes == ["the chat template refuses the prompt"]
+    assert check(recipe(model, data), render=render).errors == ["the chat template refuses the prompt"]
 
 
 def test_text_from_the_data_cannot_control_the_terminal(model, tmp_path):
@@ -126,16 +128,38 @@ def test_text_from_the_data_cannot_control_the_terminal(model, tmp_path):
     assert "\x1b" not in text
 
 
-def test_more_questions_per_step_than_there_are_is_noted(model, data):
-    assert any(
-        "there are only 35 questions" in note
-        for note in check(recipe(model, data, "data.eval_rows=5", "train.prompts=36")).notes
-    )
+def test_more_questions_per_step_than_there_are_is_a_warning(model, data):
+    report = check(recipe(model, data, "data.eval_rows=5", "train.prompts=36"))
+    assert any("there are only 35 questions" in warning for warning in report.warnings)
+
+
+def test_more_memory_than_the_machine_has_is_a_warning(model, data):
+    asked = recipe(model, data, "sampling.max_tokens=8", "data.max_prompt_tokens=8")
+    needed = cost.peak(check(asked).memory)
+    for memory, count in ((needed, 0), (needed - 1, 1)):
+        report = check(asked, probe=lambda _, memory=memory: Machine([], memory))
+        assert sum(warning.startswith("memory: the run takes about") for warning in report.warnings) == count
+
+
+def test_unknown_tokens_in_a_prompt_are_a_warning(model, data):
+    def render(question):
+        return Rendered(question.text, tokens=10, unknown=2 if question.id == "3" else 1)
+
+    warnings = check(recipe(model, data), render=render).warnings
+    counted = "1 of the first 32 prompts have characters that the tokenizer does not know"
+    assert any(counted in warning and "2 of the 10 tokens of question 3" in warning for warning in warnings)
+
+
+def test_weights_that_are_not_float32_are_noted(model, data):
+    tensors = {name: each.bfloat16() for name, each in load_file(model / "model.safetensors").items()}
+    save_file(tensors, model / "model.safetensors")
+    said = "its weights are bfloat16; they are trained, and saved, in float32"
+    assert any(said in note for note in check(recipe(model, data)).notes)
 
 
 def test_a_hub_model_that_is_not_downloaded_has_no_memory_estimate_and_a_note(data):
     report = check(recipe("nobody-at-all/no-such-model", data))
-    assert report.mistakes == []
+    assert report.errors == []
     assert report.memory == {}
     assert any("not on this machine yet" in note for note in report.notes)
 
@@ -217,12 +241,12 @@ def test_the_other_models_of_a_run_are_checked_too(model, data):
         "reference.model=nowhere/reference/at/all",
         f"rewards=['exact', {{name='reward_model', path='{model}'}}]",
     )
-    mistakes = "\n".join(check(asked).mistakes)
+    mistakes = "\n".join(check(asked).errors)
     assert "reference.model: " in mistakes
     assert "rewards.reward_model.path: " in mistakes
     assert "Qwen3ForCausalLM is no reward model" in mistakes
     nowhere = recipe(model, data, "train.objective=ppo", "train.critic={name='model', path='./nowhere'}")
-    assert any(mistake.startswith("train.critic.path: ") for mistake in check(nowhere).mistakes)
+    assert any(mistake.startswith("train.critic.path: ") for mistake in check(nowhere).errors)
 
 
 def test_a_critic_is_counted_where_the_method_has_one(model, data):

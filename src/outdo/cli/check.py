@@ -2,14 +2,21 @@
 
 from rich.console import Console
 
-from outdo.cli.recipe import probe_pieces, prompt_renderer, recipe_of
-from outdo.trainer.preflight import check, show
+from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
+from outdo.trainer.preflight import check
+from outdo.trainer.preflight_report import show
+from outdo.trainer.reward_trials import REFERENCES
 from outdo.utils.errors import UserError
 
+WARNED = 1
+"""The exit status with `--strict` if there are warnings and no errors."""
 
-def run_check(settings: list[str] | None, console: Console) -> int:
+
+def run_check(settings: list[str] | None, console: Console, *, strict: bool = False) -> int:
     """Check a recipe and print the report; return the exit status."""
     recipe = recipe_of(settings)
-    report = check(recipe, render=prompt_renderer(recipe), probe=probe_pieces)
+    report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
     show(report, console)
-    return UserError.exit_status if report.mistakes else 0
+    if report.errors:
+        return UserError.exit_status
+    return WARNED if strict and report.warnings else 0

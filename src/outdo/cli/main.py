@@ -62,11 +62,15 @@ def quickstart(
 
 
 @app.command()
-def check(settings: Settings = None) -> None:
+def check(
+    settings: Settings = None,
+    *,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there are warnings")] = False,
+) -> None:
     """Check a recipe, its data and its rewards, without loading the model."""
     from outdo.cli.check import run_check
 
-    raise typer.Exit(run_check(settings, Console()))
+    raise typer.Exit(run_check(settings, Console(), strict=strict))
 
 
 @app.command()

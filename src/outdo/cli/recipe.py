@@ -1,13 +1,18 @@
 """The recipe that the arguments of `outdo check` and `outdo train` make up, and what is checked of it."""
 
 import itertools
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outdo.config.file import RecipeError, load
 from outdo.config.recipe import Recipe, run_folder
 from outdo.data.questions import Question
-from outdo.trainer.preflight import Render, faults
+from outdo.trainer.preflight import Machine, Render, Rendered, faults
 from outdo.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def recipe_of(settings: list[str] | None) -> Recipe:
@@ -27,25 +32,35 @@ def free_run_name(model: str) -> str:
     return next(name for n in itertools.count(1) if not run_folder(name := f"{model}-{n}").exists())
 
 
-def probe_pieces(recipe: Recipe) -> list[str]:
-    """Build the pieces of a recipe, which loads torch; return the faults of their options."""
+def probe_machine(recipe: Recipe) -> Machine:
+    """Build the pieces of a recipe and look for its device, which loads torch."""
     from outdo.trainer.build_method import piece_mistakes
+    from outdo.trainer.hardware import device_memory
 
-    return piece_mistakes(recipe)
+    errors = piece_mistakes(recipe)
+    try:
+        return Machine(errors, device_memory(recipe.device))
+    except UserError as error:
+        return Machine([*errors, *error.problems])
 
 
 def prompt_renderer(recipe: Recipe) -> Render:
-    """Return a function that shows a question as the model will read it; its first call loads the tokenizer."""
+    """Return a function that tokenises a question as the model will read it; its first call loads the tokenizer."""
 
-    def render(question: Question) -> str:
+    @cache
+    def tokenizer() -> "PreTrainedTokenizerBase":
         from outdo.models.loading import load_tokenizer
+
+        return load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
+
+    def render(question: Question) -> Rendered:
         from outdo.models.prompt_encoding import encode_prompt
 
-        tokenizer, data = load_tokenizer(recipe.model), recipe.data
-        where = f"question {question.id}"
+        data, where = recipe.data, f"question {question.id}"
         text, tools = question.text, question.tools
-        ids = encode_prompt(tokenizer, text, template=data.template, system=data.system, tools=tools, where=where)
-        return str(tokenizer.decode(ids))
+        ids = encode_prompt(tokenizer(), text, template=data.template, system=data.system, tools=tools, where=where)
+        unknown: Any = tokenizer().unk_token_id
+        return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))
 
     return render
 

@@ -179,7 +179,12 @@ def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
     if config.get("architectures") and not architectures:
         yield "config.json: architectures should be a list of names"
     accepted = not architectures or any(each.endswith(kind.endings) for each in architectures)
-    if config.get("is_encoder_decoder") is True or not accepted:
+    if not accepted and "text_config" in config and architectures[0].endswith("ForConditionalGeneration"):
+        yield (
+            f"{architectures[0]} reads images or sound as well, and outdo trains language models; save its text part "
+            "as a model of its own, with the eight lines of Python in docs/models.md"
+        )
+    elif config.get("is_encoder_decoder") is True or not accepted:
         what = ", ".join(architectures) or config.get("model_type")
         yield f"{what} is no {kind.name}; {kind.expected}"
     if config.get("quantization_config"):

@@ -4,11 +4,14 @@ The rules for a device are in `outdo.models.device`: which one is used, in which
 and what makes CUDA deterministic. Here they are applied to a recipe.
 """
 
+import os
+
 import torch
 
 from outdo.config.recipe import Recipe
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
 from outdo.models.inspect_folder import ModelFacts
+from outdo.trainer.micro_batch_size import container_limit
 from outdo.utils.malloc import disable_trim
 
 SMALL_MODEL = 50_000_000
@@ -34,6 +37,19 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
         f"workers: {workers}, threads per worker: {per_worker} ({why})",
     ]
     return recipe.model_copy(update={"device": device.type, "threads": threads, "workers": workers}), notes
+
+
+def device_memory(name: str) -> int:
+    """Return the bytes of memory that a device has in all; for a CPU, those of the machine or of its container.
+
+    Raises `UserError` if `name` is no device of this machine.
+    """
+    device, _ = choose_device(name)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), container_limit())
 
 
 def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int | None) -> tuple[int, str]:

@@ -22,6 +22,12 @@ from outdo.types import Batch
 SHARE = 0.5
 """Share of the free memory that is used: allocators fragment it, and the backward pass has tensors of its own."""
 
+CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FILES = (  # of the versions 2 and 1: the limit of a container, what it uses, and for what
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+
 PROBE = 128
 """Tokens of the measured sequences, if the run's longest are longer."""
 
@@ -102,12 +108,17 @@ def _free_on_machine() -> int:
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def _free_in_container(root: Path = Path("/sys/fs/cgroup")) -> int:
+def container_limit(root: Path = CGROUP) -> int:
+    """Return the bytes that the container of this process may use; if it has no limit, more than any machine has."""
+    for limit, _, _ in CGROUP_FILES:
+        if (root / limit).exists() and (most := (root / limit).read_text().strip()).isdigit():
+            return int(most)
+    return 1 << 62
+
+
+def _free_in_container(root: Path = CGROUP) -> int:
     """Return what a container's limit leaves, without file caches; if it has no limit, more than any machine has."""
-    for limit, used, stat in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
+    for limit, used, stat in CGROUP_FILES:
         if (root / limit).exists() and (most := (root / limit).read_text().strip()).isdigit():
             caches = dict(line.split() for line in (root / stat).read_text().splitlines())
             return int(most) - int((root / used).read_text()) + int(caches.get("inactive_file", 0))

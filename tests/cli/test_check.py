@@ -1,0 +1,70 @@
+"""`outdo check` counts errors, warnings and notes, and its exit status tells which there are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from run_cases import outdo_, write_home
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+SOUND = ("rewards=exact", "train.prompts=2", "train.group_size=2", "sampling.max_tokens=8", "data.max_prompt_tokens=16")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return write_home(tmp_path)
+
+
+def counted(said: str) -> str:
+    return said.rstrip().splitlines()[-1]
+
+
+def check(home: Path, *settings: str, status: int = 0) -> str:
+    """Return what is printed, its lines joined."""
+    return " ".join(outdo_(home, "check", "recipe.toml", *SOUND, *settings, status=status).split())
+
+
+def test_a_sound_recipe_has_no_errors_and_no_warnings(home):
+    said = outdo_(home, "check", "recipe.toml", *SOUND, "--strict")
+    assert counted(said).startswith("No errors, no warnings, ")
+
+
+def test_warnings_are_counted_and_end_a_strict_check_with_status_1(home):
+    assert "more than the model's context of 512" in check(home, "data.max_prompt_tokens=600")
+    said = outdo_(home, "check", "recipe.toml", *SOUND, "data.max_prompt_tokens=600", "--strict", status=1)
+    assert counted(said).startswith("No errors, 1 warning, ")
+
+
+def test_errors_are_counted_and_have_status_2(home):
+    missing = "mps" if torch.cuda.is_available() else "cuda"
+    said = outdo_(home, "check", "recipe.toml", *SOUND, f"device={missing}", "--strict", status=2)
+    assert f"device '{missing}' is not usable here" in " ".join(said.split())
+    assert counted(said).startswith("1 error, no warnings, ")
+
+
+def test_more_memory_than_the_machine_has_is_a_warning(home):
+    said = check(home, "sampling.max_tokens=4000000000")
+    assert "memory: the run takes about " in said
+    assert "GiB at the peak, and the machine has " in said
+
+
+def test_references_that_are_never_rewarded_are_named(home):
+    (home / "score.py").write_text(
+        "def score(completion, answer):\n    return answer in completion and answer != '4'\n"
+    )
+    said = check(home, "rewards=score.py:score")
+    assert "2 of 12 reference answers score like a wrong one" in said
+    assert "these questions are never rewarded: 9 (4), 11 (4)" in said
+
+
+def test_prompts_of_unknown_tokens_are_a_warning(home):
+    backend = Tokenizer(WordLevel({"[UNK]": 0, "</s>": 1, "+": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", eos_token="</s>")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (home / "model" / name).unlink(missing_ok=True)
+    tokenizer.save_pretrained(home / "model")
+    assert "12 of the first 12 prompts have characters that the tokenizer does not know" in check(home)

@@ -1,0 +1,76 @@
+"""The rewards of a recipe are tried on every reference answer, in the forms that a model's answer has."""
+
+import json
+
+import pytest
+
+from outdo.config.file import load
+from outdo.data.questions import load_questions
+from outdo.trainer import reward_trials
+from outdo.trainer.reward_trials import REFERENCES, try_rewards
+
+FORMAT = "rewards=['exact', {name='format', weight=0.1}]"
+
+
+@pytest.fixture
+def warnings(tmp_path):
+    """Try the rewards on these reference answers, and return the warnings."""
+
+    def tried(answers, *settings, score=None, references=REFERENCES):
+        rows = [{"prompt": f"question {number}", "answer": answer} for number, answer in enumerate(answers)]
+        (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        if score:
+            (tmp_path / "mine.py").write_text(score)
+            settings = (*settings, f"rewards={tmp_path}/mine.py:score")
+        recipe = load(None, ["model=m", f"data.path={tmp_path}/data.jsonl", "data.eval_rows=0", *settings])
+        result = try_rewards(recipe, load_questions(recipe).train, references=references)
+        assert result.errors == []
+        return result.warnings
+
+    return tried
+
+
+def test_references_that_are_rewarded_in_some_form_give_no_warning(warnings):
+    assert warnings([f"Count to it.\n#### {number}" for number in range(12)]) == []
+    boxed = "def score(completion, answer):\n    return completion.endswith('boxed{' + answer + '}$.')\n"
+    assert warnings([str(number) for number in range(12)], score=boxed) == [
+        "rewards: the empty answer scores at least as much as the reference answer (0 and 0)",
+        "rewards: the wrong answer scores at least as much as the reference answer (0 and 0)",
+    ]
+
+
+def test_rows_that_are_never_rewarded_are_named(warnings):
+    score = "def score(completion, answer):\n    return answer.isdigit() and answer in completion\n"
+    answers = [str(number) for number in range(20, 40)]
+    answers[3], answers[11] = "none\x1b[2J", "twelve"
+    (said,) = warnings(answers, score=score)
+    assert said.startswith("rewards: 2 of 20 reference answers score like a wrong one in each of 6 forms")
+    assert said.endswith("these questions are never rewarded: 4 (none\\x1b[2J), 12 (twelve)")
+
+
+def test_a_reward_that_rewards_no_reference_is_one_warning(warnings):
+    said = warnings(["1", "2", "3"], score="def score(completion, answer):\n    return len(completion) % 2\n")
+    assert "rewards: each of 3 reference answers scores like a wrong one in each of 6 forms" in said[-1]
+
+
+def test_a_constant_part_of_the_reward_is_a_warning(warnings, tmp_path):
+    (tmp_path / "same.py").write_text("def same(completion):\n    return 0.5\n")
+    answers = [f"#### {number}" for number in range(12)]
+    (said,) = warnings(answers, f"rewards=['exact', '{tmp_path}/same.py:same']")
+    assert said.startswith("rewards: same is 0.5 for each of ")
+    overlong = "{name='overlong', max_tokens=64, cache=16}"
+    for rewards in (FORMAT, f"rewards=['exact', {overlong}]"):
+        assert warnings(answers, rewards, "sampling.max_tokens=64") == []
+
+
+def test_a_slow_reward_is_not_tried_on_every_reference(warnings, monkeypatch):
+    monkeypatch.setattr(reward_trials, "SECONDS", 0.0)
+    assert "not every reference answer was tried" in warnings(["1", "2", "3"])[-1]
+
+
+def test_without_references_to_try_only_the_first_question_is_scored(warnings, tmp_path):
+    calls = f"open({str(tmp_path / 'calls')!r}, 'a')"
+    calls = f"open({str(tmp_path / 'calls')!r}, 'a')"
+    counting = f"def score(completion):\n    with {calls} as file:\n        file.write('x')\n    return 0\n"
+    warnings(["1", "2", "3"], score=counting, references=0)
+    assert (tmp_path / "calls").read_text() == "xxx"
