@@ -178,6 +178,13 @@ def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
         )
     if config.get("architectures") and not architectures:
         yield "config.json: architectures should be a list of names"
+    yield from _other_kind(config, architectures, kind)
+    if config.get("quantization_config"):
+        yield "the weights are quantised, and such weights cannot be trained; use the original ones"
+
+
+def _other_kind(config: dict[str, Any], architectures: list[str], kind: Kind) -> Iterator[str]:
+    """Yield a sentence if a model is not of the `kind` that is needed."""
     accepted = not architectures or any(each.endswith(kind.endings) for each in architectures)
     if not accepted and "text_config" in config and architectures[0].endswith("ForConditionalGeneration"):
         yield (
@@ -187,8 +194,6 @@ def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
     elif config.get("is_encoder_decoder") is True or not accepted:
         what = ", ".join(architectures) or config.get("model_type")
         yield f"{what} is no {kind.name}; {kind.expected}"
-    if config.get("quantization_config"):
-        yield "the weights are quantised, and such weights cannot be trained; use the original ones"
 
 
 def _architectures(config: dict[str, Any]) -> list[str]:

@@ -97,7 +97,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     prompts = _rendered(train, None if errors else render, errors)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
-    memory = _memory(recipe, facts) if facts else {}
+    memory = _memory(recipe, facts)
     if probe and not errors:  # last, because it loads torch
         machine = probe(recipe)
         errors += machine.errors
@@ -106,7 +106,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         recipe=recipe,
         errors=errors,
         warnings=[*warnings, *_repetition(recipe, train), *_unknown_tokens(train, prompts), *rewards.warnings],
-        notes=[*method, *([rewards.right] if rewards.right else []), *notes],
+        notes=[*method, *rewards.notes, *notes],
         prompts=[prompt.text for prompt in prompts[:PROMPTS_SHOWN]],
         trials=rewards.trials,
         arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
@@ -187,9 +187,11 @@ def _plain_prompt(question: Question) -> str:
 
 def _advantage_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[str]:
     name, options = recipe.advantage.name, recipe.advantage.options
-    undefined = rewards.right is not None and rewards.right.startswith(UNDEFINED)
-    if name in NEEDS_RIGHT and "threshold" not in options and undefined:
-        yield f"train.advantage = {name}: needs to know which answers are right, and {rewards.right}"
+    if name in NEEDS_RIGHT and "threshold" not in options:
+        undefined = (note for note in rewards.notes if note.startswith(UNDEFINED))
+        yield from (
+            f"train.advantage = {name}: needs to know which answers are right, and {note}" for note in undefined
+        )
 
 
 def _model_notes(facts: ModelFacts) -> Iterator[str]:
@@ -224,7 +226,9 @@ def _too_little_memory(memory: Mapping[str, int], machine: Machine) -> Iterator[
         )
 
 
-def _memory(recipe: Recipe, facts: ModelFacts) -> Mapping[str, int]:
+def _memory(recipe: Recipe, facts: ModelFacts | None) -> Mapping[str, int]:
+    if facts is None:
+        return {}
     own_critic = recipe.critic is not None and recipe.critic.name == "model"
     return cost.memory(facts, recipe, reference=_has_reference(recipe), critic=own_critic)
 

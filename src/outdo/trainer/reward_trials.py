@@ -59,7 +59,7 @@ class RewardTrials:
     errors: Sequence[str] = ()
     warnings: Sequence[str] = ()
     trials: Sequence[Trial] = ()  # of the first question
-    right: str | None = None  # which answers count as right; None if a reward cannot be loaded
+    notes: Sequence[str] = ()  # which answers count as right; empty if a reward cannot be loaded
 
 
 def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: int = 0) -> RewardTrials:
@@ -69,7 +69,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
     """
     rules = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     if not rules:
-        return RewardTrials(right=right_rule([REWARD_MODEL]).reason)
+        return RewardTrials(notes=[right_rule([REWARD_MODEL]).reason])
     try:
         reward = load_reward(rules, timeout=recipe.reward_limits.timeout)
     except UserError as error:
@@ -88,7 +88,8 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
             warnings += _try_references(reward, questions[:references], max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
-    return RewardTrials(errors=errors, warnings=warnings, trials=trials, right=rule and _right_note(rule, trials))
+    notes = [] if rule is None else [_right_note(rule, trials)]
+    return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
 
 
 # -------------------------------------------------------------------------------------------------- the first question
