@@ -70,6 +70,7 @@ class PooledScoring:
         self.workers = workers
         self.model_forward = model_forward
         self.gradients = gradients  # of the other processes; this one's is where autograd puts it
+        self._unfinished = False  # an interrupted `accumulate` left gradients
 
     def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""
@@ -102,18 +103,24 @@ class PooledScoring:
             with span("backward"):
                 self.workers.map("backward", [result.grads for result in results])
 
+        if self._unfinished:
+            self.clear()
+        self._unfinished = True
         rounds = [self._rounds(batch, rows, sizes.micro_batch_tokens, whole_groups=whole_groups) for rows in parts]
         results = accumulate([rows for part in rounds for rows in part], forward, backward)
         self._add_gradients()
+        self._unfinished = False
         return [result for of_round in results for result in of_round]
 
     def clear(self) -> None:
-        """See `Scoring.clear`."""
+        """See `Scoring.clear`. A call that still runs in another process could add to the gradients: wait for it."""
+        self.workers.finish()
         self.workers.local.clear()
         self.model_forward.model.zero_grad()
         for gradients in self.gradients:
             for gradient in gradients:
                 gradient.zero_()
+        self._unfinished = False
 
     def _rounds(self, batch: Batch, rows: Sequence[int], budget: int, *, whole_groups: bool) -> list[list[list[int]]]:
         """Split row numbers into shares, these into micro-batches, and take the micro-batches of all shares in turn."""

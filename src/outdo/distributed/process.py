@@ -2,15 +2,21 @@
 
 The tensors of an object that is sent to a process become shared memory, not copies: what one process writes into a
 weight, the others read. Arguments and results of methods go through a pipe, and are copied.
+
+Each request has a number, which its answer repeats. A call that was interrupted leaves an answer in the pipe: the next
+call waits for it and drops it.
 """
 
 import contextlib
 import io
+import os
 import pickle
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import count
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -25,6 +31,10 @@ from outdo.utils.malloc import disable_trim
 
 PRELOADED = ["outdo.distributed.pooled_scoring"]
 """What a child needs: it is imported while the parent loads its own modules and models."""
+
+_NUMBER = struct.Struct("!q")
+"""The number of a request, before its answer."""
+_INTERRUPTED = "a message between worker processes was interrupted in the middle; start the run again"
 
 
 class Replicated:
@@ -57,6 +67,11 @@ class Replicated:
             raise errors[0]
         return [own, *results]
 
+    def finish(self) -> None:
+        """Wait until no call is running in the other processes, and drop the results of interrupted calls."""
+        for process in self._others:
+            process.finish()
+
 
 class Process:
     """One further process, which holds objects by a number and calls their methods."""
@@ -72,6 +87,9 @@ class Process:
         # The child ignores signals that are meant for the whole run; it ends when the pipe is closed. So the pipe has
         # to be closed before Python waits for its children.
         self._end = util.Finalize(self, _end, args=(self._pipe, self._process), exitpriority=100)
+        self._numbers = count()
+        self._awaited: int | None = None  # the request whose answer has not been received
+        self._cut_off = False  # an interrupt left a part of a message in the pipe
 
     def hold(self, name: int, part: Any) -> None:
         """Send an object, with its tensors as shared memory, and wait until it has arrived."""
@@ -81,31 +99,59 @@ class Process:
             raise WorkerError(
                 f"the model cannot be sent to a worker process: {error}; `workers = 1` has none"
             ) from error
-        self._send(("hold", name))
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.send_bytes(pickled)
+        self.call(name, "hold", (bytes(pickled),))
         result = self.result()
         if isinstance(result, BaseException):
             raise result
 
     def call(self, name: int, method: str, arguments: tuple[Any, ...]) -> None:
-        """Start a call of a method; `result` waits for its end."""
-        self._send((method, name, *arguments))
+        """Start a call of a method; `result` waits for its end.
+
+        Raises:
+            WorkerError: an interrupt cut off a message, or the process sent an answer that nothing requested.
+        """
+        self.finish()
+        self._check_pipe()
+        message = _pickle_copy((number := next(self._numbers), method, name, *arguments))
+        self._awaited = number
+        self._cut_off = True
+        with contextlib.suppress(BrokenPipeError):  # `result` reports why
+            self._pipe.send_bytes(message)
+        self._cut_off = False
 
     def result(self) -> Any:
         """Return the result of the last call, or the exception that it raised."""
+        if self._cut_off:
+            return WorkerError(_INTERRUPTED)
         try:
-            return pickle.loads(self._pipe.recv_bytes())
+            self._pipe.poll(None)  # an interrupt while waiting loses no part of a message
+            self._cut_off = True
+            answer = self._pipe.recv_bytes()
+            awaited, self._awaited = self._awaited, None
+            self._cut_off = False
         except (EOFError, ConnectionError):
+            self._awaited, self._cut_off = None, False
             self._process.join(1.0)
             return WorkerError(
                 f"a worker process ended in the middle of its work (exit status {self._process.exitcode}); "
                 "if it ran out of memory, fewer `workers` need less"
             )
+        if answer[: _NUMBER.size] != _NUMBER.pack(awaited):
+            return WorkerError("a worker process sent an answer that belongs to another request")
+        return pickle.loads(memoryview(answer)[_NUMBER.size :])
 
-    def _send(self, message: tuple[Any, ...]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `result` reports why
-            self._pipe.send_bytes(_pickle_copy(message))
+    def finish(self) -> None:
+        """Wait for the end of a call whose result was never received, and drop the result."""
+        if self._awaited is not None:
+            self.result()
+
+    def _check_pipe(self) -> None:
+        if self._cut_off:
+            raise WorkerError(_INTERRUPTED)
+        with contextlib.suppress(EOFError, ConnectionError):  # it has ended: `result` reports why
+            if self._pipe.poll():
+                self._pipe.recv_bytes()
+                raise WorkerError("a worker process sent an answer that nothing requested")
 
     def close(self) -> None:
         """End the process, and wait until it has ended."""
@@ -124,19 +170,22 @@ def _serve(pipe: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
     disable_trim()
     held: dict[int, Any] = {}
+    own_id = os.getpid()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            method, name, *arguments = pickle.loads(pipe.recv_bytes())
+            number, method, name, *arguments = pickle.loads(pipe.recv_bytes())
             try:
                 if method == "hold":
-                    held[name] = pickle.loads(pipe.recv_bytes())
+                    held[name] = pickle.loads(*arguments)
                     result = None
                 else:
                     result = getattr(held[name], method)(*arguments)
                 message = _pickle_copy(result)
             except Exception as error:
                 message = _pickle_copy(_picklable(error))
-            pipe.send_bytes(message)
+            if os.getpid() != own_id:  # a fork that the call made and that came back here
+                os._exit(1)
+            pipe.send_bytes(_NUMBER.pack(number) + message)
 
 
 def _picklable(error: Exception) -> Exception:

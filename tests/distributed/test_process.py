@@ -1,0 +1,110 @@
+"""A call of another process returns its own result, never that of an interrupted call or one that nobody requested."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+
+from outdo.distributed.process import Process, Replicated
+from outdo.utils.errors import WorkerError
+
+
+class Echo:
+    """Returns its argument, after a delay or in an unusual way."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def echo(self, value: object, delay: float = 0.0) -> object:
+        time.sleep(delay)
+        self.calls.append(value)
+        return value
+
+    def past(self) -> list[object]:
+        return self.calls
+
+    def fork(self, value: object) -> object:
+        return "the child's" if os.fork() == 0 else value
+
+    def answer_twice(self, value: object, after: float) -> object:
+        pipe = next(each for each in gc.get_objects() if type(each) is Connection)
+        if after:
+            threading.Timer(after, pipe.send_bytes, (b"unrequested",)).start()
+        else:
+            pipe.send_bytes(b"unrequested")
+        return value
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    process = Process(1)
+    process.hold(0, Echo())
+    yield process
+    process.close()
+
+
+def test_an_interrupted_call_does_not_answer_the_next_one(process: Process):
+    echoes = Replicated(Echo(), [process], 0)
+    process.call(0, "echo", ("first", 1.0))  # and its result is never received
+    assert echoes.map("echo", [("second",), ("second",)]) == ["second", "second"]
+
+
+def test_a_computation_that_is_interrupted_twice_leaves_the_pool_usable(process: Process):
+    echoes = Replicated(Echo(), [process], 0)
+    process.call(0, "echo", ("first", 3.0))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        process.result()
+    assert echoes.map("echo", [("second",), ("second",)]) == ["second", "second"]
+
+
+def test_finish_waits_for_a_call_that_was_interrupted(process: Process):
+    echoes = Replicated(Echo(), [process], 0)
+    process.call(0, "echo", ("first", 1.0))
+    echoes.finish()
+    assert echoes.map("past", [(), ()])[1] == ["first"]
+
+
+def test_a_fork_that_comes_back_sends_nothing(process: Process):
+    for value in range(20):
+        process.call(0, "fork", (value,))
+        assert process.result() == value
+
+
+def test_an_answer_before_the_requested_one_is_an_error(process: Process):
+    process.call(0, "answer_twice", ("mine", 0.0))
+    result = process.result()
+    assert isinstance(result, WorkerError)
+    assert "belongs to another request" in str(result)
+
+
+def test_an_answer_after_the_requested_one_is_an_error(process: Process):
+    process.call(0, "answer_twice", ("mine", 0.5))
+    assert process.result() == "mine"
+    assert process._pipe.poll(600)
+    with pytest.raises(WorkerError, match="nothing requested"):
+        process.call(0, "echo", ("next",))
+
+
+@pytest.mark.parametrize("where", ["sending", "receiving"])
+def test_a_message_cut_off_by_an_interrupt_is_an_error_and_does_not_hang(
+    process: Process, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    def interrupted(*args: object) -> bytes:
+        raise KeyboardInterrupt
+
+    if where == "receiving":
+        process.call(0, "echo", ("first",))
+    act = (lambda: process.call(0, "echo", ("first",))) if where == "sending" else process.result
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "send_bytes" if where == "sending" else "recv_bytes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+    assert isinstance(process.result(), WorkerError)
+    with pytest.raises(WorkerError, match="interrupted"):
+        process.call(0, "echo", ("second",))
