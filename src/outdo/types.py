@@ -85,7 +85,7 @@ class Rollout:
     text: str  # the text that the reward function read
     reward: float  # finite; 0 where `status` is not "ok"
     right: bool | None = None  # the verdict of `outdo.rewards.right`; None: not defined, or the reward gave none
-    status: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · no_baseline
+    status: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · unavailable · no_baseline
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     finish_reason: FinishReason
     policy_version: int

@@ -1,6 +1,7 @@
 """`outdo config` writes a recipe that can be used, `outdo export` a model folder that explains itself."""
 
 import json
+import re
 import shutil
 import tomllib
 
@@ -9,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outdo.config.file import load
+from outdo.config.file import dump, load
+from outdo.config.paths import with_file_names
 from outdo.config.recipe import Recipe, settings
 
 
@@ -87,7 +89,15 @@ def test_the_card_tells_before_and_after_and_the_whole_recipe(exported, run):
     for name in ("greedy", "sampled"):
         assert f"| right, {name} | {summary['before'][name]:.1%} [" in card
     recipe = card.partition("```toml\n")[2].partition("\n```")[0]
-    assert tomllib.loads(recipe) == tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+    saved = load(run / "recipe.toml")
+    assert tomllib.loads(recipe) == tomllib.loads(dump(with_file_names(saved)))
+    assert tomllib.loads(recipe)["train"] == tomllib.loads(dump(saved))["train"]
+
+
+def test_the_card_has_no_path_of_this_machine(exported, run):
+    card = (exported / "README.md").read_text(encoding="utf-8")
+    assert str(run.parent) in (run / "recipe.toml").read_text(encoding="utf-8")
+    assert not re.findall(r"""["'`(= ]/\w""", card)
 
 
 def test_export_writes_over_nothing_and_takes_only_runs(outdo, run, exported, model, tmp_path):

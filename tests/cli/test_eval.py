@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import re
+import shutil
 from fractions import Fraction
 
 import pytest
@@ -209,6 +211,18 @@ def test_eval_refuses_references_that_its_reward_cannot_match(outdo, seven, tmp_
     assert refused.status == 2
     assert f"{data}, row 1: the reward last_number: the reference answer is not one number" in refused.error
     assert 'the reward "math"' in refused.error
+
+
+def test_eval_names_the_code_of_the_recipe_that_it_runs(outdo, run, tmp_path):
+    copy, reward = tmp_path / "run", tmp_path / "stranger.py"
+    shutil.copytree(run, copy)
+    reward.write_text("def score(completion): return 1.0")
+    recipe = (copy / "recipe.toml").read_text(encoding="utf-8")
+    (copy / "recipe.toml").write_text(re.sub(r"(?m)^rewards = .*$", f'rewards = "{reward}:score"', recipe))
+    done = outdo("eval", copy, "--json")
+    assert json.loads(done.out)["rewards/score/mean"] == 1.0
+    assert f"runs code that the recipe names: {reward}:score" in done.error.replace("\n", "")
+    assert "runs code" not in outdo("eval", copy, "--json", "--rewards", "exact").error
 
 
 def test_wrong_arguments_of_eval_are_refused(outdo, seven, ten, tmp_path):

@@ -108,6 +108,7 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["train.advantage=gdpo", "train.kl_in_reward={name='k1', beta=0.1}"], "gdpo uses the parts of the reward"),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
         (["rewards=[]"], "rewards: expected at least one"),
+        (["data.system=the key is hf_aaaaaaaaaaaaaaaaaaaaaaaa"], "data.system: looks like a secret"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),
     ],
 )

@@ -15,10 +15,10 @@ def reward_of(tmp_path: Path) -> Iterator[Callable[..., Reward]]:
     """A reward that runs `source` in a worker, closed when the test ends."""
     opened: list[Reward] = []
 
-    def make(source: str, name: str = "score", timeout: float = 600.0) -> Reward:
+    def make(source: str, name: str = "score", timeout: float = 600.0, **limits: Any) -> Reward:
         path = tmp_path / "my_reward.py"
         path.write_text(textwrap.dedent(source))
-        opened.append(load_reward(f"{path}:{name}", timeout=timeout))
+        opened.append(load_reward(f"{path}:{name}", timeout=timeout, **limits))
         return opened[-1]
 
     yield make

@@ -180,6 +180,18 @@ def test_two_rewards_with_the_same_name_keep_both_parts(sample: Sample):
     assert output.parts == {"exact": 1.0, "exact_2": 1.0, "format": 0.0}
 
 
+def test_two_rewards_with_the_same_name_get_the_names_of_their_files(tmp_path: Path, sample: Sample):
+    for name, value in (("length", 1), ("style", 2)):
+        (tmp_path / f"{name}.py").write_text(f"def score(completion, factor=1): return {value} * factor")
+    files = [f"{tmp_path}/length.py:score", f"{tmp_path}/style.py:score"]
+    reward = WeightedSum([(load_reward([each]), 1.0) for each in [*files, "exact"]])  # as a run builds it
+    assert reward([sample("a")])[0].parts == {"length.score": 1.0, "style.score": 2.0, "exact": 0.0}
+    reward.close()
+    reward = load_reward([files[0], {"name": files[0], "factor": 3}])
+    assert reward([sample("a")])[0].parts == {"score": 1.0, "score_2": 3.0}
+    reward.close()
+
+
 def test_closing_a_weighted_sum_closes_its_rewards():
     closed = []
 

@@ -51,6 +51,24 @@ def test_a_trl_function_gets_messages_if_the_prompt_is_messages():
     assert values(score, [RewardInput(prompt=CHAT, completion="a", answer=None)]) == [1.0]
 
 
+def test_a_function_of_cs336_runs_unchanged(sample: Sample):
+    def r1_zero_reward_fn(response, ground_truth, fast=True):
+        right = float(response == ground_truth)
+        return {"format_reward": 1.0, "answer_reward": right, "reward": right if fast else -1.0}
+
+    assert values(r1_zero_reward_fn, [sample("1", "1"), sample("2", "1")]) == [1.0, 0.0]
+    slow = load_reward({"name": r1_zero_reward_fn, "fast": False})
+    assert slow([sample("1")])[0].value == -1.0
+    with pytest.raises(UserError, match="ground_truth belongs to the completion"):
+        load_reward({"name": r1_zero_reward_fn, "ground_truth": "1"})
+
+
+@pytest.mark.parametrize(("returned", "value"), [({"score": 1, "reward": 2}, 1.0), ({"reward": True, "acc": 0}, 1.0)])
+def test_of_a_dict_the_score_counts_or_else_the_reward(sample: Sample, returned: dict[str, float], value: float):
+    assert values(lambda completion: returned, [sample("a")]) == [value]
+    assert values(lambda completions: [returned for _ in completions], [sample("a")] * 2) == [value] * 2
+
+
 def test_a_reward_from_trl_runs_unchanged():
     def think_format_reward(completions: list[list[dict[str, str]]], **kwargs) -> list[float]:
         return [float(completion[0]["content"].startswith("<think>")) for completion in completions]

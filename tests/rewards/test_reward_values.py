@@ -41,7 +41,7 @@ def test_numbers_and_booleans_are_their_value(returned: object, value: float):
         (1j, "failed", "a complex"),
         ("1.0", "failed", "a str"),
         ([1.0], "failed", "a list"),
-        ({"score": 1.0}, "failed", "a dict"),
+        ({"accuracy": 1.0}, "failed", 'a dict without "score" or "reward"'),
         (np.ones(1), "failed", "a ndarray"),
         (Decimal(1), "failed", "a Decimal"),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Reward, RewardInput, Status
+from outdo.rewards import Reward, RewardInput, Status, worker_output, worker_process
 from outdo.rewards import worker as worker_module
 from outdo.utils.errors import RewardError, UserError
 
@@ -85,7 +85,7 @@ def statuses(reward: Reward, inputs: list[RewardInput]) -> list[str]:
 
 
 def group_of(reward: Any) -> int:
-    return reward._process._popen.pid
+    return reward._workers[0]._process._popen.pid
 
 
 def is_group_alive(group: int) -> bool:
@@ -161,7 +161,9 @@ def test_a_function_may_print_much(reward_of: Make, sample: Sample, capfd: pytes
     reward = reward_of("def score(completion):\n    print('x' * 10**6)\n    return 1.0")
     assert statuses(reward, [sample("a")] * 3) == ["ok"] * 3
     out, err = capfd.readouterr()
-    assert (out, len(err)) == ("", 3 * (10**6 + 1))
+    assert out == ""
+    assert err.count("x") == worker_output.MAX_BYTES
+    assert "score prints more than 64 KiB; the rest is not shown" in err
 
 
 def test_a_worker_is_reused_and_keeps_its_state(reward_of: Make, sample: Sample):
@@ -292,10 +294,12 @@ FORGED = [
 @pytest.mark.parametrize("forged", FORGED)
 def test_an_invalid_response_is_a_failure(reward_of: Make, sample: Sample, forged: bytes):
     source = f"""
-        import gc, socket, struct
+        import gc, socket, struct, sys
+        def nonce(frame):
+            return frame.f_locals["nonce"] if "nonce" in frame.f_locals else nonce(frame.f_back)
         def score(completion):
             line = [o for o in gc.get_objects() if isinstance(o, socket.socket)][0]
-            line.sendall(struct.pack("!Q", {len(forged)}) + {forged!r})
+            line.sendall(struct.pack("!Q", {len(forged)}) + nonce(sys._getframe()) + {forged!r})
             return 1.0
     """
     output = reward_of(source)([sample("a")])[0]
@@ -304,10 +308,12 @@ def test_an_invalid_response_is_a_failure(reward_of: Make, sample: Sample, forge
 
 def test_a_response_of_excessive_size_is_not_read(reward_of: Make, sample: Sample):
     source = """
-        import gc, socket
+        import gc, socket, sys
+        def nonce(frame):
+            return frame.f_locals["nonce"] if "nonce" in frame.f_locals else nonce(frame.f_back)
         def score(completion):
             line = [o for o in gc.get_objects() if isinstance(o, socket.socket)][0]
-            line.sendall(b"\\xff" * 8)
+            line.sendall(b"\\xff" * 8 + nonce(sys._getframe()))
             return 1.0
     """
     assert "its response had 18446744073709551615 bytes" in reward_of(source)([sample("a")])[0].reason
@@ -325,7 +331,7 @@ def test_a_response_of_excessive_size_is_not_read(reward_of: Make, sample: Sampl
         ("import os\nos._exit(3)\n", "importing it ended the worker: exit status 3"),
         ("def scores(completion): return 1.0\n", "has no .score.; did you mean scores"),
         ("score = 1.0\n", "the reward score is not a function but of type float"),
-        ("def score(response): return 1.0\n", "known signature"),
+        ("def score(text): return 1.0\n", "known signature"),
     ],
 )
 def test_the_error_for_an_unusable_file_has_its_line(reward_of: Make, source: str, message: str):
@@ -334,7 +340,7 @@ def test_the_error_for_an_unusable_file_has_its_line(reward_of: Make, source: st
 
 
 def test_a_file_whose_import_never_ends_is_refused(reward_of: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_module, "IMPORT_DEADLINE", 1.0)
+    monkeypatch.setattr(worker_process, "IMPORT_DEADLINE", 1.0)
     with pytest.raises(UserError, match="importing it took longer than 1 s"):
         reward_of("while True: pass")
 
@@ -359,7 +365,7 @@ PARENT = """
 import os, sys
 from outdo.rewards import RewardInput, load_reward
 reward = load_reward(sys.argv[1])
-print(reward._process._popen.pid, flush=True)
+print(reward._workers[0]._process._popen.pid, flush=True)
 if sys.argv[2] == "calling":
     reward([RewardInput(prompt="", completion="", answer="")])
 elif sys.argv[2] == "idle":

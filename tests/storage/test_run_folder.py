@@ -203,6 +203,7 @@ def test_the_environment_has_the_command_and_no_secret(monkeypatch):
         (["WANDB_API_KEY=abc"], ["WANDB_API_KEY=***"]),
         (["judge.password=a=b"], ["judge.password=***"]),
         (["token", "x"], ["token", "x"]),
+        (["rewards={name='a', key='sk-aaaaaaaaaaaaaaaaaaaa'}"], ["rewards={name='a', key='***'}"]),
         (["max_tokens=5", "monkey=1"], ["max_tokens=5", "monkey=1"]),
     ],
 )

@@ -13,6 +13,7 @@ from rich.table import Table
 from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
+from outdo.config.paths import named_code
 from outdo.config.recipe import Recipe
 from outdo.data import pass_rates
 from outdo.data.pass_rates import PassRate
@@ -21,7 +22,6 @@ from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
-from outdo.rewards.worker import DEADLINE
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.storage import held_out_answers
 from outdo.trainer.build import held_out_questions, open_engine
@@ -60,7 +60,7 @@ class Task:
     questions: Sequence[Question]
     rewards: Sequence[Any]  # the argument of `rewards.load_reward`
     right: str | None  # the name of the reward that decides which answers are right
-    timeout: float
+    limits: Mapping[str, Any]  # further arguments of `load_reward`
     answering: Answering
 
 
@@ -69,6 +69,7 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     _check_output(models, arguments)
     sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
+    _announce_code(recipe, arguments)
     task = _task(arguments, recipe)
     rule = _rule(task, verdicts_needed=arguments.rates is not None)
     evaluations = {source.name: _evaluation(source, task, arguments) for source in sources}
@@ -131,9 +132,15 @@ def _rule(task: Task, *, verdicts_needed: bool) -> RightRule:
 
 def _load(task: Task) -> Reward:
     try:
-        return load_reward(list(task.rewards), timeout=task.timeout, right=task.right)
+        return load_reward(list(task.rewards), right=task.right, **task.limits)
     except UserError as error:
         raise UserError([f"eval: {mistake}" for mistake in error.problems]) from None
+
+
+def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
+    """Name the user's code that will run because the recipe of a run, possibly a stranger's, names it."""
+    if recipe is not None and not arguments.rewards and (code := named_code(recipe.rewards)):
+        print_line(Console(stderr=True), f"runs code that the recipe names: {', '.join(code)}")
 
 
 def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
@@ -144,7 +151,7 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
         questions=questions,
         rewards=rewards,
         right=right,
-        timeout=DEADLINE if recipe is None else recipe.reward_limits.timeout,
+        limits={} if recipe is None else recipe.reward_limits.of_workers,
         answering=answering(
             "eval",
             recipe,

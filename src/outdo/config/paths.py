@@ -1,31 +1,35 @@
-"""Make the paths in a recipe absolute, so that its run can be resumed from any folder."""
+"""Change the paths in a recipe: to absolute ones, so that its run can be resumed from any folder, or to file names."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from outdo.config.recipe import Piece, Recipe
+from outdo.utils.secrets import SecretPlace
+
+_CODE = re.compile(r"\S+\.py:\w+|[\w.]+:\w+")
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
     """Return the recipe with every path and every `file.py:name` absolute; other names stay as they are."""
-    train, data, reference = recipe.train, recipe.data, recipe.reference
-    pieces = {name: getattr(train, name) for name in ("objective", "advantage", "kl_in_reward", "critic", "stop")}
-    absolute_pieces = {name: _absolute_piece(piece) for name, piece in pieces.items() if piece is not None}
-    sources = tuple(source.model_copy(update={"path": absolute_data(source.path)}) for source in data.path)
-    files: dict[str, Any] = {"path": sources, "eval_path": data.eval_path and tuple(map(absolute_data, data.eval_path))}
-    if data.select is not None:
-        files["select"] = data.select.model_copy(update={"file": absolute(data.select.file)})
-    return recipe.model_copy(
-        update={
-            "model": absolute(recipe.model),
-            "rewards": tuple(_absolute_piece(reward) for reward in recipe.rewards),
-            "data": data.model_copy(update=files),
-            "train": train.model_copy(update=absolute_pieces),
-            "reference": reference.model_copy(update={"model": reference.model and absolute(reference.model)}),
-            "optim": recipe.optim.model_copy(update={"algorithm": _absolute_piece(recipe.optim.algorithm)}),
-        }
-    )
+    return _with_paths(recipe, absolute, absolute_data)
+
+
+def with_file_names(recipe: Recipe) -> Recipe:
+    """Return the recipe with the last part of every local path: the rest means nothing on another machine."""
+
+    def change(option: Any) -> Any:
+        if isinstance(option, Mapping):
+            return {key: change(value) for key, value in option.items()}
+        if isinstance(option, list | tuple):
+            return [change(value) for value in option]
+        return file_name(option) if isinstance(option, str) else option
+
+    recipe = _with_paths(recipe, file_name, file_name)
+    rewards = tuple(reward.model_copy(update={"options": change(reward.options)}) for reward in recipe.rewards)
+    run = recipe.run and file_name(recipe.run)
+    return recipe.model_copy(update={"run": run, "rewards": rewards})
 
 
 def absolute(path: str) -> str:
@@ -46,20 +50,75 @@ def absolute_data(path: str) -> str:
     return path
 
 
-def _absolute_piece(piece: Piece) -> Piece:
-    name, options = _absolute_option("name", piece.name), _absolute_option("", piece.options)
+def file_name(path: str) -> str:
+    """Return the last part of an absolute path or of one from a home or parent folder, and other texts as they are."""
+    is_local = Path(path).is_absolute() or path.startswith(("~", ".."))
+    return Path(path).name if is_local else path
+
+
+def code_of(recipe: Recipe) -> list[str]:
+    """Return what the recipe names of code outside outdo, each once: `/home/me/my_reward.py:score`."""
+    return named_code([*recipe.rewards, *_pieces(recipe).values(), recipe.optim.algorithm])
+
+
+def named_code(pieces: Sequence[Piece]) -> list[str]:
+    """Return what the pieces name of code outside outdo, each once."""
+
+    def names(value: Any) -> Iterator[str]:
+        if isinstance(value, Mapping):
+            for inner in value.values():
+                yield from names(inner)
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                yield from names(inner)
+        elif isinstance(value, str) and _CODE.fullmatch(value):
+            yield value
+
+    return list(dict.fromkeys(names([[piece.name, piece.options] for piece in pieces])))
+
+
+def _pieces(recipe: Recipe) -> dict[str, Piece]:
+    pieces = {
+        name: getattr(recipe.train, name) for name in ("objective", "advantage", "kl_in_reward", "critic", "stop")
+    }
+    return {name: piece for name, piece in pieces.items() if piece is not None}
+
+
+def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Callable[[str], str]) -> Recipe:
+    """Return the recipe with every path changed; `change_data` changes those of data sets."""
+    data, reference = recipe.data, recipe.reference
+    sources = tuple(source.model_copy(update={"path": change_data(source.path)}) for source in data.path)
+    files: dict[str, Any] = {"path": sources, "eval_path": data.eval_path and tuple(map(change_data, data.eval_path))}
+    if data.select is not None:
+        files["select"] = data.select.model_copy(update={"file": change(data.select.file)})
+    pieces = {name: _change_piece(piece, change) for name, piece in _pieces(recipe).items()}
+    return recipe.model_copy(
+        update={
+            "model": change(recipe.model),
+            "rewards": tuple(_change_piece(reward, change) for reward in recipe.rewards),
+            "data": data.model_copy(update=files),
+            "train": recipe.train.model_copy(update=pieces),
+            "reference": reference.model_copy(update={"model": reference.model and change(reference.model)}),
+            "optim": recipe.optim.model_copy(update={"algorithm": _change_piece(recipe.optim.algorithm, change)}),
+        }
+    )
+
+
+def _change_piece(piece: Piece, change: Callable[[str], str]) -> Piece:
+    name, options = _change_option("name", piece.name, change), _change_option("", piece.options, change)
     return piece.model_copy(update={"name": name, "options": options})
 
 
-def _absolute_option(name: str, value: Any) -> Any:
-    """Return an option with absolute paths: those of code in a file, and those of options called `path`."""
+def _change_option(name: str, value: Any, change: Callable[[str], str]) -> Any:
+    """Change the paths of an option: code in a file, options called `path`, and the files of secrets."""
     if isinstance(value, Mapping):
-        return {key: _absolute_option(key, inner) for key, inner in value.items()}
+        is_file = (place := SecretPlace.of(value)) is not None and place.file is not None
+        return {key: _change_option("path" if is_file else key, inner, change) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_absolute_option(name, inner) for inner in value]
+        return [_change_option(name, inner, change) for inner in value]
     if isinstance(value, str) and name == "path":
-        return absolute(value)
+        return change(value)
     if isinstance(value, str) and ".py:" in value:
         file, _, function = value.rpartition(":")
-        return f"{absolute(file)}:{function}"
+        return f"{change(file)}:{function}"
     return value

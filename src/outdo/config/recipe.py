@@ -96,12 +96,29 @@ class ReferenceSync(Section):
 
 
 class RewardLimits(Section):
-    """Limits on the time and on the failures of reward functions."""
+    """Limits on the time, the failures and the processes of reward functions."""
 
     timeout: Positive = Field(default=10.0, description="longest time of one call of a reward function, in seconds")
+    step_timeout: Positive | None = Field(
+        default=None, description="longest time of all rewards of a step, in seconds; unset: no limit"
+    )
     max_failed: Fraction = Field(
         default=0.5, description="largest share of a step's rewards that may fail before the run stops"
     )
+    workers: Count | None = Field(
+        default=None, description="processes of a function that takes one completion; unset: 1, for math one per core"
+    )
+    memory: Positive | None = Field(
+        default=None, description="memory of each of these processes, in GiB (Linux); unset: half of the machine's"
+    )
+    environment: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(), description="names of further environment variables that these processes get, such as API keys"
+    )
+
+    @property
+    def of_workers(self) -> dict[str, Any]:
+        """The limits of the processes, as `load_reward` takes them."""
+        return self.model_dump(include={"timeout", "workers", "memory", "environment"})
 
 
 class Sampling(Section):
@@ -267,7 +284,7 @@ class Recipe(Section):
     )
     data: Data = Field(description="the questions to train on and to evaluate on")
     reward_limits: RewardLimits = Field(
-        default=RewardLimits(), description="limits on the time and on the failures of reward functions"
+        default=RewardLimits(), description="limits on the time, the failures and the processes of reward functions"
     )
     sampling: Sampling = Field(default=Sampling(), description="how the engine samples answers in training")
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")

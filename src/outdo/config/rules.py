@@ -12,6 +12,7 @@ from outdo.config.method_rules import Rule
 from outdo.config.names import OBJECTIVES
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
+from outdo.utils.secrets import find_secrets
 
 
 def conflicts(recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -88,6 +89,14 @@ def _template(recipe: Recipe) -> Iterator[str]:
         yield "data.system: a template needs {system} at the place of the system message; set both or neither"
 
 
+def _secrets(recipe: Recipe) -> Iterator[str]:
+    for key in find_secrets(recipe.model_dump(mode="json")):
+        yield (
+            f"{key}: looks like a secret, and a recipe is written into the run folder and the model card; "
+            'name its place instead: {env = "NAME"} or {file = "path"}'
+        )
+
+
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     **method_rules.REFUSALS,
     _greedy_sampling: ("sampling.temperature",),
@@ -95,6 +104,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
     _template: ("data.path", "data.template", "data.system"),
+    _secrets: (),
 }
 
 

@@ -12,8 +12,9 @@ class WeightedSum:
 
     A reward that does not apply adds nothing, and its weight is not redistributed. If none applies, the sum is not
     applicable. If one fails, times out or is not finite, the sum has that status: a sum without it would be a wrong
-    number. `parts` holds each value before its weight. A second reward of the same name is called `name_2`.
-    `outdo.rewards.right` decides whose verdict is that of the sum; `right` is the setting `eval.right`.
+    number. `parts` holds each value before its weight. Rewards of the same name get the names of their files, `a.score`
+    and `b.score`; if these are equal too, the second is called `score_2`. `outdo.rewards.right` decides whose verdict
+    is that of the sum; `right` is the setting `eval.right`.
 
     Raises:
         UserError: there is no reward, a weight is not a finite number, or no reward is called `right`.
@@ -22,8 +23,9 @@ class WeightedSum:
     def __init__(self, weighted: Sequence[tuple[Reward, float]], *, right: str | None = None) -> None:
         self.rewards = tuple(reward for reward, _ in weighted)
         self.weights = tuple(weight for _, weight in weighted)
-        self.names = _unique_names([reward.name for reward in self.rewards])
+        self.names = _unique_names(self.rewards)
         self.name = "+".join(self.names)
+        self.source = _source(self.rewards[0]) if len(self.rewards) == 1 else ""
         mistakes = [
             f"the weight of the reward {name} must be a finite number, not {weight!r}"
             for name, weight in zip(self.names, self.weights, strict=True)
@@ -59,12 +61,20 @@ class WeightedSum:
         return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason, right=right)
 
 
-def _unique_names(names: Sequence[str]) -> tuple[str, ...]:
+def _unique_names(rewards: Sequence[Reward]) -> tuple[str, ...]:
+    given = [reward.name for reward in rewards]
+    with_source = [f"{source}.{reward.name}" if (source := _source(reward)) else reward.name for reward in rewards]
     unique: list[str] = []
-    for name in names:
-        candidate, count = name, 1
+    for name, longer in zip(given, with_source, strict=True):
+        base = longer if given.count(name) > 1 and with_source.count(longer) == 1 else name
+        candidate, count = base, 1
         while candidate in unique:
             count += 1
-            candidate = f"{name}_{count}"
+            candidate = f"{base}_{count}"
         unique.append(candidate)
     return tuple(unique)
+
+
+def _source(reward: Reward) -> str:
+    """Return the name of the file or module that defines the reward, without its folder; empty if it has none."""
+    return getattr(reward, "source", "")

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from outdo.rewards.signatures import output_of_error, score_all, wrap_function
+from outdo.rewards.failures import output_of_error
+from outdo.rewards.signatures import score_all, wrap_function
 from outdo.rewards.types import RewardInput, RewardOutput
 
 
@@ -25,22 +26,21 @@ class InProcessReward:
         self, function: Callable[..., Any], name: str | None = None, *, options: Mapping[str, Any] | None = None
     ) -> None:
         self.name = name or _metric_name(function)
+        self.source = str(getattr(function, "__module__", "")).rpartition(".")[2]
         self._function = wrap_function(function, self.name, options=options)
         self._lock = Lock()
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. A batch on which the function raises is repeated one completion at a time."""
         with self._lock:
-            return score_all(
-                self._call, inputs, in_one_call=self._function.scores_batches, retry_one_by_one=lambda _: True
-            )
+            return score_all([self._call], inputs, self.name, in_one_call=self._function.scores_batches)
 
     def close(self) -> None:
         """Stop the event loop if the function is asynchronous."""
         if "loop" in vars(self._function):
             self._function.loop.close()
 
-    def _call(self, inputs: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
+    def _call(self, inputs: Sequence[RewardInput], deadline: float) -> list[RewardOutput] | RewardOutput:
         try:
             return self._function.score(inputs)
         except (Exception, SystemExit) as error:

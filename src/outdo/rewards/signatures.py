@@ -1,27 +1,31 @@
-"""Call a user's reward function by any of three signatures: that of TRL, that of verl, or a plain one.
+"""Call a user's reward function by any of four signatures: those of TRL, verl and CS336, or a plain one.
 
-The names of a function's parameters decide which signature it has, so functions written for TRL and verl run unchanged.
+The names of a function's parameters decide which signature it has, so functions written for TRL, verl or CS336
+run unchanged.
 """
 
 import asyncio
 import inspect
 import threading
-import traceback
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
-from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
+from outdo.rewards.failures import output_of_error
+from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
 from outdo.utils.errors import UserError, did_you_mean
 
 ACCEPTED_SIGNATURES = """\
   f(completion, answer)                        one completion; also prompt, or any column of the data by its name
   f(prompts, completions, **columns)           all completions at once, as in TRL
-  f(data_source, solution_str, ground_truth, extra_info)   one completion, as in verl"""
+  f(data_source, solution_str, ground_truth, extra_info)   one completion, as in verl
+  f(response, ground_truth)                    one completion, as in Stanford's CS336"""
 
 TRAINER_ONLY = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """Arguments that only TRL's trainer can pass: a function may have these parameters if they have a default."""
@@ -33,12 +37,14 @@ class SignatureKind(StrEnum):
     trl = "completions"
     verl = "solution_str"
     plain = "completion"
+    cs336 = "response"
 
 
 ARGUMENTS = {
     SignatureKind.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
     SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
     SignatureKind.plain: frozenset({"prompt", "rendered_prompt", "completion", "completion_ids", "answer"}),
+    SignatureKind.cs336: frozenset({"prompt", "response", "ground_truth", "completion_ids", "answer"}),
 }
 """Parameters that a function can always have, whatever columns the data has."""
 
@@ -113,13 +119,13 @@ class RewardFunction:
 
     def _score_one(self, sample: RewardInput) -> RewardOutput:
         try:
-            return self._to_output(self._await_result(self.function(**self._arguments(sample))))
+            return to_output(self._await_result(self.function(**self._arguments(sample))), self.name)
         except (Exception, SystemExit) as error:
             return output_of_error(error, self.name)
 
     async def _score_one_async(self, sample: RewardInput) -> RewardOutput:
         try:
-            return self._to_output(await self.function(**self._arguments(sample)))
+            return to_output(await self.function(**self._arguments(sample)), self.name)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             return output_of_error(error, self.name)
 
@@ -137,16 +143,9 @@ class RewardFunction:
         """Wait for an awaitable: a lambda that calls a coroutine returns one without being asynchronous itself."""
         return self.loop.run(returned) if inspect.isawaitable(returned) else returned
 
-    def _to_output(self, returned: Any) -> RewardOutput:
-        if self.kind is SignatureKind.verl and isinstance(returned, Mapping):
-            if "score" not in returned:
-                return output_without_value(Status.failed, f'{self.name} returned a dict without "score"', self.name)
-            returned = returned["score"]
-        return to_output(returned, self.name)
-
     def _arguments(self, sample: RewardInput) -> dict[str, Any]:
-        given = _verl_arguments(sample) if self.kind is SignatureKind.verl else _plain_arguments(sample)
-        return self._select_arguments(given)
+        of_kind = {SignatureKind.verl: _verl_arguments, SignatureKind.cs336: _cs336_arguments}
+        return self._select_arguments(of_kind.get(self.kind, _plain_arguments)(sample))
 
     def _select_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**given, **self.options}
@@ -206,41 +205,89 @@ def _wrong_options(
             yield f"the reward {name} has no option {option!r}{hint}"
 
 
+Call = Callable[[Sequence[RewardInput], float], list[RewardOutput] | RewardOutput]
+"""Scores completions until a time of `monotonic`: one output for each, or a single failure of the whole call."""
+
+RETRY_AFTER = (1.0, 4.0, 16.0)
+"""Seconds before completions that are `unavailable` are scored again, for the first time, the second time ..."""
+JOIN_AFTER = 0.25
+"""Seconds after which a second caller scores too, and again for each further one: short work needs no other process."""
+
+
 def score_all(
-    call: Callable[[Sequence[RewardInput]], list[RewardOutput] | RewardOutput],
+    callers: Sequence[Call],
     inputs: Sequence[RewardInput],
+    name: str,
     *,
     in_one_call: bool,
-    retry_one_by_one: Callable[[RewardOutput], bool],
+    retry_one_by_one: Callable[[RewardOutput], bool] = lambda _: True,
+    interrupt: Callable[[], None] = lambda: None,
 ) -> list[RewardOutput]:
-    """Score all completions by as few calls as possible.
+    """Score all completions by as few calls as possible, by the reward `name`.
 
-    `call` returns one output for each, or a single failure of the whole call. If `retry_one_by_one` returns True for
-    that failure, each completion gets a call of its own, so that only the faulty ones fail; otherwise all have failed.
+    If `retry_one_by_one` returns True for the failure of a whole call, each completion gets a call of its own, so that
+    only the faulty ones fail; otherwise all have failed. Calls for one completion are shared among the `callers`, which
+    run concurrently; `interrupt` ends the calls that run if this thread is interrupted. What is `unavailable` is scored
+    again (`RETRY_AFTER`). What the `DEADLINE` leaves has timed out.
     """
-    if in_one_call and len(inputs) > 1:
-        result = call(inputs)
-        if isinstance(result, list):
-            return result
-        if not retry_one_by_one(result):
-            return [result] * len(inputs)
-    results = [call([sample]) for sample in inputs]
-    return [result if isinstance(result, RewardOutput) else result[0] for result in results]
+    deadline = DEADLINE.get()
+
+    def score(inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+        if in_one_call and len(inputs) > 1:
+            result = callers[0](inputs, deadline)
+            if isinstance(result, list):
+                return result
+            if result.status is Status.unavailable or not retry_one_by_one(result):
+                return [result] * len(inputs)
+        return _score_one_by_one(callers, inputs, name, deadline, interrupt)
+
+    outputs = score(inputs)
+    for seconds in RETRY_AFTER:
+        again = [index for index, output in enumerate(outputs) if output.status is Status.unavailable]
+        if not again or monotonic() + seconds >= deadline:
+            break
+        sleep(seconds)
+        for index, output in zip(again, score([inputs[index] for index in again]), strict=True):
+            outputs[index] = output
+    return outputs
 
 
-def output_of_error(error: BaseException, name: str) -> RewardOutput:
-    """Return the output of a completion for which the reward raised `error`, with the error's file and line."""
-    try:
-        message = str(error)
-    except Exception as second:
-        message = f"its message raised {type(second).__name__}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_own_file(frame.filename)]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return output_without_value(Status.failed, f"{type(error).__name__}: {message[:200]}{where}", name)
+def _score_one_by_one(
+    callers: Sequence[Call], inputs: Sequence[RewardInput], name: str, deadline: float, interrupt: Callable[[], None]
+) -> list[RewardOutput]:
+    late = output_without_value(Status.timed_out, "the time for the rewards of this step was used up", name)
+    outputs = [late] * len(inputs)
+    left = deque(range(len(inputs)))
+    ended = threading.Event()
 
+    def work(call: Call, begin_after: float) -> None:
+        if begin_after and ended.wait(begin_after):
+            return
+        while monotonic() < deadline:
+            try:
+                index = left.popleft()
+            except IndexError:  # another caller took the last
+                return
+            result = call([inputs[index]], deadline)
+            outputs[index] = result if isinstance(result, RewardOutput) else result[0]
 
-def _is_own_file(filename: str) -> bool:
-    return Path(filename).parent == Path(__file__).parent
+    first, *others = callers
+    if not others:
+        work(first, 0)
+        return outputs
+    with ThreadPoolExecutor(len(others)) as threads:
+        tasks = [threads.submit(work, call, JOIN_AFTER * place) for place, call in enumerate(others, 1)]
+        try:
+            work(first, 0)
+        except BaseException:
+            left.clear()
+            interrupt()
+            raise
+        finally:
+            ended.set()
+        for task in tasks:
+            task.result()
+    return outputs
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -259,6 +306,10 @@ def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
         "completion_ids": list(sample.completion_ids),
         "answer": sample.answer,
     }
+
+
+def _cs336_arguments(sample: RewardInput) -> dict[str, Any]:
+    return {**_plain_arguments(sample), "response": sample.completion, "ground_truth": sample.answer}
 
 
 def _verl_arguments(sample: RewardInput) -> dict[str, Any]:

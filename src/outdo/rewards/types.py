@@ -2,13 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import monotonic
 from typing import Any, Protocol
 
 from outdo.utils.errors import RewardError
 from outdo.utils.text import one_line
+
+SCORE_KEYS = ("score", "reward")
+"""The entry of a returned dict that is the reward: as in verl, as in Stanford's CS336."""
 
 LARGEST_VALUE = 1e6
 """A reward beyond ±this is non-finite: in float32 a reward of 1e30 makes every other reward of its group vanish."""
@@ -58,13 +64,18 @@ def reward_input(
 
 
 class Status(StrEnum):
-    """The outcome of scoring a completion. Only `ok` has a value; the others are counted and never trained on."""
+    """The outcome of scoring a completion. Only `ok` has a value; the others are counted and never trained on.
+
+    `unavailable` is a failure of what the reward needs, such as a service that does not answer: the completion is
+    scored again before it counts as a failure.
+    """
 
     ok = "ok"
     not_applicable = "not_applicable"
     failed = "failed"
     timed_out = "timed_out"
     non_finite = "non_finite"
+    unavailable = "unavailable"
 
     @property
     def is_failure(self) -> bool:
@@ -117,12 +128,17 @@ def output_without_value(status: Status, reason: str, name: str) -> RewardOutput
 def to_output(value: object, name: str) -> RewardOutput:
     """Convert what the reward function `name` returned for one completion.
 
-    `None` is not applicable, True and False are 1 and 0 and also a verdict (`right`), numbers and zero-dimensional
-    arrays are their value, NaN, infinities and anything beyond ±`LARGEST_VALUE` are non-finite, and everything else has
-    failed.
+    Of a dict its `"score"` counts, or else its `"reward"`. `None` is not applicable, True and False are 1 and 0 and
+    also a verdict (`right`), numbers and zero-dimensional arrays are their value, NaN, infinities and anything beyond
+    ±`LARGEST_VALUE` are non-finite, and everything else has failed.
     """
     if value is None:
         return output_without_value(Status.not_applicable, "", name)
+    if isinstance(value, Mapping):
+        if not (keys := [key for key in SCORE_KEYS if key in value]):
+            wanted = " or ".join(f'"{key}"' for key in SCORE_KEYS)
+            return output_without_value(Status.failed, f"{name} returned a dict without {wanted}", name)
+        value = value[keys[0]]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()  # type: ignore[attr-defined]
     if not isinstance(value, int | float):
@@ -159,8 +175,12 @@ def _type_with_article(value: object) -> str:
     return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
 
 
+DEADLINE: ContextVar[float] = ContextVar("DEADLINE", default=math.inf)
+"""When the rewards of a step must be finished, in seconds of `time.monotonic`; what is left then has timed out."""
+
+
 class FailureCount:
-    """Counts the failed rewards of one training step, over all the sampling calls of that step.
+    """Counts the failed rewards of one training step and their time, over all the sampling calls of that step.
 
     One call may sample a single question, as in dynamic sampling: if that question is broken, all rewards of the call
     fail, but few of the step's.
@@ -168,7 +188,19 @@ class FailureCount:
 
     def __init__(self) -> None:
         self.rewards = 0
+        self.seconds = 0.0
         self.failed: list[tuple[RewardOutput, RewardInput]] = []
+
+    @contextmanager
+    def within(self, budget: float) -> Iterator[None]:
+        """Add the seconds of the rewards that are called here, and end them when the step has used up `budget`."""
+        started = monotonic()
+        token = DEADLINE.set(started + budget - self.seconds)
+        try:
+            yield
+        finally:
+            DEADLINE.reset(token)
+            self.seconds += monotonic() - started
 
     def check(self, outputs: Sequence[RewardOutput], inputs: Sequence[RewardInput], max_share: float) -> None:
         """Add the rewards of a call; at most `max_share` (0 to 1) of all may have failed, timed out or been non-finite.

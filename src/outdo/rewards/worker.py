@@ -1,55 +1,33 @@
-"""Run a reward function in a process of its own, which can be killed.
+"""Run a reward function in processes of its own, which can be killed: see `outdo.rewards.worker_process`."""
 
-A thread cannot be stopped, an alarm signal does not interrupt a loop in C, and a fork of a process with torch's threads
-may deadlock. So the worker is a fresh interpreter; it is reused from call to call, and killed at the deadline with all
-processes that it started.
-"""
-
-import contextlib
-import json
 import os
 import pickle
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
 from typing import Any
 
+from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.signatures import SignatureKind, score_all
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
+from outdo.rewards.worker_output import WorkerOutput
+from outdo.rewards.worker_process import ProcessorTimeError, WorkerEndedError, WorkerProcess
 from outdo.utils.errors import RewardError, UserError
-
-DEADLINE = 10.0
-"""Default limit, in seconds, of one call of a reward function."""
-
-IMPORT_DEADLINE = 120.0
-"""Seconds for starting the process and importing the user's file, which may import torch from a slow disk."""
+from outdo.utils.imports import split
+from outdo.utils.secrets import redact
 
 MAX_CONSECUTIVE_CRASHES = 32
-"""After so many completions in a row that each ended their worker, the rest of the call is not tried."""
+"""After so many completions in a row that each ended their worker, this worker tries no more of the same call."""
 
-_LENGTH = struct.Struct("!Q")
 _MAX_RESPONSE_BYTES = 4096
 """Per completion, and once more: enough for a status, a number and a reason of 300 characters."""
 _GRACE = 1.0
 """Seconds by which the worker itself may be late in ending calls that run concurrently."""
-_SERVE = """
-import json, sys
-arguments = json.loads(sys.argv[1])
-sys.path[:] = arguments.pop("path")
-from outdo.rewards.worker_main import serve
-serve(**arguments)
-"""
 
 
 class WorkerReward:
-    """The reward `file.py:name` or `package.module:name`, run in a worker process.
+    """The reward `file.py:name` or `package.module:name`, run in worker processes.
 
     Each completion has a call, a deadline and a status of its own; if a call hangs or crashes, only its completion
     fails, and a fresh worker scores the next. A function that takes all completions at once has one deadline for that
@@ -60,10 +38,12 @@ class WorkerReward:
         spec: `file.py:name` or `package.module:name`.
         name: the reward's name; by default that of the function.
         options: arguments that are the same for every completion.
-        timeout: seconds for one call of the function.
+        limits: what a worker may use.
+        secrets: texts that must not appear in a reason or among the prints.
 
     Raises:
         UserError: the function cannot be imported, has none of the accepted signatures, or does not take the options.
+        RewardError: the machine cannot start a process.
     """
 
     def __init__(
@@ -72,22 +52,32 @@ class WorkerReward:
         name: str | None = None,
         *,
         options: Mapping[str, Any] | None = None,
-        timeout: float = DEADLINE,
+        limits: WorkerLimits | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
+        limits, options = limits or WorkerLimits(), options or {}
+        where, function = split(spec)
         self.spec = spec
-        self.name = name or spec.rpartition(":")[2]
-        self.timeout = timeout
+        self.source = os.path.basename(where).removesuffix(".py").rpartition(".")[2]
+        self.name = name or function
+        _check_options(options, self.name)
         self._lock = Lock()
-        self._consecutive_crashes = 0
-        self._arguments = {"spec": spec, "options": _pickle_options(options or {}, self.name), "timeout": timeout}
-        self._directory = os.getcwd()  # `spec` is relative to it, also for a worker started later
-        self._process: _Process | None = _Process(self._arguments, self._directory)
-        asynchronous = self._process.ready["asynchronous"]
-        takes_batches = self._process.ready["kind"] == SignatureKind.trl
-        concurrent = asynchronous and not takes_batches
-        self._in_one_call = asynchronous or takes_batches
+        self._output = WorkerOutput(self.name, secrets)
+        first = _Worker(spec, self.name, options, limits, self._output)
+        try:
+            ready = first.start()
+        except OSError as error:
+            raise RewardError(f"a worker process for the reward {spec} cannot be started: {error}") from error
+        takes_batches = ready["kind"] == SignatureKind.trl
+        concurrent = ready["asynchronous"] and not takes_batches
+        self._in_one_call = ready["asynchronous"] or takes_batches
         self._retried = {Status.failed, Status.timed_out} if concurrent else {Status.failed}
-        self._deadline = timeout + _GRACE * concurrent
+        first.grace = _GRACE * concurrent
+        further = 0 if self._in_one_call else (limits.workers or 1) - 1
+        self._workers = [
+            first,
+            *(_Worker(spec, self.name, options, limits, self._output) for _ in range(further)),
+        ]
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion.
@@ -96,186 +86,162 @@ class WorkerReward:
             RewardError: a worker that had to be replaced does not start again.
         """
         with self._lock:
-            self._consecutive_crashes = 0
-            return score_all(
-                self._call,
-                inputs,
-                in_one_call=self._in_one_call,
-                retry_one_by_one=lambda output: output.status in self._retried,
-            )
+            self._output.restart()
+            for worker in self._workers:
+                worker.begin()
+            try:
+                return score_all(
+                    [worker.call for worker in self._workers],
+                    inputs,
+                    self.name,
+                    in_one_call=self._in_one_call,
+                    retry_one_by_one=lambda output: output.status in self._retried,
+                    interrupt=self._interrupt,
+                )
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
-        """Kill the worker."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+        """Kill the workers."""
+        for worker in self._workers:
+            worker.kill()
 
-    def _call(self, inputs: Sequence[RewardInput]) -> list[RewardOutput] | RewardOutput:
+    def _interrupt(self) -> None:
+        for worker in self._workers:
+            worker.interrupt()
+
+
+class _Worker:
+    """A worker process, replaced whenever it hangs, ends, or sends what nothing requested."""
+
+    def __init__(
+        self, spec: str, name: str, options: Mapping[str, Any], limits: WorkerLimits, output: WorkerOutput
+    ) -> None:
+        self.name = name
+        self.limits = limits
+        self.grace = 0.0
+        self._spec = spec
+        self._options = options
+        self._output = output
+        self._directory = os.getcwd()  # `spec` is relative to it, also for a process started later
+        self._process: WorkerProcess | None = None
+        self._consecutive_crashes = 0
+        self._interrupted = False
+
+    def start(self) -> dict[str, Any]:
+        """Start the process, and return what it reports of the function.
+
+        Raises:
+            UserError: the function cannot be used.
+            OSError: the process cannot be started.
+        """
+        self._process = WorkerProcess(self._spec, self._options, self.limits, self._directory, self._output)
+        return self._process.ready
+
+    def begin(self) -> None:
+        """Forget how the last call of the reward ended."""
+        self._consecutive_crashes = 0
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        """End a call that runs in another thread, and start no process for it."""
+        self._interrupted = True
+        if (process := self._process) is not None:
+            process.interrupt()
+
+    def kill(self) -> None:
+        """Kill the process; the next call starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    def call(self, inputs: Sequence[RewardInput], deadline: float) -> list[RewardOutput] | RewardOutput:
+        """Score completions in one call of the function: one output for each, or a failure of the call."""
         if self._consecutive_crashes >= MAX_CONSECUTIVE_CRASHES:
             reason = f"not tried: each of the {MAX_CONSECUTIVE_CRASHES} completions before it ended the worker"
-            return output_without_value(Status.failed, reason, self.name)
+            return self._failure(Status.failed, reason)
         try:
             request = pickle.dumps(list(inputs))
         except Exception as error:
-            return output_without_value(Status.failed, f"a column cannot be sent to the worker: {error}", self.name)
-        max_bytes = _MAX_RESPONSE_BYTES * (len(inputs) + 1)
+            return self._failure(Status.failed, f"a column cannot be sent to the worker: {error}")
+        outputs = self._try(request, inputs, deadline)
+        if outputs is None:  # what an earlier call left running may have ended the worker or written to its socket
+            outputs = self._try(request, inputs, deadline)
+            assert outputs is not None
+        return outputs
+
+    def _try(
+        self, request: bytes, inputs: Sequence[RewardInput], deadline: float
+    ) -> list[RewardOutput] | RewardOutput | None:
+        """Score completions; return None if the worker ended and had answered other calls before."""
         try:
-            response = self._running_process().request(request, self._deadline, max_bytes)
+            process = self._running()
+        except OSError as error:
+            return self._failure(Status.unavailable, f"a worker process cannot be started: {error}")
+        used, remaining = process.answered > 0, deadline - monotonic()
+        timeout = min(self.limits.timeout + self.grace, remaining)
+        try:
+            response = process.request(request, timeout, _MAX_RESPONSE_BYTES * (len(inputs) + 1))
             outputs = self._parse_response(response, inputs)
-        except TimeoutError:
-            reason = f"{self.name} had no answer after {self.timeout:g} s"
-            failure = output_without_value(Status.timed_out, reason, self.name)
-        except _WorkerEndedError as error:
-            failure = output_without_value(Status.failed, f"{self.name} ended the worker: {error}", self.name)
+        except TimeoutError as error:
+            failure = self._failure(Status.timed_out, self._reason(error, in_time=timeout < remaining))
+        except WorkerEndedError as error:
+            failure = None if used else self._failure(Status.failed, f"{self.name} ended the worker: {error}")
         else:
             self._consecutive_crashes = 0
             return outputs
-        self._consecutive_crashes += 1
-        self.close()
+        self._consecutive_crashes += failure is not None
+        self.kill()
         return failure
 
+    def _running(self) -> WorkerProcess:
+        """Return the process, or a new one if the last was killed or ended by itself between two calls."""
+        if self._process is None or not self._process.alive:
+            self.kill()
+            if self._interrupted:
+                raise RewardError(f"the reward {self._spec} was interrupted")
+            try:
+                self.start()
+            except UserError as error:
+                raise RewardError(f"the worker of the reward {self._spec} does not start again: {error}") from error
+        assert self._process is not None
+        return self._process
+
     def _parse_response(
-        self, response: dict[str, Any], inputs: Sequence[RewardInput]
+        self, response: Mapping[str, Any], inputs: Sequence[RewardInput]
     ) -> list[RewardOutput] | RewardOutput:
         """Check every field: the user's code ran in the worker, so its response is not trusted."""
-        if "raised" in response:
-            return output_without_value(Status.failed, str(response["raised"]), self.name)
         try:
+            if "raised" in response:
+                status, reason = response["raised"]
+                return self._parse_output(None, status, reason, None)
             outputs = [self._parse_output(*fields) for fields in response["outputs"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise _WorkerEndedError("its response has no valid outputs") from error
+            raise WorkerEndedError("its response has no valid outputs") from error
         if len(outputs) != len(inputs):
-            raise _WorkerEndedError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
+            raise WorkerEndedError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
         return outputs
 
     def _parse_output(self, value: object, status: object, reason: object, right: object) -> RewardOutput:
         status = Status(status)
         if status is Status.ok:
             return replace(to_output(value, self.name), right=right if isinstance(right, bool) else None)
-        return output_without_value(status, str(reason), self.name)
+        return self._failure(status, str(reason))
 
-    def _running_process(self) -> "_Process":
-        """Return the worker, or a new one if the last was killed or ended by itself between two calls."""
-        if self._process is None or not self._process.alive:
-            self.close()
-            try:
-                self._process = _Process(self._arguments, self._directory)
-            except UserError as error:
-                raise RewardError(f"the worker of the reward {self.spec} does not start again: {error}") from error
-        return self._process
+    def _reason(self, error: TimeoutError, *, in_time: bool) -> str:
+        if isinstance(error, ProcessorTimeError):
+            return f"{self.name} computed for more than {self.limits.processor_seconds:g} s"
+        if in_time:
+            return f"{self.name} had no answer after {self.limits.timeout:g} s"
+        return "the time for the rewards of this step was used up"
+
+    def _failure(self, status: Status, reason: str) -> RewardOutput:
+        return output_without_value(status, redact(reason, self._output.secrets), self.name)
 
 
-def _pickle_options(options: Mapping[str, Any], name: str) -> str:
+def _check_options(options: Mapping[str, Any], name: str) -> None:
     try:
-        return pickle.dumps(dict(options)).hex()
+        pickle.dumps(dict(options))
     except Exception as error:
         raise UserError([f"the reward {name}: its options cannot be sent to its worker: {error}"]) from None
-
-
-class _WorkerEndedError(Exception):
-    """The process has ended, or sent an invalid response; the message has the details."""
-
-
-class _Process:
-    """One worker process, from its start to its end."""
-
-    def __init__(self, arguments: Mapping[str, Any], directory: str) -> None:
-        self._socket, child_socket = socket.socketpair()
-        where = arguments["spec"].rpartition(":")[0]
-        path = [entry or directory for entry in sys.path]
-        if not where.endswith(".py"):
-            path.insert(0, directory)  # so that a package in the working directory is found
-        arguments = {**arguments, "path": path, "descriptor": child_socket.fileno(), "parent": os.getpid()}
-        with child_socket:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _SERVE, json.dumps(arguments)],
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what the function prints must not mix with this process's own stdout
-                pass_fds=[child_socket.fileno()],
-                start_new_session=True,
-            )
-        self.kill = weakref.finalize(self, _kill, self._popen, self._socket)  # at the latest when this interpreter ends
-        try:
-            self.ready = self._receive(monotonic() + IMPORT_DEADLINE, 1 << 20)
-        except TimeoutError:
-            self.kill()
-            raise UserError([f"{where}: importing it took longer than {IMPORT_DEADLINE:g} s"]) from None
-        except _WorkerEndedError as error:
-            self.kill()
-            raise UserError([f"{where}: importing it ended the worker: {error}"]) from None
-        if "mistakes" in self.ready:
-            self.kill()
-            raise UserError([str(mistake) for mistake in self.ready["mistakes"]])
-
-    @property
-    def alive(self) -> bool:
-        return self._popen.poll() is None
-
-    def request(self, request: bytes, timeout: float, max_bytes: int) -> dict[str, Any]:
-        """Send a request and wait for its response, both together for at most `timeout` seconds.
-
-        Raises:
-            TimeoutError: that was not long enough.
-            _WorkerEndedError: the process has ended, or its response is no JSON object or larger than `max_bytes`.
-        """
-        deadline = monotonic() + timeout
-        self._socket.settimeout(timeout)
-        try:
-            self._socket.sendall(_LENGTH.pack(len(request)) + request)
-        except (BrokenPipeError, ConnectionResetError):
-            raise _WorkerEndedError(self._exit_reason()) from None
-        return self._receive(deadline, max_bytes)
-
-    def _receive(self, deadline: float, max_bytes: int) -> dict[str, Any]:
-        size = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
-        if size > max_bytes:
-            raise _WorkerEndedError(f"its response had {size} bytes")
-        try:
-            response = json.loads(self._read(size, deadline))
-        except ValueError:
-            response = None
-        if not isinstance(response, dict):
-            raise _WorkerEndedError("its response was no JSON object")
-        return response
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        """Read exactly `size` bytes.
-
-        The children of a dead worker may keep the socket open, so the process itself is checked, too.
-        """
-        data = bytearray()
-        while len(data) < size:
-            remaining = deadline - monotonic()
-            if remaining <= 0:
-                raise TimeoutError
-            self._socket.settimeout(min(remaining, 0.25))
-            dead = not self.alive
-            try:
-                chunk = self._socket.recv(size - len(data))
-            except TimeoutError:
-                chunk = b"" if dead else None
-            except ConnectionResetError:
-                chunk = b""
-            if chunk == b"":
-                raise _WorkerEndedError(self._exit_reason())
-            data += chunk or b""
-        return bytes(data)
-
-    def _exit_reason(self) -> str:
-        try:
-            status = self._popen.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection to the trainer"
-        if status >= 0:
-            return f"exit status {status}"
-        name = signal.Signals(-status).name
-        return f"{name} (out of memory?)" if name == "SIGKILL" else name
-
-
-def _kill(popen: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
-    """Kill the process and all processes that it started; it holds nothing that must be saved."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError for a group of zombies
-        os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
-    connection.close()

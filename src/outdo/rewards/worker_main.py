@@ -1,7 +1,7 @@
 """The worker process: it imports the user's file, then answers requests until its parent ends.
 
 Requests are pickles, because a column may hold a date, and the parent is trusted. Responses are JSON, because the code
-that runs here is not trusted. Both are preceded by their length.
+that runs here is not trusted. The first request names the function and its options.
 """
 
 import contextlib
@@ -11,37 +11,68 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outdo.rewards.signatures import RewardFunction, output_of_error, wrap_function
+from outdo.rewards.failures import output_of_error
+from outdo.rewards.limits import limit_resources
+from outdo.rewards.protocol import HEADER, pack
+from outdo.rewards.signatures import RewardFunction, wrap_function
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
-LENGTH = struct.Struct("!Q")
 PR_SET_PDEATHSIG = 1
 
 
-def serve(descriptor: int, parent: int, spec: str, options: str, timeout: float) -> None:
-    """Answer the requests on the socket `descriptor` with the function that `spec` names.
-
-    `options` are those of `wrap_function`, pickled, in hexadecimal.
-    """
+def serve(descriptor: int, parent: int, memory: int) -> None:
+    """Answer the requests on the socket `descriptor`; `memory` is the most that this process may use, in bytes."""
     _end_with(parent)
+    limit_resources(memory)
     os.set_inheritable(descriptor, False)  # a process that the user's function starts must not keep the socket open
+    own_id = os.getpid()
     with socket.socket(fileno=descriptor) as connection:
-        try:
-            arguments = pickle.loads(bytes.fromhex(options))
-            function = wrap_function(load_function(spec), spec.rpartition(":")[2], options=arguments, timeout=timeout)
-        except UserError as error:
-            return _send(connection, {"mistakes": error.problems})
-        _send(connection, {"kind": function.kind, "asynchronous": function.asynchronous})
+        os.register_at_fork(after_in_child=connection.close)
         requests = connection.makefile("rb")
-        while header := requests.read(LENGTH.size):
-            _send(connection, _respond(function, requests.read(*LENGTH.unpack(header))))
+        function, processor_seconds = None, None
+        while header := requests.read(HEADER.size):
+            size, nonce = HEADER.unpack(header)
+            request = requests.read(size)
+            if function is None:
+                function, processor_seconds, response = _load(request)
+            else:
+                with _processor_limit(processor_seconds):
+                    response = _respond(function, request)
+            if os.getpid() != own_id:  # a fork that the function made and that came back here
+                os._exit(1)
+            connection.sendall(pack(nonce, json.dumps(response).encode()))
+
+
+def _load(request: bytes) -> tuple[RewardFunction | None, float | None, dict[str, Any]]:
+    """Return the function that the request names, the limit of its calls, and the response."""
+    try:
+        setup = pickle.loads(request)
+        spec, options, timeout = setup["spec"], setup["options"], setup["timeout"]
+        function = wrap_function(load_function(spec), spec.rpartition(":")[2], options=options, timeout=timeout)
+    except UserError as error:
+        return None, None, {"mistakes": error.problems}
+    return function, setup["processor_seconds"], {"kind": function.kind, "asynchronous": function.asynchronous}
+
+
+@contextlib.contextmanager
+def _processor_limit(seconds: float | None) -> Iterator[None]:
+    """Let the kernel end this process after so many seconds of computing, also in the middle of a loop in C."""
+    if seconds is None:
+        yield
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def load_function(spec: str) -> Any:
@@ -64,7 +95,8 @@ def _respond(function: RewardFunction, request: bytes) -> dict[str, Any]:
     try:
         outputs = function.score(pickle.loads(request))
     except (Exception, SystemExit) as error:
-        return {"raised": output_of_error(error, function.name).reason}
+        failure = output_of_error(error, function.name)
+        return {"raised": [failure.status, failure.reason]}
     return {"outputs": [[output.value, output.status, output.reason, output.right] for output in outputs]}
 
 
@@ -88,8 +120,3 @@ def _end_with(parent: int) -> None:
             Path("/proc/self/oom_score_adj").write_text("1000")
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    body = json.dumps(message).encode()
-    connection.sendall(LENGTH.pack(len(body)) + body)

@@ -1,7 +1,6 @@
 """Describe what decides a run besides its recipe: versions, device, command and commit, without secrets."""
 
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,8 +8,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-SECRET = re.compile(r"(?:^|[._-])(?:token|secret|password|passwd|credentials?|(?:api|access)[_-]?key)$", re.IGNORECASE)
-"""Names of settings whose values are not written down. `sampling.max_tokens` is not one of them."""
+from outdo.utils.secrets import HIDDEN, has_secret_name, redact
 
 
 def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
@@ -32,13 +30,16 @@ def describe_environment(*, seed: int, threads: int, device: str, world_size: in
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like."""
+    """Return command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like.
+
+    What looks like a secret is hidden wherever it is.
+    """
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        is_secret = SECRET.search(name) is not None
-        shown.append("***" if hide_next else f"{name}=***" if is_secret and equals else argument)
+        is_secret = has_secret_name(name)
+        shown.append(HIDDEN if hide_next else f"{name}={HIDDEN}" if is_secret and equals else redact(argument))
         hide_next = is_secret and not equals and name.startswith("-")
     return shown
 

@@ -111,7 +111,11 @@ def build_run(
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
     engine = open_engine(recipe, policy)
-    environment = SingleTurn(reward, max_failed=recipe.reward_limits.max_failed)
+    environment = SingleTurn(
+        reward,
+        max_failed=recipe.reward_limits.max_failed,
+        step_timeout=recipe.reward_limits.step_timeout,
+    )
     return Run(
         recipe=recipe,
         requires=requires,
@@ -229,7 +233,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
 def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     """Return the weighted sum of the recipe's rewards, and those of them that keep learning."""
     rewards = [
-        (load_reward([spec], timeout=recipe.reward_limits.timeout), weight) for spec, weight in recipe.reward_functions
+        (load_reward([spec], **recipe.reward_limits.of_workers), weight) for spec, weight in recipe.reward_functions
     ]
     pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
     settings = {"device": recipe.device, "seed": recipe.seed}

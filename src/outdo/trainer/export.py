@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from outdo.config.file import dump
+from outdo.config.paths import file_name, with_file_names
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
 from outdo.trainer.find_model import ModelRef
@@ -22,7 +24,8 @@ Trained from `{base}` by `{objective}` with [outdo], on `{data}`, rewarded by `{
 
 {table}
 
-Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}. The whole recipe:
+Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}.
+The whole recipe, with file names in place of paths:
 
 ```toml
 {recipe}
@@ -76,29 +79,24 @@ def _write_model(checkpoint: Path, folder: Path, dtype: str) -> None:
 
 
 def card(source: ModelRef) -> str:
-    """Return the model card, in Markdown."""
+    """Return the model card, in Markdown; it has no path of this machine."""
     recipe = source.recipe
     assert recipe is not None
     assert source.run is not None
     return CARD.format(
         title=source.run.name,
-        base=_portable(recipe.model),
+        base=file_name(recipe.model),
         objective=recipe.train.objective.name,
-        data=", ".join(_portable(each.path) for each in recipe.data.path),
-        rewards=", ".join(_portable(reward.name) for reward in recipe.rewards),
+        data=", ".join(file_name(each.path) for each in recipe.data.path),
+        rewards=", ".join(file_name(reward.name) for reward in recipe.rewards),
         table=_table(source.summary, source.step),
         step=source.step,
         prompts=recipe.train.prompts,
         group=recipe.train.group_size,
         lr=recipe.optim.lr,
         seed=recipe.seed,
-        recipe=(source.run / "recipe.toml").read_text(encoding="utf-8").strip(),
+        recipe=dump(with_file_names(recipe)).strip(),
     )
-
-
-def _portable(name: str) -> str:
-    """Return a hub name as it is, and the last part of a local path, which means nothing on another machine."""
-    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _table(summary: dict[str, Any], step: int | None) -> str:

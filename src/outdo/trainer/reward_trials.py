@@ -71,7 +71,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
     if not rules:
         return RewardTrials(notes=[right_rule([REWARD_MODEL]).reason])
     try:
-        reward = load_reward(rules, timeout=recipe.reward_limits.timeout)
+        reward = load_reward(rules, **recipe.reward_limits.of_workers)
     except UserError as error:
         return RewardTrials(errors=[f"rewards: {mistake}" for mistake in error.problems])
     assert isinstance(reward, WeightedSum)
@@ -126,6 +126,7 @@ def _failure(scored: RewardOutput) -> str:
     kinds = {
         Status.failed: "failed",
         Status.timed_out: "took too long",
+        Status.unavailable: "was not possible",
         Status.non_finite: "gave no finite number",
     }
     return f"{kinds[scored.status]}: {scored.reason}"

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outdo.config.file import dump, load
+from outdo.config.paths import code_of
 from outdo.config.recipe import Recipe
 from outdo.config.resume import differences, refused_differences
 from outdo.loop import train
@@ -61,7 +62,10 @@ def resume(folder: Path, overrides: list[str], display: Display, *, profile: boo
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     with RunFolder(folder) as run_folder:
         recipe, changes = _resumed_recipe(run_folder, overrides)
-        for line in [*([run_folder.notice] if run_folder.notice else []), *changes]:
+        notices = [run_folder.notice] if run_folder.notice else []
+        if code := code_of(recipe):
+            notices.append(f"runs code that the recipe names: {', '.join(code)}")
+        for line in [*notices, *changes]:
             display.say(line)
         _make_tokens_folder(run_folder, recipe)
         newest = checkpoint.latest(run_folder.checkpoints)

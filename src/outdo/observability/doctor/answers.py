@@ -74,7 +74,7 @@ def groups_missing(run: RunMetrics) -> Iterator[Finding]:
 
 def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
     """Report answers for which the reward returned no number."""
-    for kind in ("failed", "timed_out", "non_finite"):
+    for kind in ("failed", "timed_out", "non_finite", "unavailable"):
         found = run.span(f"verdicts/{kind}")
         if count := sum(found.values):
             yield found.finding(

@@ -1,5 +1,6 @@
 """The simplest environment: one question, one answer, one reward."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,12 +17,14 @@ class SingleTurn:
     """Samples n answers to each question and scores them by `reward`.
 
     If a reward fails, hangs or is no number, its rollout is not trained on. If that happens to more than the share
-    `max_failed` of a step's rollouts, `RewardError` shows the first.
+    `max_failed` of a step's rollouts, `RewardError` shows the first. After `step_timeout` seconds the remaining
+    rewards of a step have timed out.
     """
 
-    def __init__(self, reward: Reward, *, max_failed: float = 0.5) -> None:
+    def __init__(self, reward: Reward, *, max_failed: float = 0.5, step_timeout: float | None = None) -> None:
         self.reward = reward
         self.max_failed = max_failed
+        self.step_timeout = math.inf if step_timeout is None else step_timeout
 
     def rollouts(
         self,
@@ -63,8 +66,10 @@ class SingleTurn:
                 )
                 for (prompt, rendered), completion in zip(read, completions, strict=True)
             ]
-            outputs = self.reward(inputs)
-        (failures or FailureCount()).check(outputs, inputs, self.max_failed)
+            failures = failures or FailureCount()
+            with failures.within(self.step_timeout):
+                outputs = self.reward(inputs)
+        failures.check(outputs, inputs, self.max_failed)
         rollouts = [
             _to_rollout(completion, scored.completion, output, sampling.temperature or 1.0)
             for completion, scored, output in zip(completions, inputs, outputs, strict=True)
