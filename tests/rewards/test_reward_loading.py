@@ -47,7 +47,7 @@ def test_the_examples_of_the_documentation_run(tmp_path: Path, sample: Sample, f
 
 
 def test_the_documentation_has_an_example_of_each_signature():
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
 
 
 def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: Sample):

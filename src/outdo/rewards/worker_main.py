@@ -34,7 +34,8 @@ def serve(descriptor: int, parent: int, memory: int) -> None:
     os.set_inheritable(descriptor, False)  # a process that the user's function starts must not keep the socket open
     own_id = os.getpid()
     with socket.socket(fileno=descriptor) as connection:
-        os.register_at_fork(after_in_child=connection.close)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, descriptor, inheritable=False))
         requests = connection.makefile("rb")
         function, processor_seconds = None, None
         while header := requests.read(HEADER.size):
