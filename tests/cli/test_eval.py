@@ -220,7 +220,7 @@ def test_eval_names_the_code_of_the_recipe_that_it_runs(outdo, run, tmp_path):
     recipe = (copy / "recipe.toml").read_text(encoding="utf-8")
     (copy / "recipe.toml").write_text(re.sub(r"(?m)^rewards = .*$", f'rewards = "{reward}:score"', recipe))
     done = outdo("eval", copy, "--json")
-    assert json.loads(done.out)["rewards/score/mean"] == 1.0
+    assert json.loads(done.out)["reward"] == 1.0
     assert f"runs code that the recipe names: {reward}:score" in done.error.replace("\n", "")
     assert "runs code" not in outdo("eval", copy, "--json", "--rewards", "exact").error
 
