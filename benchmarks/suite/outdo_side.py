@@ -129,6 +129,7 @@ def step(setting: Setting, turns: Turns) -> None:
             if setting.options.get("record"):  # as `outdo train` does: written while the next step is made
                 assert writer.wait() is None
                 _, write = recorder.measure(made, folder)
+                assert write is not None  # every step is recorded
                 writer.begin(write)
             ended = time.perf_counter()
             return Turn(

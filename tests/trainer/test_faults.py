@@ -192,8 +192,9 @@ def test_an_evaluation_that_fails_leaves_no_step_without_its_line(own_home):
         "        raise RuntimeError('the judge is away')\n"
         "    return len(completion) % 3\n"
     )
-    keys = ("steps=6", "eval.every=2", "eval.samples=0", "checkpoint.every=3")
-    train(own_home, *keys, status=1, reward=failing)  # in the third evaluation, after step 4
+    keys = ("steps=6", "eval.every=2", "eval.samples=0", "checkpoint.every=20")
+    said = train(own_home, *keys, status=1, reward=failing)  # in the third evaluation, after step 4
+    assert "saved after step 4" in said
     outdo_(own_home, "resume", "run")
     lines = metrics(own_home / "run")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]

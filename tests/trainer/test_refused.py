@@ -1,12 +1,16 @@
 """What a run does not do: go on as another run, from what is broken, or beside itself."""
 
+import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from run_cases import Command, contents, outdo_, saved, wait_until, weights, write_rows
+from run_cases import Command, contents, outdo_, saved, steps_done, wait_until, weights, write_rows
 
+from outdo.storage.checkpoint import load_state, save
 from outdo.storage.run_folder import RunFolder
 
 OPTIMISER = "state/tensors.safetensors"
@@ -16,6 +20,24 @@ OPTIMISER = "state/tensors.safetensors"
 def copy(home: Path, six_steps: Path, request: pytest.FixtureRequest) -> Path:
     """The run of six steps, for one test to change; its last two checkpoints are kept."""
     return shutil.copytree(six_steps, home / request.node.name.replace("[", "-").rstrip("]"))
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def rewrite_state(run: Path, step: int, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Write a checkpoint anew with another state, as another version of a library would have saved it."""
+    old = run / "checkpoints" / f"step_{step:06d}"
+    state = load_state(old)
+    change(state)
+    shutil.move(old, run / "old")
+    shutil.rmtree(run / "old/state")
+
+    def write_model(path: Path) -> None:
+        shutil.copytree(run / "old", path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+
+    save(run / "checkpoints", step, write_model, state)
 
 
 def damage(run: Path, step: int, name: str) -> None:
@@ -41,6 +63,79 @@ def test_changed_questions_are_refused(own_home):
     assert "data.path: the file has changed since the run was started" in said
     assert "data.eval_path" not in said
     assert saved(own_home / "run") == [1, 2]
+
+
+def test_an_edited_recipe_is_compared_with_the_checkpoint(home, copy):
+    """The recipe in the run folder is a file that anybody can edit: the checkpoint knows what it was saved by."""
+    recipe = copy / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("lr = 0.001", "lr = 0.002").replace("seed = 0", "seed = 7"))
+    said = outdo_(home, "resume", copy.name, "steps=9", status=2)
+    assert "optim.lr: 0.001 in the saved run, 0.002 now; this changes the run" in said
+    assert "seed: 0 in the saved run, 7 now; this changes the run" in said
+    assert f"`outdo resume {copy.name} --changed` if they are meant" in said
+    assert "steps:" not in said
+    assert steps_done(copy) == 6
+
+
+def test_changed_code_of_a_reward_or_of_a_module_beside_it_is_refused(own_home):
+    score = own_home / "score.py"
+    score.write_text(f"from helping import half\n{score.read_text()}")
+    (own_home / "helping.py").write_text("half = 0.5\n")
+    outdo_(own_home, "train", "recipe.toml", "run=./run", "steps=2")
+    (own_home / "helping.py").write_text("half = 0.25\n")
+    said = outdo_(own_home, "resume", "run", "steps=4", status=2)
+    assert f"{own_home / 'helping.py'}: the code of the run has changed" in said
+    assert "score.py: the code" not in said
+    (own_home / "helping.py").write_text("half = 0.5\n")
+    score.write_text(f"{score.read_text()}\n# edited\n")
+    said = outdo_(own_home, "resume", "run", "steps=4", status=2)
+    assert f"{score}: the code of the run has changed" in said
+    assert saved(own_home / "run") == [1, 2]
+
+
+def test_a_change_that_is_meant_continues_the_run_and_stands_in_its_history(own_home):
+    outdo_(own_home, "train", "recipe.toml", "run=./run", "steps=2")
+    run = own_home / "run"
+    with (own_home / "score.py").open("a") as file:
+        file.write("# edited\n")
+    said = outdo_(own_home, "resume", "run", "--changed", "steps=3", "optim.lr=5e-4")
+    assert "optim.lr: 0.001 in the saved run, 0.0005 now; this changes the run" in said
+    started, resumed = history(run)
+    assert (started["after_step"], started["changes"]) == (0, [])
+    assert resumed["after_step"] == 2
+    assert [line.split(": ")[0] for line in resumed["changes"]] == ["steps", "optim.lr", str(own_home / "score.py")]
+    assert started["outdo"] == resumed["outdo"]
+    assert started["command"][1] == "train"
+    assert resumed["command"][1] == "resume"
+    outdo_(own_home, "resume", "run", "steps=4")  # the checkpoint of step 3 was saved by the changed recipe
+    assert history(run)[-1]["changes"] == ["steps: 3 in the saved run, 4 now"]
+
+
+def test_other_versions_are_shown_and_do_not_stop_a_run(home, copy):
+    rewrite_state(copy, 6, lambda state: state["identity"]["versions"].update(torch="1.0"))
+    said = outdo_(home, "resume", copy.name, "steps=7")
+    assert 'torch: "1.0" in the saved run, ' in said
+    assert "can differ in their last bits" in said
+    assert saved(copy)[-1] == 7
+
+
+def test_a_changed_method_that_the_state_does_not_fit_is_an_error_with_the_checkpoint(home, copy):
+    objective = 'train.objective={name = "grpo", beta = 0.1}'  # it has a reference, which the state does not hold
+    said = outdo_(home, "resume", copy.name, "--changed", "steps=7", objective, status=1)
+    assert f"{copy.name}/checkpoints/step_000006: its state does not fit the recipe: a reference is needed" in said
+
+
+def test_deleted_metrics_and_records_are_noticed(home, copy):
+    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:1] + lines[4:]))
+    (copy / "tokens/step_000002.parquet").unlink()
+    said = outdo_(home, "resume", copy.name, "steps=7")
+    assert f"{copy.name}/metrics.jsonl: the metrics of 3 steps between 2 and 4 are missing" in said
+    assert f"{copy.name}/tokens: 1 of the 6 records of this run are missing" in said
+
+
+def test_a_whole_run_is_not_reported_as_incomplete(home, copy):
+    assert "missing" not in outdo_(home, "resume", copy.name, "steps=7")
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing"])

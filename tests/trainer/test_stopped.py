@@ -1,5 +1,7 @@
 """Runs that are asked to stop, that are complete, and that go on for longer."""
 
+import json
+import math
 import os
 import shutil
 import signal
@@ -7,6 +9,11 @@ import time
 
 import pytest
 from run_cases import Command, contents, metrics, outdo_, saved, steps_done, timeless, wait_until, weights
+
+import outdo.trainer.run as run_module
+from outdo.config.file import load
+from outdo.trainer.display import Display
+from outdo.trainer.interrupt import Interrupted, stop_requested
 
 HANGS = """
 import time
@@ -20,18 +27,21 @@ def score(completion, answer):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_after_a_signal_the_step_is_finished_and_saved(home, straight, number):
+EACH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda each: each.name)
+
+
+@EACH
+def test_after_a_signal_the_last_finished_step_is_saved(home, straight, number):
     run = home / f"stopped-{number}"
     command = Command(home, "train", "recipe.toml", f"run=./{run.name}", "checkpoint.every=20")
     wait_until(lambda: steps_done(run) >= 3, command)
     os.kill(command.pid, number)
-    assert command.wait() == 130, command.said
+    assert command.wait() == 128 + number, command.said
     step = steps_done(run)
     assert 3 <= step < 20
     assert saved(run) == [step]
     assert weights(run) == weights_after(home, step)
-    assert f"stopped and saved after step {step}; continue with `outdo resume {run.name}`" in command.said
+    assert f"stopped after step {step}; continue with `outdo resume {run.name}`" in command.said
     outdo_(home, "resume", run.name)
     assert weights(run) == weights(straight)
     assert timeless(run) == timeless(straight)
@@ -42,14 +52,157 @@ def weights_after(home, step):
     return weights(max(home.glob(f"to-{step}-*")))
 
 
-def test_a_second_signal_ends_at_once(own_home):
+@EACH
+def test_a_reward_that_hangs_does_not_delay_the_end(own_home, number):
+    """The steps before are saved although the last checkpoint is older, and no weight of the step under way counts."""
+    hangs = HANGS.replace("if completion", "if Path('hang').exists() and completion").replace("0.0", "len(completion)")
+    (own_home / "score.py").write_text(hangs)
+    settings = ("checkpoint.every=20", "reward_limits.timeout=5000", "eval.every=0", "steps=6")
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *settings)
+    wait_until(lambda: steps_done(own_home / "run") >= 2, command)
+    (own_home / "hang").touch()
+    wait_until(lambda: (own_home / "hanging").exists(), command)
+    step = steps_done(own_home / "run")
+    os.kill(command.pid, number)
+    assert command.wait() == 128 + number, command.said
+    assert "Traceback" not in command.said
+    assert saved(own_home / "run") == [step]
+    (own_home / "hang").unlink()
+    outdo_(own_home, "resume", "run")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", *settings)
+    assert weights(own_home / "run") == weights(own_home / "straight")
+    assert timeless(own_home / "run") == timeless(own_home / "straight")
+
+
+def test_a_signal_before_the_first_step_is_finished_saves_nothing(own_home):
     (own_home / "score.py").write_text(HANGS)
     command = Command(own_home, "train", "recipe.toml", "run=./run", "reward_limits.timeout=5000")
     wait_until(lambda: (own_home / "hanging").exists(), command)
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 143, command.said
+    assert saved(own_home / "run") == []
+
+
+SLOW_UPDATE = """
+import time
+from pathlib import Path
+from outdo.algorithms.objectives.presets import grpo
+
+class Slow:
+    \"\"\"GRPO whose second pass over the batch `at` waits until a file `go` is there.\"\"\"
+
+    def __init__(self, at: int = 3):
+        self.formula, self.at = grpo(beta=0.0), at
+        self.requires = self.formula.requires
+        self.batches = self.passes = 0
+
+    def prepare(self, batch):
+        self.batches, self.passes = self.batches + 1, 0
+        return self.formula.prepare(batch)
+
+    def __call__(self, scores, batch):
+        self.passes += 1
+        if self.batches == self.at and self.passes == 2:
+            Path("updating").touch()
+            while not Path("go").exists():
+                time.sleep(0.01)
+        return self.formula(scores, batch)
+"""
+SLOW = ('train.objective={name = "slow.py:Slow", at = 3}', "train.passes=2", "checkpoint.every=20", "eval.every=0")
+
+
+def stopped_in_an_update(home, *numbers):
+    """Send signals while the weights have changed in the first of two passes; the command, which waits for `go`."""
+    (home / "slow.py").write_text(SLOW_UPDATE)
+    command = Command(home, "train", "recipe.toml", "run=./run", "steps=5", *SLOW)
+    wait_until(lambda: (home / "updating").exists(), command)
+    for count, number in enumerate(numbers, 1):
+        os.kill(command.pid, number)
+        wait_until(lambda count=count: command.said.count("\n\n") + command.said.count("saving") >= count, command)
+    return command
+
+
+def test_a_signal_in_an_update_finishes_the_step_and_a_second_one_does_not_throw_it_away(own_home):
+    command = stopped_in_an_update(own_home, signal.SIGTERM, signal.SIGINT)
+    assert "finishing this step and saving" in command.said
+    assert "a third signal ends at once" in command.said
+    (own_home / "go").touch()
+    assert command.wait() == 143, command.said
+    assert saved(own_home / "run") == [3]
+    outdo_(own_home, "resume", "run")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", "steps=5", *SLOW)
+    assert weights(own_home / "run") == weights(own_home / "straight")
+
+
+def test_a_third_signal_in_an_update_ends_at_once_and_saves_no_half_step(own_home):
+    command = stopped_in_an_update(own_home, signal.SIGTERM, signal.SIGTERM)
     os.kill(command.pid, signal.SIGINT)
-    os.kill(command.pid, signal.SIGTERM)  # any of the two is a second one; two equal ones may reach a process as one
     assert command.wait() == 130, command.said
     assert "Traceback" not in command.said
+    assert saved(own_home / "run") == []
+
+
+def test_a_signal_in_an_evaluation_keeps_the_step_and_a_resumed_run_evaluates_it(own_home):
+    """Held-out questions have the answer 5 and more: the reward waits at them, after the first evaluation."""
+    waits = (
+        "import time\nfrom pathlib import Path\n"
+        "def score(prompt, completion):\n"
+        "    if '5=' in prompt and Path('hang').exists():\n"
+        "        Path('hanging').touch()\n"
+        "        time.sleep(6000)\n"
+        "    return len(completion) % 3\n"
+    )
+    (own_home / "score.py").write_text(waits)
+    settings = ("steps=6", "eval.every=2", "checkpoint.every=20", "reward_limits.timeout=5000")
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *settings)
+    wait_until(lambda: steps_done(own_home / "run") >= 1, command)
+    (own_home / "hang").touch()
+    wait_until(lambda: (own_home / "hanging").exists(), command)
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 143, command.said
+    step = steps_done(own_home / "run")
+    assert saved(own_home / "run") == [step]
+    assert "eval/greedy" not in metrics(own_home / "run")[-1]
+    (own_home / "hang").unlink()
+    outdo_(own_home, "resume", "run")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", *settings)
+    assert timeless(own_home / "run") == timeless(own_home / "straight")
+    summaries = [json.loads((own_home / name / "summary.json").read_text()) for name in ("run", "straight")]
+    assert summaries[0]["after"] == summaries[1]["after"]
+    assert summaries[0]["best"] == summaries[1]["best"]
+
+
+def test_an_ignored_signal_stays_ignored():
+    """As under nohup: a closed terminal must not stop the run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requested() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not signals
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_that_came_earlier_interrupts_what_may_be_interrupted():
+    with stop_requested() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted), signals.interrupting():
+            pytest.fail("the block must not begin")
+    assert signals.exit_status == 143
+
+
+def test_a_checkpoint_that_is_long_ago_is_followed_by_one_out_of_turn(own_home, monkeypatch):
+    """Whatever `checkpoint.every` is, at most some minutes are lost."""
+    monkeypatch.chdir(own_home)
+    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(run_module, "CHECKPOINT_SHARE", math.inf)
+    recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
+    assert run_module.start(recipe, own_home / "run", Display(live=False)) == 0
+    assert saved(own_home / "run") == [1, 2, 3]
+    monkeypatch.setattr(run_module, "CHECKPOINT_SHARE", 1e-9)  # unless saving takes too large a share of the time
+    recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
+    assert run_module.start(recipe, own_home / "slow", Display(live=False)) == 0
+    assert saved(own_home / "slow") == [1, 3]  # the first save is out of turn: nothing is known about its time
 
 
 def test_resuming_a_complete_run_changes_nothing(home, six_steps):

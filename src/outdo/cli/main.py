@@ -82,11 +82,18 @@ def train(settings: Settings = None, profile: Profile = False) -> None:
 
 
 @app.command()
-def resume(run: RunFolder, settings: Overrides = None, profile: Profile = False) -> None:
+def resume(
+    run: RunFolder,
+    settings: Overrides = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="accept settings, data or code that make it another run")
+    ] = False,
+    profile: Profile = False,
+) -> None:
     """Continue a run that was stopped or killed, from its newest whole checkpoint."""
-    from outdo.trainer.run import resume
+    from outdo.trainer.resume import resume
 
-    raise typer.Exit(resume(run, settings or [], Display(), profile=profile))
+    raise typer.Exit(resume(run, settings or [], Display(), changed=changed, profile=profile))
 
 
 @app.command()

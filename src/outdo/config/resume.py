@@ -1,9 +1,15 @@
-"""Compare two recipes: which settings may change when a run is resumed."""
+"""Compare a run with what its checkpoint was saved by: which differences a resumed run may have."""
 
 import fnmatch
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from outdo.config.recipe import Recipe
+from outdo.utils.errors import UserError
+from outdo.utils.imports import source_file, split, with_neighbours
 
 MAY_CHANGE = (
     "run",
@@ -28,6 +34,8 @@ of any other setting would make it a different run. With another `device`, `thre
 `train.gradient_checkpointing` or `train.micro_batch_tokens` the run continues, but it is no longer bit for bit equal to
 an uninterrupted one. With other `steps`, a falling learning rate falls differently."""
 
+_SPEC = re.compile(r"[^\s:]+:[A-Za-z_]\w*")
+
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return how two resolved recipes or environments differ: a line for each dotted key, in order."""
@@ -43,6 +51,44 @@ def refused_differences(
         for key, before, after in _changes(saved, now)
         if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)
     ]
+
+
+def changed_code(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return a line for each source file, given with its SHA-256, that has changed, is new or is no longer used."""
+    return [
+        f"{file}: the code of the run has changed (SHA-256 {saved.get(file, 'none')[:12]} in the saved run, "
+        f"{now.get(file, 'none')[:12]} now)"
+        for file in sorted(saved.keys() | now.keys())
+        if saved.get(file) != now.get(file)
+    ]
+
+
+def source_files(recipe: Recipe) -> list[Path]:
+    """Return the source files of the rewards and pieces that a recipe names as `file.py:name` or `package.module:name`.
+
+    With each file come the modules of its folder that it imports.
+    """
+    named = recipe.model_dump(mode="json", include={"rewards", "train", "optim"})
+    specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
+    return sorted({path for spec in specs for path in _sources(spec)})
+
+
+def _sources(spec: str) -> list[Path]:
+    try:
+        return with_neighbours(source_file(split(spec)[0]))
+    except UserError:  # a text that only looks like the name of a piece; a real name is checked where it is used
+        return []
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            yield from _texts(list(value.values()))
+        case list():
+            for item in value:
+                yield from _texts(item)
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

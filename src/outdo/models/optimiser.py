@@ -127,8 +127,8 @@ class Optimiser:
         if finite and norm > 0:
             for group in self.inner.param_groups:
                 group["lr"] = lr
+            self.steps += 1  # first: a step that an error breaks off may have changed some of the weights
             self.inner.step()
-            self.steps += 1
         self.inner.zero_grad()
         self.refused_in_a_row = 0 if finite else self.refused_in_a_row + 1
         if self.refused_in_a_row >= self.settings.patience:

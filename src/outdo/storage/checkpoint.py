@@ -28,11 +28,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outdo.storage import atomic
+from outdo.storage.provenance import version_of
 from outdo.storage.state_file import pack, unpack
 from outdo.utils.errors import CheckpointError, DiskFullError
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
-FORMAT = 1
+FORMAT = 2
 """Version of the manifest and of `state/`."""
 
 MANIFEST = "manifest.json"
@@ -267,13 +268,16 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     content = manifest.read_bytes()
     try:
         parsed = json.loads(content)
-        version, step, listed = parsed["format"], parsed["step"], parsed["files"]
+        if parsed["format"] != FORMAT:
+            raise CheckpointError(
+                f"{manifest}: checkpoint format {parsed['format']!r}, and outdo {version_of('outdo')} reads format "
+                f"{FORMAT}; the version of outdo that wrote it can continue the run"
+            )
+        step, listed = parsed["step"], parsed["files"]
         for name, entry in listed.items():
             _check_entry(name, entry["sha256"], entry["size"])
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{manifest}: {f'not a manifest: {error}' if content else 'empty'}") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{manifest}: format {version!r}; this outdo reads format {FORMAT}")
     if not isinstance(step, int) or path.absolute().name != _name(step):
         raise CheckpointError(f"{manifest}: of step {step!r}, in the folder {path.absolute().name}")
     return listed

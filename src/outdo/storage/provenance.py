@@ -1,24 +1,27 @@
-"""Describe what decides a run besides its recipe: versions, device, command and commit, without secrets."""
+"""Describe what decides a run besides its recipe: versions, device, code, command and commit, without secrets."""
 
+import hashlib
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from outdo.utils.secrets import HIDDEN, has_secret_name, redact
 
+PACKAGES = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+"""The packages that decide the bits of a result."""
+
+
 
 def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
     """Return the content of `environment.json`. It holds no environment variables and no secrets."""
-    packages = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
     return {
-        "python": platform.python_version(),
-        **{name: version_of(name) for name in packages},
+        **versions(),
         "platform": platform.platform(),
-        "machine": platform.machine(),
         "device": device,
         "threads": threads,
         "world_size": world_size,
@@ -27,6 +30,17 @@ def describe_environment(*, seed: int, threads: int, device: str, world_size: in
         "git_commit": _git_commit(),
         "started": timestamp(),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that decide a result, and the kind of the machine."""
+    packages = {name: version_of(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages, "machine": platform.machine()}
+
+
+def code_hashes(files: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of each file by its path."""
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:

@@ -2,8 +2,9 @@
 
 recipe.toml         the resolved recipe             tokens/         what happened to every token
 environment.json    versions, seed, command         checkpoints/    see `outdo.storage.checkpoint`
-metrics.jsonl       one JSON object for each step   summary.json    before and after
-lock                the process that runs here      report.html     the page
+history.jsonl       the same for each start         summary.json    before and after
+metrics.jsonl       one JSON object for each step   report.html     the page
+lock                the process that runs here
 held_out/           the answers of each evaluation
 """
 
@@ -39,6 +40,7 @@ class RunFolder:
         self.path = path
         self.recipe = path / "recipe.toml"
         self.environment = path / "environment.json"
+        self.history = path / "history.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
@@ -81,20 +83,37 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.metrics}: step {step} cannot follow step {self._last_step}; rewind to the checkpoint first"
             )
-        line = json.dumps(atomic.finite({"step": step, **metrics} | {"step": step}))
         try:
-            descriptor = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                _append_or_undo(descriptor, line.encode() + b"\n")
-            finally:
-                os.close(descriptor)
+            _append_line(self.metrics, {"step": step, **metrics} | {"step": step})
         except OSError as error:
             raise RunFolderError(f"{self.metrics}: step {step} was not written: {error.strerror}") from error
         self._last_step = step
 
-    def rewind(self, step: int) -> None:
-        """Drop the metrics of all steps after `step`, so that a run resumed there writes each step once."""
-        self._keep_metrics([line for line in _complete_lines(self.metrics) if _step_of(line) <= step])
+    def amend_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add `metrics` to the line of `step`, which is the last one."""
+        lines = _complete_lines(self.metrics)
+        last = (_parsed(lines.pop()) if lines and _step_of(lines[-1]) == step else None) or {}
+        self._keep_metrics(lines)
+        self.append_metrics(step, {**last, **metrics})
+
+    def append_history(self, entry: Mapping[str, Any]) -> None:
+        """Append how the run was started or resumed to `history.jsonl`: the step, the environment, and what changed."""
+        try:
+            if not _ends_with_newline(self.history):  # a crash cut the last line off
+                whole = _complete_lines(self.history)
+                atomic.write_bytes_atomically(self.history, b"".join(line + b"\n" for line in whole))
+            _append_line(self.history, entry)
+        except OSError as error:
+            raise RunFolderError(f"{self.history}: cannot be written: {error.strerror}") from error
+
+    def rewind(self, step: int) -> list[int]:
+        """Drop the metrics of all steps after `step`, so that a run resumed there writes each step once.
+
+        Returns the steps up to `step` whose metrics are missing: somebody has deleted them.
+        """
+        lines = [line for line in _complete_lines(self.metrics) if _step_of(line) <= step]
+        self._keep_metrics(lines)
+        return sorted(set(range(1, step + 1)) - set(map(_step_of, lines)))
 
     def _keep_metrics(self, lines: Sequence[bytes]) -> None:
         """Replace the content of `metrics.jsonl` by `lines`."""
@@ -203,6 +222,20 @@ def _step_of(line: bytes) -> int:
     """Return the step of a record; 0 for a damaged line, which is kept, and which readers leave out."""
     step = (_parsed(line) or {}).get("step")
     return step if isinstance(step, int) else 0
+
+
+def _append_line(path: Path, record: Mapping[str, Any]) -> None:
+    line = json.dumps(atomic.finite(record)).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        _append_or_undo(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    """Return whether a file ends with a newline, or has no content."""
+    return not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
 
 
 def _append_or_undo(descriptor: int, content: bytes) -> None:

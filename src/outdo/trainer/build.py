@@ -12,9 +12,11 @@ from outdo.algorithms.advantages import Advantage
 from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
+from outdo.config.file import dump
 from outdo.config.names import REWARD_MODEL, REWARDS
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
@@ -36,6 +38,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.storage.provenance import code_hashes, versions
 from outdo.trainer import cost, micro_batch_size
 from outdo.trainer.build_method import (
     adaptive_of,
@@ -71,7 +74,7 @@ class Run:
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
     online_reward_models: Sequence[OnlineRewardModel]  # reward models that keep learning during the run
     recorder: Recorder
-    fingerprints: Mapping[str, str]  # of the data files, by the recipe's key
+    identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]
 
     def close(self) -> None:
@@ -86,19 +89,16 @@ def build_run(
     *,
     facts: ModelFacts | None = None,
     model: str | Path | None = None,
-    fingerprints: Mapping[str, str] | None = None,
+    questions: Questions | None = None,
 ) -> Run:
     """Load everything that a recipe names.
 
-    `facts` describes the recipe's model where a caller has inspected its folder already. A resumed run gives `model`,
-    the folder of the checkpoint, and the `fingerprints` that the data files had at the start.
+    `facts` describes the recipe's model and `questions` are its data, where a caller has read them already. A resumed
+    run gives `model`, the folder of the checkpoint.
 
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
-    questions = load_questions(recipe)
-    if fingerprints is not None and fingerprints != questions.fingerprints:
-        changed = [key for key, value in questions.fingerprints.items() if fingerprints.get(key) != value]
-        raise UserError([f"{key}: the file has changed since the run was started" for key in changed])
+    questions = questions or load_questions(recipe)
     if model is not None or facts is None:
         facts = inspect_folder(model or recipe.model)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
@@ -132,9 +132,23 @@ def build_run(
         adaptive=adaptive_of(objective, penalty),
         online_reward_models=online_reward_models,
         recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
-        fingerprints=questions.fingerprints,
+        identity=identity_of(recipe, questions),
         notes=(*hardware_notes, _attention_note(policy), *_sampling_note(engine), *memory_notes, *data_notes),
     )
+
+
+def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
+    """Return what makes a run this run and no other; a checkpoint holds it, and a resumed run is compared with it.
+
+    These are the resolved recipe as TOML, the versions of Python and the libraries, and the SHA-256 of the data files
+    and of the code of rewards and pieces.
+    """
+    return {
+        "recipe": dump(recipe),
+        "versions": versions(),
+        "data": dict(questions.fingerprints),
+        "code": code_hashes(source_files(recipe)),
+    }
 
 
 def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = None) -> Engine:

@@ -35,13 +35,15 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     return numbers
 
 
-def evaluate_if_due(run: Run, folder: Path, progress: Progress, step: int, display: Display) -> dict[str, float]:
-    """Return the metrics of the evaluation after `step`, kept in `progress`; nothing if none is due."""
-    recipe = run.recipe
-    if step != recipe.steps and not is_due(step, recipe.eval.every):
-        return {}
-    progress.evaluated(evaluate_run(run, folder, step, display), step, best_by=recipe.eval.best)
+def evaluate_after(run: Run, folder: Path, progress: Progress, step: int, display: Display) -> dict[str, float]:
+    """Evaluate the policy after `step`, keep the result in `progress`, and return its metrics."""
+    progress.evaluated(evaluate_run(run, folder, step, display), step, best_by=run.recipe.eval.best)
     return {f"eval/{name}": value for name, value in progress.after.items()}
+
+
+def evaluation_is_due(run: Run, step: int) -> bool:
+    """Return whether the policy is evaluated after `step`: in its turn, and after the last step."""
+    return bool(run.held_out) and (step == run.recipe.steps or is_due(step, run.recipe.eval.every))
 
 
 def is_due(step: int, every: int) -> bool:

@@ -1,40 +1,42 @@
-"""`outdo train` and `outdo resume`: the body of `for step in train(...)`, and what is before and after."""
+"""`outdo train`: the body of `for step in train(...)`, and what is before and after."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outdo.config.file import dump, load
-from outdo.config.paths import code_of
+from outdo.config.file import dump
 from outdo.config.recipe import Recipe
-from outdo.config.resume import differences, refused_differences
 from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
+from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
 from outdo.observability.page.collect import collect_run
 from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.storage import checkpoint, held_out_answers
+from outdo.storage import checkpoint
 from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment
 from outdo.storage.run_folder import RunFolder, read_metrics
 from outdo.trainer.build import Run, build_run
 from outdo.trainer.display import Display
-from outdo.trainer.held_out import evaluate_if_due, evaluate_run, is_due
-from outdo.trainer.interrupt import stop_requested
+from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
+from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import time_table, traced
-from outdo.trainer.state import Progress, restore, save
-from outdo.types import Step
-from outdo.utils.errors import CheckpointError, NonFiniteWeightsError, OutdoError, RunFolderError, UserError
+from outdo.trainer.state import Progress, save
+from outdo.types import Group, Prompt, Sampled, Step
+from outdo.utils.errors import CheckpointError, NonFiniteWeightsError, RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as a shell has it: 128 + SIGINT."""
+CHECKPOINT_SECONDS = 600.0
+"""A finished step is saved at the latest after so many seconds, whatever `checkpoint.every` is ..."""
+CHECKPOINT_SHARE = 0.05
+"""... if saving then takes at most this share of the time."""
 
 TRACE = "profile/trace.json.gz"
 
@@ -50,56 +52,19 @@ def start(
     with RunFolder(folder) as run_folder:
         if run_folder.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
-        _make_tokens_folder(run_folder, recipe)
+        make_tokens_folder(run_folder, recipe)
         run = build_run(recipe, facts=facts)
-        status = _train(run_folder, run, Progress(), display, profile=profile)
-    return _write_page(folder, status, display)
+        status = run_to_end(run_folder, run, Progress(), display, profile=profile)
+    return write_page(folder, status, display)
 
 
-def resume(folder: Path, overrides: list[str], display: Display, *, profile: bool = False) -> int:
-    """Continue a run from its newest whole checkpoint, or from the start if it has none; return the exit status."""
-    if not (folder / "recipe.toml").is_file():
-        raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
-    with RunFolder(folder) as run_folder:
-        recipe, changes = _resumed_recipe(run_folder, overrides)
-        notices = [run_folder.notice] if run_folder.notice else []
-        if code := code_of(recipe):
-            notices.append(f"runs code that the recipe names: {', '.join(code)}")
-        for line in [*notices, *changes]:
-            display.say(line)
-        _make_tokens_folder(run_folder, recipe)
-        newest = checkpoint.latest(run_folder.checkpoints)
-        for fault in newest.broken if newest else ():
-            display.say(f"not used: {fault}")
-        state = checkpoint.load_state(newest.path) if newest else {}
-        model = newest.path if newest else None
-        run = build_run(recipe, model=model, fingerprints=state.get("fingerprints"))
-        progress = restore(run, state) if newest else Progress()
-        display.say(f"resumed after step {progress.step} of {recipe.steps}")
-        run_folder.rewind(progress.step)
-        parquet.drop_after(run_folder.path, progress.step)
-        held_out_answers.drop_after(run_folder.path, progress.step)
-        parquet.remove_leftovers(run_folder.path)
-        status = _train(run_folder, run, progress, display, profile=profile)
-    return _write_page(folder, status, display)
-
-
-def _resumed_recipe(folder: RunFolder, overrides: list[str]) -> tuple[Recipe, list[str]]:
-    """Return the saved recipe with the overrides, and a line for each setting that changes."""
-    saved, recipe = load(folder.recipe, []), load(folder.recipe, overrides)
-    before, after = saved.model_dump(), recipe.model_dump()
-    if refused := refused_differences(before, after):
-        raise UserError([f"{line}; this setting must stay the same when a run is resumed" for line in refused])
-    return recipe, differences(before, after)
-
-
-def _make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
+def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
     """Create the folder of the token records before any model is loaded, so that a full disk is noticed now."""
     if recipe.record.every:
         parquet.make_folder(folder.path)
 
 
-def _write_page(folder: Path, status: int, display: Display) -> int:
+def write_page(folder: Path, status: int, display: Display) -> int:
     """Write the page of a complete run, from what is on disk; return the exit status."""
     if status == 0:
         report = folder / "report.html"
@@ -108,41 +73,71 @@ def _write_page(folder: Path, status: int, display: Display) -> int:
     return status
 
 
-def _train(folder: RunFolder, run: Run, progress: Progress, display: Display, *, profile: bool) -> int:
-    """Run the loop until its last step, an interrupt or an error; return the exit status."""
+def run_to_end(
+    folder: RunFolder, run: Run, progress: Progress, display: Display, *, changes: Sequence[str] = (), profile: bool
+) -> int:
+    """Run the loop until its last step, a signal or an error; return the exit status.
+
+    `changes` are the differences from the run that was saved, for the history of the run folder.
+    """
     recipe = run.recipe
     for note in run.notes:
         display.say(note)
-    if progress.step >= recipe.steps:
+    if progress.step >= recipe.steps and not progress.unevaluated:
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
         write_json_atomically(folder.summary, summary(progress, folder.path))
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {folder.path} steps=...`")
         return 0
     _check_free_space(folder, run)
-    _describe(folder, run)
+    _describe(folder, run, progress.step, changes)
     progress.version = run.models.version
-    try:
-        trace = folder.path / TRACE if profile else None
-        with stop_requested() as signals, BackgroundWriter() as writer, traced(trace) as step_traced:
-            training = _Training(folder, run, progress, display, signals, writer)
-            training.run_steps(step_traced)
-    except OutdoError as error:
-        # The error belongs to the step under way. If that step has not changed the weights, the steps before are saved.
-        untouched = run.models.version == progress.version
-        if progress.step and untouched and not isinstance(error, CheckpointError | NonFiniteWeightsError):
-            save(folder, run, progress)
-            display.say(f"saved after step {progress.step}; continue with `outdo resume {folder.path}`")
-        raise
-    finally:
-        run.close()
+    writer = BackgroundWriter()
+    with stop_requested() as signals:
+        try:
+            with writer, traced(folder.path / TRACE if profile else None) as step_traced:
+                _Training(folder, run, progress, display, signals, writer).run_steps(step_traced)
+        except Interrupted:
+            _save_finished(folder, run, progress, display)
+        except KeyboardInterrupt:  # the user wants no save, and an update may be half done
+            raise
+        except BaseException as error:
+            _save_after(error, folder, run, progress, display)
+            raise
+        finally:
+            if writer.lost:
+                display.say(f"the record of step {progress.step} is incomplete: {writer.lost}")
+            run.close()
     if profile:
         _show_profile(folder, display)
     write_json_atomically(folder.summary, summary(progress, folder.path))
-    if progress.step < recipe.steps:
-        display.say(f"stopped and saved after step {progress.step}; continue with `outdo resume {folder.path}`")
-        return INTERRUPTED
+    if signals:
+        display.say(f"stopped after step {progress.step}; continue with `outdo resume {folder.path}`")
+        return signals.exit_status
     return 0
+
+
+def _save_finished(folder: RunFolder, run: Run, progress: Progress, display: Display) -> bool:
+    """Save the last finished step if all weights are still as it left them; return whether they are."""
+    if not progress.step:
+        return False
+    if not progress.is_current(run):
+        under_way = f"step {progress.step + 1} had already changed the weights"
+        display.say(f"{under_way}, so that `outdo resume {folder.path}` repeats the steps after the last checkpoint")
+        return False
+    save(folder, run, progress)
+    return True
+
+
+def _save_after(error: BaseException, folder: RunFolder, run: Run, progress: Progress, display: Display) -> None:
+    """Save the last finished step after an error, unless the error is that a checkpoint cannot be saved."""
+    if isinstance(error, CheckpointError):
+        return
+    try:
+        if _save_finished(folder, run, progress, display):
+            display.say(f"saved after step {progress.step}; continue with `outdo resume {folder.path}`")
+    except CheckpointError as second:  # the first error is raised; this one must not hide it
+        display.say(str(second))
 
 
 @dataclass(slots=True)
@@ -153,20 +148,22 @@ class _Training:
     run: Run
     progress: Progress
     display: Display
-    signals: Sequence[int]  # not empty once the user wants the run to stop
+    signals: StopSignals
     writer: BackgroundWriter
     write_error: RunFolderError | None = None  # of a record that could not be written
+    saved: float = field(default_factory=monotonic)  # when the last checkpoint was written
+    save_seconds: float = 0.0  # how long that took
 
     def run_steps(self, step_traced: Callable[[], None]) -> None:
         """Train step by step. `step_traced` ends each step for the profiler."""
         run, progress, recipe = self.run, self.progress, self.run.recipe
-        if not progress.before:
-            progress.before = progress.after = evaluate_run(run, self.folder.path, 0, self.display)
-            self.write_summary()  # a run that is killed has its baseline
+        self.evaluate_before()
+        if self.is_last():
+            return
         steps = train(
             run.models,
             run.prompts,
-            run.sampler,
+            self.sample,
             run.advantage,
             run.objective,
             passes=recipe.train.passes,
@@ -176,29 +173,73 @@ class _Training:
         float32 = run.models.policy.forward.precision_name == "float32"
         with self.display.steps(progress.step, recipe.steps, float32=float32), Clock() as clock:
             for step in steps:
-                recorded = self.record(step)
-                evaluated = evaluate_if_due(run, self.folder.path, progress, step.index, self.display)
-                metrics = _metrics(run, step, clock) | recorded | evaluated
-                metrics |= _adapt(run, step, metrics)
-                _keep_refused_batch(self.folder, step)
-                self.folder.append_metrics(step.index, metrics)
-                # Only now is the step finished: a step that is saved has its line of metrics.
-                progress.finish(run, step.index, seconds=metrics["seconds"], tokens=_sampled_tokens(metrics))
-                self.display.step(step.index, recipe.steps, metrics)
+                evaluated = self.finish(step, clock)
                 self.raise_write_error()
                 is_last = self.is_last()  # once, so that a signal that comes later ends the next step, not this one
                 if is_last or self.save_is_due():
                     self.wait_for_record()
-                    save(self.folder, run, progress)
+                    self.save()
                 if evaluated:  # after the checkpoint, which the summary may name as the best
                     self.write_summary()
                 step_traced()
                 if is_last:
                     return
 
-    def write_summary(self) -> None:
-        """Write `summary.json` with what is known so far."""
-        write_json_atomically(self.folder.summary, summary(self.progress, self.folder.path))
+    def sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
+        """Sample and score the answers of a step. A signal ends it at once: no weight changes here."""
+        with self.signals.interrupting():
+            return self.run.sampler(policy, questions, step=step)
+
+    def evaluate_before(self) -> None:
+        """Evaluate the policy before the first step, or after the last finished one if that was interrupted."""
+        run, progress = self.run, self.progress
+        if not progress.before:
+            with self.signals.interrupting():
+                progress.before = progress.after = evaluate_run(run, self.folder.path, 0, self.display)
+            self.write_summary()  # a run that is killed has its baseline
+        if progress.unevaluated:
+            with self.signals.interrupting():
+                evaluated = evaluate_after(run, self.folder.path, progress, progress.step, self.display)
+            progress.unevaluated = False
+            self.folder.amend_metrics(progress.step, evaluated)
+
+    def finish(self, step: Step, clock: Clock) -> bool:
+        """Record and evaluate a step, and write its metrics; return whether an evaluation was due.
+
+        If the evaluation fails, the step is finished all the same, and a resumed run repeats the evaluation.
+        """
+        recorded = self.record(step)
+        if not evaluation_is_due(self.run, step.index):
+            self.write_metrics(step, recorded, clock)
+            return False
+        try:
+            with self.signals.interrupting():
+                evaluated = evaluate_after(self.run, self.folder.path, self.progress, step.index, self.display)
+        except BaseException:
+            self.write_metrics(step, recorded, clock)
+            self.progress.unevaluated = True
+            raise
+        self.write_metrics(step, recorded | evaluated, clock)
+        return True
+
+    def write_metrics(self, step: Step, more: Mapping[str, float], clock: Clock) -> None:
+        """Write and print the metrics of a step, with `more` that were measured. The step is finished then."""
+        run, progress, steps = self.run, self.progress, self.run.recipe.steps
+        metrics = _metrics(run, step, clock) | dict(more)
+        metrics |= _adapt(run, step, metrics)
+        _keep_refused_batch(self.folder, step)
+        self.folder.append_metrics(step.index, metrics)
+        # Only now is the step finished: a step that is saved has its line of metrics.
+        tokens, recorded = _sampled_tokens(metrics), self.writer.is_busy
+        progress.finish(run, step.index, seconds=metrics["seconds"], tokens=tokens, recorded=recorded)
+        self.display.step(step.index, steps, metrics)
+
+    def save(self) -> None:
+        """Save the last finished step."""
+        started = monotonic()
+        save(self.folder, self.run, self.progress)
+        self.saved = monotonic()
+        self.save_seconds = self.saved - started
 
     def record(self, step: Step) -> dict[str, float]:
         """Start to write the record of a step and return its metrics; wait for the record of the step before.
@@ -208,7 +249,8 @@ class _Training:
         with span("record"):
             metrics, write = self.run.recorder.measure(step, self.folder.path)
             self.write_error = self.writer.wait()
-            self.writer.begin(write)
+            if write is not None:
+                self.writer.begin(write)
         return metrics
 
     def wait_for_record(self) -> None:
@@ -227,9 +269,13 @@ class _Training:
         return self.progress.step == self.run.recipe.steps or bool(self.signals)
 
     def save_is_due(self) -> bool:
-        """Return whether the last finished step gets a checkpoint: it is the best so far, or its turn has come."""
-        step = self.progress.step
-        return self.progress.best.get("step") == step or is_due(step, self.run.recipe.checkpoint.every)
+        """Return whether the last finished step gets a checkpoint.
+
+        It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago.
+        """
+        step, seconds = self.progress.step, monotonic() - self.saved
+        is_old = seconds >= max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)
+        return is_old or self.progress.best.get("step") == step or is_due(step, self.run.recipe.checkpoint.every)
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
@@ -281,9 +327,11 @@ def _check_free_space(folder: RunFolder, run: Run) -> None:
     checkpoint.check_free_space(folder.path, needed)
 
 
-def _describe(folder: RunFolder, run: Run) -> None:
+def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) -> None:
+    """Write the recipe and the environment, and append to the history that the run continues after `step`."""
     recipe = run.recipe
     environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
+    folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)
 

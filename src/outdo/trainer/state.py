@@ -6,7 +6,8 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `parts`: what else changes during a run, by name: the coefficients that follow a target, the reward models that keep
   learning, and the recorder;
 - `progress`: the position in the data, the step, the evaluations and the totals (`Progress`);
-- `fingerprints`: of the data files; a resumed run refuses files that have changed.
+- `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
+  is compared.
 """
 
 import math
@@ -36,13 +37,21 @@ class Progress:
     before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
     after: dict[str, float] = field(default_factory=dict)  # the latest evaluation
     best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
+    unevaluated: bool = False  # the evaluation after `step` was due and did not end
+    records: int = 0  # that were begun up to `step`
 
-    def finish(self, run: Run, step: int, *, seconds: float, tokens: float) -> None:
-        """Move on to the end of `step`, which took `seconds` and sampled `tokens`."""
+    def finish(self, run: Run, step: int, *, seconds: float, tokens: float, recorded: bool) -> None:
+        """Move on to the end of `step`, which took `seconds` and sampled `tokens`; `recorded`: it has a record."""
         self.step, self.version = step, run.models.version
+        self.unevaluated = False
+        self.records += recorded
         self.prompts = run.prompts.state()
         self.seconds += seconds
         self.tokens += int(tokens)
+
+    def is_current(self, run: Run) -> bool:
+        """Return whether everything that a checkpoint holds is still as the last finished step left it."""
+        return run.models.version == self.version and run.models.steps == self.step
 
     def evaluated(self, numbers: dict[str, float], step: int, *, best_by: str) -> None:
         """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before.
@@ -61,7 +70,7 @@ def save(folder: RunFolder, run: Run, progress: Progress) -> None:
         "models": run.models.state(),
         "parts": {name: part.state() for name, part in _parts(run).items()},
         "progress": asdict(progress),
-        "fingerprints": dict(run.fingerprints),
+        "identity": dict(run.identity),
     }
     with span("save"):
         checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state)

@@ -76,6 +76,32 @@ def source_file(where: str) -> Path:
     return Path(origin)
 
 
+def with_neighbours(file: Path) -> list[Path]:
+    """Return a source file and the modules in its folder that it imports, directly or through one another.
+
+    Nothing is imported or executed. A file that is not Python is returned alone.
+    """
+    found, waiting = [], [file.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.append(path)
+            waiting += _imported_neighbours(path)
+    return sorted(found)
+
+
+def _imported_neighbours(file: Path) -> list[Path]:
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
+        return []
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    places = [file.parent.joinpath(*module.split(".")) for module in modules]
+    candidates = [path for place in places for path in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
+    return [path.resolve() for path in candidates if path.is_file()]
+
+
 def resolve(spec: str) -> Any:
     """Import the code and return the object that `"package.module:name"` or `"file.py:name"` names.
 

@@ -53,14 +53,18 @@ class Recorder:
         Raises: RunFolderError if the disk refuses.
         """
         metrics, write = self.measure(step, folder)
-        write()
+        if write is not None:
+            write()
         return metrics
 
-    def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None]]:
-        """Do what must run before the weights change; return the metrics, and a function that writes the record."""
+    def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None] | None]:
+        """Do what must run before the weights change; return the metrics, and a function that writes the record.
+
+        The function is None if the step gets no record.
+        """
         metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
         if not self.every or step.index % self.every or not len(step.batch):
-            return metrics, lambda: None
+            return metrics, None
         record = token_record(step, self.objective, self.new_logprobs(step))
 
         def write() -> None:

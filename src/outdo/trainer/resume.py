@@ -1,0 +1,107 @@
+"""`outdo resume`: continue a run from its newest whole checkpoint, as the run that it was."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outdo.config.file import dump, load
+from outdo.config.recipe import Recipe
+from outdo.config.resume import changed_code, differences, refused_differences, source_files
+from outdo.data.questions import Questions, load_questions
+from outdo.observability.record import parquet
+from outdo.storage import checkpoint, held_out_answers
+from outdo.storage.provenance import code_hashes, versions
+from outdo.storage.run_folder import RunFolder
+from outdo.trainer.build import Run, build_run
+from outdo.trainer.display import Display
+from outdo.trainer.run import make_tokens_folder, run_to_end, write_page
+from outdo.trainer.state import Progress, restore
+from outdo.utils.errors import CheckpointError, UserError
+
+CHANGED = "this changes the run"
+
+
+def resume(
+    folder: Path, overrides: list[str], display: Display, *, changed: bool = False, profile: bool = False
+) -> int:
+    """Continue a run from its newest whole checkpoint, or from the start if it has none; return the exit status.
+
+    Settings, data or code that differ from those of the checkpoint are shown. If they would make it another run, they
+    are refused, unless `changed`: then the history of the run folder lists them.
+    """
+    if not (folder / "recipe.toml").is_file():
+        raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
+    with RunFolder(folder) as run_folder:
+        newest = checkpoint.latest(run_folder.checkpoints)
+        state = checkpoint.load_state(newest.path) if newest else {}
+        recipe = load(run_folder.recipe, overrides)
+        questions = load_questions(recipe)
+        saved = state.get("identity") or {"recipe": dump(load(run_folder.recipe, []))}
+        changes = _changes(saved, recipe, questions, folder, changed=changed)
+        for line in [*([run_folder.notice] if run_folder.notice else []), *changes]:
+            display.say(line)
+        for fault in newest.broken if newest else ():
+            display.say(f"not used: {fault}")
+        make_tokens_folder(run_folder, recipe)
+        run = build_run(recipe, model=newest.path if newest else None, questions=questions)
+        progress = _restored(run, state, newest.path) if newest else Progress()
+        display.say(f"resumed after step {progress.step} of {recipe.steps}")
+        for line in _rewind(run_folder, progress):
+            display.say(line)
+        status = run_to_end(run_folder, run, progress, display, changes=changes, profile=profile)
+    return write_page(folder, status, display)
+
+
+def _changes(
+    saved: Mapping[str, Any], recipe: Recipe, questions: Questions, folder: Path, *, changed: bool
+) -> list[str]:
+    """Return a line for each difference between a saved run and what it is resumed with.
+
+    Raises: UserError with those that make it another run, unless `changed`.
+    """
+    before, after = tomllib.loads(saved["recipe"]), tomllib.loads(dump(recipe))
+    refused = refused_differences(before, after)
+    if "data" in saved:
+        refused += _changed_data(saved["data"], questions.fingerprints)
+    if "code" in saved:
+        refused += changed_code(saved["code"], code_hashes(source_files(recipe)))
+    if refused and not changed:
+        ways = f"undo the changes, or `outdo resume {folder} --changed` if they are meant"
+        raise UserError([*(f"{line}; {CHANGED}" for line in refused), ways])
+    allowed = [line for line in differences(before, after) if line not in refused]
+    other_versions = differences(saved.get("versions", versions()), versions())
+    if other_versions:
+        other_versions.append("with other versions, the steps from here on can differ in their last bits")
+    return [*allowed, *other_versions, *(f"{line}; {CHANGED}" for line in refused)]
+
+
+def _changed_data(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    changed = [key for key in sorted(saved.keys() | now.keys()) if saved.get(key) != now.get(key)]
+    return [f"{key}: the file has changed since the run was started" for key in changed]
+
+
+def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:
+    try:
+        return restore(run, state)
+    except (KeyError, ValueError, RuntimeError) as error:
+        run.close()
+        raise CheckpointError(f"{path}: its state does not fit the recipe: {error}") from error
+
+
+def _rewind(folder: RunFolder, progress: Progress) -> list[str]:
+    """Remove what was written after the step of the checkpoint; return a line for what is missing before it."""
+    missing = folder.rewind(progress.step)
+    parquet.drop_after(folder.path, progress.step)
+    held_out_answers.drop_after(folder.path, progress.step)
+    parquet.remove_leftovers(folder.path)
+    lines = [f"{folder.metrics}: the metrics of {_listed(missing)} are missing"] if missing else []
+    lost = progress.records - len(parquet.recorded_steps(folder.path))
+    if lost > 0:
+        lines.append(f"{folder.path / 'tokens'}: {lost} of the {progress.records} records of this run are missing")
+    return lines
+
+
+def _listed(steps: Sequence[int]) -> str:
+    """Return `step 3` or `5 steps between 3 and 9`."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps between {steps[0]} and {steps[-1]}"
