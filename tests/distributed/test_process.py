@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+import outdo.distributed.process
 from outdo.distributed.process import Process, Replicated
 from outdo.utils.errors import WorkerError
 
@@ -108,3 +109,73 @@ def test_a_message_cut_off_by_an_interrupt_is_an_error_and_does_not_hang(
     assert isinstance(process.result(), WorkerError)
     with pytest.raises(WorkerError, match="interrupted"):
         process.call(0, "echo", ("second",))
+
+
+# ------------------------------------------------------------------------------------------- processes that hang
+
+
+def test_a_process_that_hangs_in_a_call_is_killed_and_named(process: Process, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 3.0)
+    pid = process._process.pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=rf"worker process {pid} gave no sign of life for 3 s, and was killed"):
+        Replicated(Echo(), [process], 0).map("echo", [("own",), ("other",)])
+    assert process._process.exitcode == -signal.SIGKILL
+    with pytest.raises(WorkerError, match="a worker process ended"):
+        Replicated(Echo(), [process], 0).map("echo", [("own",), ("other",)])
+
+
+def test_a_long_call_of_a_living_process_is_waited_for(process: Process, monkeypatch: pytest.MonkeyPatch):
+    """Its thread for signs of life runs while it computes."""
+    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 5.0)
+    assert Replicated(Echo(), [process], 0).map("echo", [("own",), ("other", 8.0)]) == ["own", "other"]
+
+
+def test_a_call_that_takes_far_longer_than_the_own_share_is_ended(process: Process, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outdo.distributed.process, "PATIENCE", 2.0)
+    with pytest.raises(WorkerError, match="did not finish its share of the work within 2 s, and was killed"):
+        Replicated(Echo(), [process], 0).map("echo", [("own",), ("other", 6000.0)])
+
+
+def test_the_time_for_a_call_grows_with_the_own_share(process: Process, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outdo.distributed.process, "PATIENCE", 0.5)
+    assert Replicated(Echo(), [process], 0).map("echo", [("own", 0.5), ("other", 2.0)]) == ["own", "other"]
+
+
+def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 2.0)
+    process = Process(1)
+    process.hold(0, Echo())
+    os.kill(process._process.pid or 0, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match="did not read a message for 2 s, and was killed"):
+        process.call(0, "echo", (b"x" * 10_000_000,))
+    process.close()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["computing", "stopped"])
+def test_closing_does_not_wait_for_a_process_that_does_not_end(stopped: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outdo.distributed.process, "GRACE", 1.0)
+    process = Process(1)
+    process.hold(0, Echo())
+    process.call(0, "echo", ("never", 6000.0))
+    if stopped:
+        os.kill(process._process.pid or 0, signal.SIGSTOP)
+    process.close()
+    assert process._process.exitcode == -signal.SIGKILL
+
+
+def test_an_interrupt_does_not_wait_for_the_other_processes(process: Process):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Replicated(Echo(), [process], 0).map("echo", [("own", 6000.0), ("other", 6000.0)])
+    assert time.monotonic() - began < 600
+
+
+def test_an_error_in_the_own_share_waits_for_the_others(process: Process):
+    echoes = Replicated(Echo(), [process], 0)
+    with pytest.raises(TypeError):
+        echoes.map("echo", [(), ("other", 1.0)])
+    assert process._awaited is None
+    assert echoes.map("past", [(), ()]) == [[], ["other"]]

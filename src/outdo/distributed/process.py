@@ -5,21 +5,29 @@ weight, the others read. Arguments and results of methods go through a pipe, and
 
 Each request has a number, which its answer repeats. A call that was interrupted leaves an answer in the pipe: the next
 call waits for it and drops it.
+
+No wait is without end. Each process sends a sign of life every second, from a thread of its own; one that falls silent,
+or that needs far longer than this process did for the same work, is killed and named in the error.
 """
 
 import contextlib
 import io
+import multiprocessing
 import os
 import pickle
+import shutil
 import signal
+import socket
 import struct
 import sys
 import traceback
 from collections.abc import Sequence
 from itertools import count
 from multiprocessing import util
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -31,6 +39,19 @@ from outdo.utils.malloc import disable_trim
 
 PRELOADED = ["outdo.distributed.pooled_scoring"]
 """What a child needs: it is imported while the parent loads its own modules and models."""
+
+HEARTBEAT = 1.0
+"""Seconds between two signs of life of a process."""
+SILENCE = 120.0
+"""Seconds without a sign of life after which a process is killed."""
+START = 600.0
+"""Seconds that a process may take until its first sign of life: it imports torch."""
+PATIENCE = 600.0
+"""Seconds that a call may take in another process ..."""
+SLOWER = 20.0
+"""... or so many times what this process took for its share of the same work."""
+GRACE = 5.0
+"""Seconds in which a process should end by itself. It holds nothing that has to be saved."""
 
 _NUMBER = struct.Struct("!q")
 """The number of a request, before its answer."""
@@ -51,17 +72,22 @@ class Replicated:
     def map(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `method` of as many objects as there are `calls` at the same time; return the results in order.
 
-        Raises what a call raised, this process's own first, after all of them have ended.
+        Raises what a call raised, this process's own first, after all of them have ended. Only an interrupt does not
+        wait for them.
         """
         if not calls:
             return []
         others = self._others[: len(calls) - 1]
         for process, arguments in zip(others, calls[1:], strict=True):
             process.call(self._name, method, arguments)
+        began = monotonic()
         try:
             own = getattr(self.local, method)(*calls[0])
-        finally:
-            results = [process.result() for process in others]
+        except Exception:
+            self.finish()
+            raise
+        seconds = max(PATIENCE, SLOWER * (monotonic() - began))
+        results = [process.result(seconds) for process in others]
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             raise errors[0]
@@ -81,9 +107,14 @@ class Process:
         if sys.platform == "linux":
             context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        self._heartbeats, their_heartbeats = context.Pipe(duplex=False)
+        arguments = (theirs, their_heartbeats, threads, util.get_temp_dir())
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
+        their_heartbeats.close()
+        self._started = False  # whether there was a sign of life
+        _limit_sending(self._pipe, SILENCE)
         # The child ignores signals that are meant for the whole run; it ends when the pipe is closed. So the pipe has
         # to be closed before Python waits for its children.
         self._end = util.Finalize(self, _end, args=(self._pipe, self._process), exitpriority=100)
@@ -115,18 +146,28 @@ class Process:
         message = _pickle_copy((number := next(self._numbers), method, name, *arguments))
         self._awaited = number
         self._cut_off = True
-        with contextlib.suppress(BrokenPipeError):  # `result` reports why
+        try:
             self._pipe.send_bytes(message)
+        except BlockingIOError:  # it does not read: it hangs
+            raise self._kill(f"did not read a message for {SILENCE:g} s") from None
+        except BrokenPipeError:  # `result` reports why
+            pass
         self._cut_off = False
 
-    def result(self) -> Any:
-        """Return the result of the last call, or the exception that it raised."""
+    def result(self, seconds: float = PATIENCE) -> Any:
+        """Return the result of the last call, or the exception that it raised.
+
+        If the call takes more than `seconds`, or the process gives no sign of life, the process is killed, and the
+        result is a `WorkerError`.
+        """
         if self._cut_off:
             return WorkerError(_INTERRUPTED)
         try:
-            self._pipe.poll(None)  # an interrupt while waiting loses no part of a message
+            if error := self._wait(seconds):  # an interrupt while waiting loses no part of a message
+                return error
             self._cut_off = True
             answer = self._pipe.recv_bytes()
+            self._started = True
             awaited, self._awaited = self._awaited, None
             self._cut_off = False
         except (EOFError, ConnectionError):
@@ -139,6 +180,32 @@ class Process:
         if answer[: _NUMBER.size] != _NUMBER.pack(awaited):
             return WorkerError("a worker process sent an answer that belongs to another request")
         return pickle.loads(memoryview(answer)[_NUMBER.size :])
+
+    def _wait(self, seconds: float) -> WorkerError | None:
+        """Wait until there is something to read, or until the process has ended; kill it if it hangs."""
+        began = heard = monotonic()
+        while not self._pipe.poll():
+            if self._heartbeats in wait([self._pipe, self._heartbeats], HEARTBEAT):
+                heard, self._started = monotonic(), True
+                with contextlib.suppress(EOFError, ConnectionError):
+                    while self._heartbeats.poll():
+                        self._heartbeats.recv_bytes()
+            allowed = SILENCE if self._started else START
+            if monotonic() - heard > allowed:
+                return self._kill(f"gave no sign of life for {allowed:g} s")
+            if monotonic() - began > seconds:
+                return self._kill(f"did not finish its share of the work within {seconds:.0f} s")
+        return None
+
+    def _kill(self, reason: str) -> WorkerError:
+        """Kill the process and return the error that names it."""
+        self._awaited, self._cut_off = None, False
+        self._process.kill()
+        self._process.join(GRACE)
+        return WorkerError(
+            f"worker process {self._process.pid} {reason}, and was killed; `outdo resume` continues, also with "
+            "`workers=1`"
+        )
 
     def finish(self) -> None:
         """Wait for the end of a call whose result was never received, and drop the result."""
@@ -154,19 +221,50 @@ class Process:
                 raise WorkerError("a worker process sent an answer that nothing requested")
 
     def close(self) -> None:
-        """End the process, and wait until it has ended."""
+        """End the process, and wait until it has ended. It is killed if it takes too long."""
         self._end()
 
 
 def _end(pipe: Connection, process: Any) -> None:
     pipe.close()
-    process.join()
+    process.join(GRACE)
+    if process.is_alive():  # it computes, or it hangs
+        process.kill()
+        process.join(GRACE)
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+def _limit_sending(pipe: Connection, seconds: float) -> None:
+    """Let a write that makes no progress for so long raise `BlockingIOError`."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0))
+
+
+def _send_heartbeats(pipe: Connection) -> None:
+    with contextlib.suppress(OSError):  # the parent has gone
+        while True:
+            pipe.send_bytes(b"1")
+            sleep(HEARTBEAT)
+
+
+def _remove_temporary_folder(folder: str) -> None:
+    """Remove the parent's folder for sockets if the parent was killed: it does so itself when it ends in order."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join(0.2)  # a killed process closes its pipes one after the other
+        if not parent.is_alive():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(pipe: Connection, heartbeats: Connection, threads: int, temporary_folder: str) -> None:
     """Run in a child: execute calls until the parent closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    Thread(target=_send_heartbeats, args=(heartbeats,), daemon=True).start()
+    _execute_calls(pipe, threads)
+    _remove_temporary_folder(temporary_folder)
+
+
+def _execute_calls(pipe: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
     disable_trim()
     held: dict[int, Any] = {}

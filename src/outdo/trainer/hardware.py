@@ -5,9 +5,12 @@ and what makes CUDA deterministic. Here they are applied to a recipe.
 """
 
 import os
+import shutil
+from pathlib import Path
 
 import torch
 
+from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
 from outdo.models.inspect_folder import ModelFacts
@@ -17,6 +20,9 @@ from outdo.utils.malloc import disable_trim
 SMALL_MODEL = 50_000_000
 """Number of weights up to which a process per thread is faster than one process with all threads, which can use them
 in matrix products only."""
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux keeps the memory that processes share. A container has 64 MiB of it unless told otherwise."""
 
 
 def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[str]]:
@@ -28,6 +34,7 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     make_deterministic(device)
     threads = recipe.threads or torch.get_num_threads()
     workers, why = choose_workers(recipe, device=device.type, threads=threads, parameters=facts.parameters)
+    workers, why = _fit_shared_memory(recipe, workers, facts.parameters or 0, why)
     per_worker = max(1, threads // workers)
     torch.set_num_threads(per_worker)
     disable_trim()
@@ -63,3 +70,19 @@ def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int
     if parameters is None or parameters > SMALL_MODEL:
         return 1, "a large model uses all threads in one process"
     return threads, "a small model is faster with one process per thread"
+
+
+def _fit_shared_memory(recipe: Recipe, workers: int, parameters: int, why: str) -> tuple[int, str]:
+    """Return as many workers as shared memory has room for, and why: it holds weights, gradients and the reference."""
+    if workers == 1 or not SHARED_MEMORY.exists():
+        return workers, why
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    copy = 4 * parameters + 2**20  # bytes in float32, and what is small
+    shared = copy * (2 if needs_reference(recipe) else 1)
+    fitting = 1 + max(0, free - shared) // copy  # each further worker has a gradient there
+    if fitting >= workers:
+        return workers, why
+    return fitting, (
+        f"{SHARED_MEMORY} has {free / 2**20:,.0f} MiB free, and {workers} workers need "
+        f"{(shared + (workers - 1) * copy) / 2**20:,.0f}; in a container, --shm-size=1g gives more"
+    )
