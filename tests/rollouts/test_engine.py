@@ -15,7 +15,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, sample_tokens
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request
-from outdo.utils.errors import NonFiniteWeightsError
+from outdo.utils.errors import EngineError, NonFiniteWeightsError
 from outdo.utils.rng import Stream
 
 LONG = SamplingParams(max_tokens=100)
@@ -348,3 +348,33 @@ def test_a_logit_of_minus_infinity_is_a_token_that_is_never_sampled():
     tokens, logprobs = sample_tokens(logits, torch.linspace(0, 1, 50, dtype=torch.float64), SamplingParams())
     assert set(tokens.tolist()) == {0, 2}
     assert logprobs.isfinite().all()
+
+
+def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the policy's forward pass run out of the machine's memory at more than `most` rows."""
+    whole = policy.forward.flat
+
+    def flat(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        if len(tokens) > most:
+            torch.empty(2**60, dtype=torch.uint8)  # a real error of the allocator
+        return whole(tokens, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(policy.forward, "flat", flat)
+
+
+def test_sampling_is_halved_until_it_fits_into_memory(monkeypatch: pytest.MonkeyPatch):
+    policy, asked = fresh(), [request for request in many() if len(request.token_ids) <= 3]
+    expected = BuiltinEngine(policy).generate(asked, LONG)
+    scarce(policy, 8, monkeypatch)
+    engine = BuiltinEngine(policy)
+    assert engine.generate(asked, LONG) == expected
+    assert engine.rows < len(asked)
+
+
+def test_an_answer_that_does_not_fit_alone_is_an_error_with_the_setting(monkeypatch: pytest.MonkeyPatch):
+    policy = fresh()
+    scarce(policy, 0, monkeypatch)
+    with pytest.raises(
+        EngineError, match=r"memory does not suffice to sample a single answer: .*`sampling.max_tokens`"
+    ):
+        BuiltinEngine(policy).generate(many(), LONG)

@@ -237,3 +237,13 @@ def test_changes_are_shown_and_those_that_make_another_run_are_refused():
     allowed = ["eval.every: 0 in the saved run, 5 now", "steps: 100 in the saved run, 200 now"]
     assert refused_differences(SAVED, now) == refused
     assert differences(SAVED, now) == sorted(refused + allowed)
+
+
+def test_the_history_is_appended_to_and_a_line_that_was_cut_off_is_dropped(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        folder.append_history({"after_step": 0})
+        with folder.history.open("a") as file:
+            file.write('{"after_st')
+        folder.append_history({"after_step": 2})
+    lines = folder.history.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"after_step": 0}, {"after_step": 2}]

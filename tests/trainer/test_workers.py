@@ -3,12 +3,14 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
 from run_cases import cold, metrics, steps_done, wait_until
 
+import outdo
 from outdo.config.file import load
 
 TWO = ("threads=2", "workers=2", "steps=12", "checkpoint.every=2")
@@ -73,3 +75,37 @@ def test_the_times_cover_all_processes(whole):
         parts = [value for name, value in line.items() if name.startswith("time/")]
         own = sum(parts) - line.get("time/evaluate", 0.0) - line.get("time/save", 0.0)
         assert own == pytest.approx(line["seconds"], rel=1e-6)
+
+
+def test_a_killed_run_leaves_no_temporary_folder(own_home, monkeypatch):
+    temporary = own_home / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    command = cold(own_home, "train", "recipe.toml", "run=./run", *TWO)
+    wait_until(lambda: steps_done(own_home / "run") >= 2)
+    assert list(temporary.glob("pymp-*"))
+    os.kill(command.pid, signal.SIGKILL)
+    ended(command)
+    wait_until(lambda: not list(temporary.glob("pymp-*")))
+
+
+QUICK = "import outdo.distributed.process as p; p.SILENCE = 5.0; import outdo.cli.main as m; m.main()"
+
+
+def test_a_worker_that_hangs_ends_the_run(own_home):
+    run = own_home / "run"
+    command = subprocess.Popen(
+        [sys.executable, "-c", QUICK, "train", "recipe.toml", "run=./run", *TWO, "checkpoint.every=50"],
+        cwd=own_home,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(outdo.__file__).parent.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: steps_done(run) >= 2)
+    worker = max(family(command.pid))  # the fork server and the resource tracker were started before it
+    os.kill(worker, signal.SIGSTOP)
+    status, said = ended(command)
+    assert status == 1, said
+    assert f"worker process {worker} gave no sign of life for 5 s, and was killed" in said
+    assert "Traceback" not in said

@@ -1,7 +1,6 @@
 """`outdo doctor`: findings about a run, as sentences."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outdo.cli.arguments import no_run
-from outdo.cli.output import metrics_of, print_text
+from outdo.cli.output import metrics_of, print_text, print_warning
 from outdo.observability.doctor import Finding, diagnose
 from outdo.observability.page import read
 from outdo.utils.errors import UserError
@@ -32,7 +31,7 @@ def run_doctor(run: Path, console: Console, *, as_json: bool = False) -> None:
     lines, steps = metrics_of(run, left_out.append)
     findings = diagnose(lines, recipe=read.table(run, "recipe.toml", left_out.append))
     for sentence in left_out:
-        print(f"{run}: {sentence}", file=sys.stderr)
+        print_warning(f"{run}: {sentence}")
     if as_json:
         console.file.write("".join(json.dumps(asdict(finding)) + "\n" for finding in findings))
         return

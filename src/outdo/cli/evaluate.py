@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from outdo.cli.answering import Answering, answering
@@ -28,6 +29,7 @@ from outdo.trainer.build import held_out_questions, open_engine
 from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError
+from outdo.utils.text import for_terminal
 
 REWARDS = ("last_number",)
 """The rewards where neither an argument nor a run sets them."""
@@ -214,7 +216,7 @@ def _rates(evaluation: Evaluation) -> list[PassRate]:
 
 
 def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table("", *numbers)
+    table = Table("", *(escape(for_terminal(name)) for name in numbers))  # a name may look like rich's markup
     for row in dict.fromkeys(name for each in numbers.values() for name in each):
         cells = (_formatted(row, each[row]) if row in each else "" for each in numbers.values())
         table.add_row("95 % interval" if row.endswith("ci95") else row, *cells)

@@ -24,6 +24,8 @@ from outdo.cli.arguments import (
 )
 from outdo.trainer.display import Display
 from outdo.utils.errors import OutdoError
+from outdo.utils.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from outdo.utils.text import for_terminal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -415,8 +417,13 @@ def main() -> None:
     try:
         app()
     except OutdoError as error:
-        print(f"outdo: {error}", file=sys.stderr)
+        print(f"outdo: {for_terminal(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"outdo: {OUT_OF_MEMORY}", file=sys.stderr)
+        sys.exit(OutdoError.exit_status)
 
 
 if __name__ == "__main__":

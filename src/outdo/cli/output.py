@@ -1,5 +1,6 @@
 """Print text on a console without rich's markup, and read the metrics that several commands print."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,17 @@ from rich.text import Text
 
 from outdo.observability.doctor import with_initial_evaluation
 from outdo.observability.page import read
+from outdo.utils.text import for_terminal
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print a line of text as it is: no markup, no highlighting, no line breaks."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    """Print a line of text as it is, except for control characters: no markup, no highlighting, no line breaks."""
+    console.print(for_terminal(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_warning(line: str) -> None:
+    """Print a line of text to stderr."""
+    print(for_terminal(line), file=sys.stderr)
 
 
 def print_text(console: Console, text: Text) -> None:

@@ -1,7 +1,6 @@
 """`outdo plot`: the curves of one run or two."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from outdo.cli.arguments import no_run, not_writable
-from outdo.cli.output import metrics_of, print_line
+from outdo.cli.output import metrics_of, print_line, print_warning
 from outdo.observability.curves import plot
 from outdo.utils.errors import RunFolderError, UserError
 
@@ -24,7 +23,7 @@ def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, conso
     left_out: list[str] = []
     lines = {str(run): metrics_of(run, left_out.append)[0] for run in runs}
     for sentence in left_out:
-        print(sentence, file=sys.stderr)
+        print_warning(sentence)
     try:
         plot(_short_names(lines), out, names=names or None)
     except OSError as error:

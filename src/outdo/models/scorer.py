@@ -18,6 +18,7 @@ from outdo.models.logprobs import Entropy, token_collision
 from outdo.types import Batch, TokenScores
 from outdo.utils.batching import accumulate
 from outdo.utils.errors import OutdoError
+from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.timing import span
 
 Result = TypeVar("Result")
@@ -199,7 +200,9 @@ class Scorer:
         while True:
             try:
                 return compute()
-            except torch.OutOfMemoryError as error:
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 self.scoring.clear()
                 if self.batch_sizes.micro_batch_tokens <= 1:
                     raise OutdoError(

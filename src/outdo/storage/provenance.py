@@ -16,7 +16,6 @@ PACKAGES = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "nump
 """The packages that decide the bits of a result."""
 
 
-
 def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
     """Return the content of `environment.json`. It holds no environment variables and no secrets."""
     return {

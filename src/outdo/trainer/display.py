@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from outdo.models.limits import MISMATCH
 from outdo.utils.outcome import EVALUATIONS
+from outdo.utils.text import for_terminal
 
 Item = TypeVar("Item")
 
@@ -27,8 +28,8 @@ class Display:
         self._float32 = False
 
     def say(self, line: str) -> None:
-        """Print one line of text as it is."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        """Print one line of text as it is, except for control characters."""
+        self.console.print(for_terminal(line), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def steps(self, done: int, total: int, *, float32: bool = False) -> Iterator[None]:

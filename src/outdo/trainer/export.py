@@ -10,6 +10,7 @@ from outdo.config.file import dump
 from outdo.config.paths import file_name, with_file_names
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
+from outdo.storage.model_folder import save_model_folder
 from outdo.trainer.find_model import ModelRef
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.outcome import EVALUATIONS
@@ -48,10 +49,20 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
     wanted = _source_dtype(source.recipe.model) if dtype == "source" else dtype
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_model(Path(source.model), folder, wanted)
-    (folder / "README.md").write_text(card(source), encoding="utf-8")
+
+    def write(aside: Path) -> None:
+        _write_model(Path(source.model), aside, wanted)
+        (aside / "README.md").write_text(card(source), encoding="utf-8")
+
+    save_model_folder(folder, write)
     return folder
+
+
+def _copy_model(model: Path, folder: Path, *, without_weights: bool) -> None:
+    """Copy the model and the tokenizer of a checkpoint."""
+    for path in sorted(model.iterdir()):
+        if path.is_file() and path.name != "manifest.json" and not (without_weights and ".safetensors" in path.name):
+            shutil.copy2(path, folder / path.name)
 
 
 def _source_dtype(model: str) -> str:

@@ -30,7 +30,7 @@ from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import time_table, traced
 from outdo.trainer.state import Progress, save
 from outdo.types import Group, Prompt, Sampled, Step
-from outdo.utils.errors import CheckpointError, NonFiniteWeightsError, RunFolderError
+from outdo.utils.errors import CheckpointError, RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 
 CHECKPOINT_SECONDS = 600.0
@@ -233,6 +233,10 @@ class _Training:
         tokens, recorded = _sampled_tokens(metrics), self.writer.is_busy
         progress.finish(run, step.index, seconds=metrics["seconds"], tokens=tokens, recorded=recorded)
         self.display.step(step.index, steps, metrics)
+
+    def write_summary(self) -> None:
+        """Write `summary.json` with what is known so far."""
+        write_json_atomically(self.folder.summary, summary(self.progress, self.folder.path))
 
     def save(self) -> None:
         """Save the last finished step."""

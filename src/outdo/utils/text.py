@@ -34,6 +34,15 @@ def one_line(text: str) -> str:
     return escape_control(text)
 
 
+def for_terminal(text: str) -> str:
+    """Return text of any origin as it may be printed: line breaks and tabs stay, other control characters do not.
+
+    Every line that outdo prints goes through this function: a name, a path or the message of a reward could otherwise
+    move the cursor, change the title of the window, or hide a part of the output.
+    """
+    return "".join(c if c in "\n\t" else escape_control(c) for c in text)
+
+
 def escape_control(text: str) -> str:
     """Replace characters that do not print, and could control a terminal, by their escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -217,3 +217,24 @@ def _reachable_from_outside(port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+QUICK = PROGRAM.replace("serve([", "server.REQUEST_SECONDS = 1.0\nserver.serve([").replace(
+    "from outdo.observability.page.server import serve", "from outdo.observability.page import server"
+)
+
+
+@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.1\r\nHost: 127"], ids=["nothing", "half a request"])
+def test_a_connection_without_a_whole_request_is_closed(growing: Path, sent: str):
+    process = subprocess.Popen([sys.executable, "-c", QUICK, str(growing)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        port, token = re.fullmatch(r".*:(\d+)/\?token=(.*)\n", process.stdout.readline()).groups()  # type: ignore
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=600) as connection:
+            connection.sendall(sent.encode())
+            assert connection.recv(1) == b""
+        request = f"GET /data?token={token} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
+        assert asked(int(port), request)[0] == 200
+    finally:
+        process.kill()
+        process.communicate()

@@ -9,6 +9,7 @@ requests with the token: none from a page of another site (`Origin`), and none f
 (`Host`). It never uses a part of a request as a path: a step is a number that must be among the recorded ones.
 """
 
+import asyncio
 import hmac
 import json
 import secrets
@@ -22,12 +23,16 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outdo.observability.page.collect import DEFAULT_VIEW, RunData, View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.html import render_page, security_policy
 from outdo.utils.errors import RunFolderError, UserError
 
 HOST = "127.0.0.1"
+
+REQUEST_SECONDS = 10.0
+"""Seconds in which a connection must have sent its request; it is closed otherwise."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -89,10 +94,43 @@ def serve(runs: Sequence[Path], *, port: int, view: View = DEFAULT_VIEW, report:
         application = app(runs, port=port, token=token, view=view)
         # The access log would show the token. There is no proxy before this server whose headers can be trusted.
         settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "proxy_headers": False}
-        settings |= {"lifespan": "off", "ws": "none", "server_header": False, "timeout_graceful_shutdown": 1}
+        settings |= {
+            "lifespan": "off",
+            "ws": "none",
+            "server_header": False,
+            "timeout_graceful_shutdown": 1,
+            "http": _Http,
+        }
         config = uvicorn.Config(application, **settings)
         report(f"http://{HOST}:{port}/?token={token}")
         uvicorn.Server(config).run(sockets=[listening])
+
+
+class _Http(H11Protocol):
+    """HTTP/1.1 that closes a connection on which no request arrives, or only the beginning of one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is before:  # what has arrived is not a whole request yet
+            return
+        self._deadline.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():  # else the next request was there already
+            self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
 
 
 def _error_response(request: Request, port: int, token: str) -> Response | None:

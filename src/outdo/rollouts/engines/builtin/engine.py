@@ -23,6 +23,8 @@ from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, ap
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
+from outdo.utils.errors import EngineError
+from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.rng import stream_key
 
 ROW_MULTIPLE = 4  # matrix products have a multiple of so many rows
@@ -63,7 +65,24 @@ class BuiltinEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the same order. An answer ends at the end of the model's context."""
+        """Return one completion per request, in the same order. An answer ends at the end of the model's context.
+
+        If memory does not suffice, it samples half as many sequences at a time from then on, down to one.
+        """
+        while True:
+            try:
+                return self._generate(requests, sampling)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if min(self.rows, len(requests)) <= 1:
+                    raise EngineError(
+                        "memory does not suffice to sample a single answer: shorter answers (`sampling.max_tokens`) or "
+                        f"shorter prompts (`data.max_prompt_tokens`) need less ({error})"
+                    ) from error
+            self.rows = min(self.rows, len(requests)) // 2
+
+    def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         policy = self._require_policy()
         assert self.choice is not None
         rule = StopRule(policy, sampling)

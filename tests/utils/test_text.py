@@ -1,0 +1,68 @@
+"""What is printed controls no terminal, whatever it was taken from."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from outdo.cli import main as command_line
+from outdo.cli.evaluate import _table
+from outdo.cli.output import print_line, print_warning
+from outdo.trainer.display import Display
+from outdo.utils.errors import UserError
+from outdo.utils.out_of_memory import OUT_OF_MEMORY
+from outdo.utils.text import for_terminal
+
+HOSTILE = "a\x1b[2Jb\x07c\u202ed\r\x9be\ud800"
+SHOWN = "a\\x1b[2Jb\\x07c\\u202ed\\r\\x9be\\ud800"
+
+
+def test_control_characters_are_escaped_and_line_breaks_stay():
+    assert for_terminal(f"{HOSTILE}\n\tend") == f"{SHOWN}\n\tend"
+
+
+@pytest.mark.parametrize("write", [lambda console, line: Display(console).say(line), print_line])
+def test_a_printed_line_contains_no_control_character_and_no_markup(write):
+    out = io.StringIO()
+    write(Console(file=out, force_terminal=True), f"{HOSTILE} [bold]x[/bold] [/b]")
+    assert out.getvalue() == f"{SHOWN} [bold]x[/bold] [/b]\n"
+
+
+def test_warnings_and_errors_contain_no_control_character(monkeypatch, capsys):
+    def fail() -> None:
+        raise UserError([f"data: {HOSTILE}"])
+
+    print_warning(HOSTILE)
+    monkeypatch.setattr(command_line, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{SHOWN}\noutdo: data: {SHOWN}\n"
+
+
+def test_the_title_of_a_column_is_no_markup():
+    out = io.StringIO()
+    Console(file=out, width=200).print(_table({"runs/[/b][red]x": {"pass@1": 0.5}, HOSTILE.replace("\ud800", ""): {}}))
+    assert "runs/[/b][red]x" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[...] DefaultCPUAllocator: can't allocate memory")])
+def test_memory_that_does_not_suffice_is_one_sentence(monkeypatch, capsys, error):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(command_line, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"outdo: {OUT_OF_MEMORY}\n"
+
+
+def test_another_error_of_torch_keeps_its_traceback(monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(command_line, "app", fail)
+    with pytest.raises(RuntimeError):
+        command_line.main()
