@@ -365,7 +365,7 @@ def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sampling_is_halved_until_it_fits_into_memory(monkeypatch: pytest.MonkeyPatch):
     policy, asked = fresh(), [request for request in many() if len(request.token_ids) <= 3]
     expected = BuiltinEngine(policy).generate(asked, LONG)
-    scarce(policy, 8, monkeypatch)
+    scarce(policy, 4, monkeypatch)
     engine = BuiltinEngine(policy)
     assert engine.generate(asked, LONG) == expected
     assert engine.rows < len(asked)
