@@ -58,13 +58,6 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
     return folder
 
 
-def _copy_model(model: Path, folder: Path, *, without_weights: bool) -> None:
-    """Copy the model and the tokenizer of a checkpoint."""
-    for path in sorted(model.iterdir()):
-        if path.is_file() and path.name != "manifest.json" and not (without_weights and ".safetensors" in path.name):
-            shutil.copy2(path, folder / path.name)
-
-
 def _source_dtype(model: str) -> str:
     """Return the dtype of the model that a run started from. Raises `UserError` if it cannot be read any more."""
     try:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.file import dump, load
+from outdo.config.paths import code_of
 from outdo.config.recipe import Recipe
 from outdo.config.resume import changed_code, differences, refused_differences, source_files
-from outdo.data.questions import Questions, load_questions
+from outdo.data.splits import Questions, load_questions
 from outdo.observability.record import parquet
 from outdo.storage import checkpoint, held_out_answers
 from outdo.storage.provenance import code_hashes, versions
@@ -39,7 +40,10 @@ def resume(
         questions = load_questions(recipe)
         saved = state.get("identity") or {"recipe": dump(load(run_folder.recipe, []))}
         changes = _changes(saved, recipe, questions, folder, changed=changed)
-        for line in [*([run_folder.notice] if run_folder.notice else []), *changes]:
+        notices = [run_folder.notice] if run_folder.notice else []
+        if code := code_of(recipe):
+            notices.append(f"runs code that the recipe names: {', '.join(code)}")
+        for line in [*notices, *changes]:
             display.say(line)
         for fault in newest.broken if newest else ():
             display.say(f"not used: {fault}")

@@ -130,8 +130,8 @@ def _save_finished(folder: RunFolder, run: Run, progress: Progress, display: Dis
 
 
 def _save_after(error: BaseException, folder: RunFolder, run: Run, progress: Progress, display: Display) -> None:
-    """Save the last finished step after an error, unless the error is that a checkpoint cannot be saved."""
-    if isinstance(error, CheckpointError):
+    """Save the last finished step after an error, unless a checkpoint cannot be saved or its weights are worthless."""
+    if isinstance(error, CheckpointError | NonFiniteWeightsError):
         return
     try:
         if _save_finished(folder, run, progress, display):
