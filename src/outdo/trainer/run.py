@@ -30,7 +30,7 @@ from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import time_table, traced
 from outdo.trainer.state import Progress, save
 from outdo.types import Group, Prompt, Sampled, Step
-from outdo.utils.errors import CheckpointError, RunFolderError
+from outdo.utils.errors import CheckpointError, NonFiniteWeightsError, RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 
 CHECKPOINT_SECONDS = 600.0
