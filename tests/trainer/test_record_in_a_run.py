@@ -185,18 +185,20 @@ def test_pushes_add_up_over_the_answers_that_begin_alike(run: Path) -> None:
 
 
 def test_whether_fresh_answers_followed_can_be_computed_from_the_record(run: Path) -> None:
-    last: dict[str, tuple[float, bool]] = {}
+    last: dict[str, tuple[float, int]] = {}  # mean reward and number of visits
     said = 0
     for line in metrics(run):
         rows = pd.read_parquet(run / "tokens" / f"step_{line['step']:06d}.parquet")
-        rewards = rows.groupby("prompt_id")["reward"]
-        rises = [mean - last[name][0] for name, mean in rewards.mean().items() if last.get(name, (0, False))[1]]
+        means = rows.groupby("prompt_id")["reward"].mean()
+        rises = [mean - last[name][0] for name, mean in means.items() if name in last]
+        last |= {name: (mean, last.get(name, (0, 0))[1] + 1) for name, mean in means.items()}
         assert line.get("transfer/prompts", 0) == len(rises)
-        if rises:
+        if changed := [rise for rise in rises if rise != 0]:
             said += 1
             assert line["transfer"] == pytest.approx(np.mean(rises))
-            assert line["transfer/followed"] == pytest.approx(np.mean([rise > 0 for rise in rises]))
-        last |= {name: (mean, rewards.get_group(name).nunique() > 1) for name, mean in rewards.mean().items()}
+            assert line["transfer/changed"] == len(changed)
+            assert line["transfer/followed"] == pytest.approx(np.mean([rise > 0 for rise in changed]))
+            assert line["transfer/visits"] == pytest.approx(np.mean([last[name][1] for name in means.index]))
     assert said
 
 

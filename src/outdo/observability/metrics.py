@@ -11,12 +11,14 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.target.progress import target_metrics
+from outdo.observability.within_groups import within_group_metrics
 from outdo.types import FinishReason, Group, Step
 
 
 def step_metrics(step: Step) -> dict[str, float]:
     """Return all metrics that need no further computation of the model. Metrics without data are left out."""
     metrics = _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | _update_metrics(step)
+    metrics |= within_group_metrics(step.groups)
     return {name: value for name, value in metrics.items() if value is not None} | {**step.sampled.metrics}
 
 

@@ -50,7 +50,24 @@ def test_shares_of_the_leverage_by_direction_of_movement():
         "unreachable": 0.0,
         "certain": 0.0,
         "cancelled": 0.0,
+        "regularisation": 0.0,
+        "step_kl": round(sum(ratio - 1 - math.log(ratio) for ratio in (1.1, 1.0, 0.5, 1.125)) / 4, 6),
     }
+
+
+def test_the_size_of_the_step_covers_tokens_without_a_push_too():
+    batch = one_group([[0.5], [0.5]], [1.0, 0.0])
+    assert moved(ppo(), batch, at([0.5], [0.25]))["step_kl"] == round((0 + math.log(2) - 0.5) / 2, 6)
+
+
+def test_the_share_of_the_push_that_does_not_come_from_the_rewards():
+    """The second token has no push of the rewards, so its pull does not count."""
+    batch = one_group([[0.5], [0.5]], [1.0, 0.0])
+    pull = torch.tensor([[0.0, -0.125], [0.0, 3.0]], dtype=torch.float64)
+    policy = torch.tensor([[0.0, 0.5], [0.0, 0.0]], dtype=torch.float64)
+    assert moved(ppo(), batch, None, policy_push=policy, push=policy + pull)["regularisation"] == 0.2
+    assert moved(ppo(), batch, None)["regularisation"] == 0.0
+    assert "regularisation" not in moved(ppo(), batch, None, policy_push=0 * policy, push=pull)
 
 
 def test_pushes_of_answers_with_a_common_prefix_are_summed():
@@ -67,7 +84,8 @@ def test_pushes_of_answers_with_a_common_prefix_are_summed():
 def test_pushes_that_cancel_are_left_out():
     batch = one_group([[0.5, 0.3]] * 2, [1.0, -1.0], alike=True)
     found = moved(ppo(), batch, at([0.6, 0.3], [0.6, 0.3]))
-    assert found == {"unreachable": 0.0, "cancelled": 1.0}
+    step_kl = round((0.2 - math.log(1.2)) / 2, 6)
+    assert found == {"unreachable": 0.0, "cancelled": 1.0, "regularisation": 0.0, "step_kl": step_kl}
 
 
 def test_a_token_is_weighted_by_how_far_its_push_could_move_it():
@@ -117,7 +135,12 @@ def test_the_direction_is_that_of_the_total_push_over_all_passes():
 
 def test_metrics_without_data_are_left_out():
     batch = one_group([[0.5], [0.995]], [-1.0, 1.0])
-    assert moved(ppo(), batch, None) == {"unreachable": 0.5, "certain": 0.5, "cancelled": 0.0}
+    assert moved(ppo(), batch, None) == {
+        "unreachable": 0.5,
+        "certain": 0.5,
+        "cancelled": 0.0,
+        "regularisation": 0.0,
+    }
     assert set(moved(reinforce(), batch, at([0.5], [0.5]))) == {
         "moved_right_way",
         "moved_wrong_way",
@@ -126,8 +149,10 @@ def test_metrics_without_data_are_left_out():
         "moved/groups",
         "certain",
         "cancelled",
+        "regularisation",
+        "step_kl",
     }
-    assert moved(ppo(), one_group([[0.5]], [0.0]), at([0.4])) == {}
+    assert set(moved(ppo(), one_group([[0.5]], [0.0]), at([0.4]))) == {"step_kl"}
 
 
 def test_a_step_without_training_has_no_metrics():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from record_cases import rollout
@@ -28,8 +29,10 @@ def test_new_answers_are_compared_with_those_of_the_previous_visit():
     after = [group("a", 1.0, 1.0), group("b", 0.0, 1.0), group("c", 0.0, 0.0), group("new", 1.0, 0.0)]
     assert seen(before, after) == {
         "transfer": pytest.approx((0.5 + 0.0 - 0.25) / 3),
-        "transfer/followed": pytest.approx(1 / 3),  # what stays has not followed
+        "transfer/followed": pytest.approx(1 / 2),  # of a and c; b stays as it was
+        "transfer/changed": 2.0,
         "transfer/prompts": 3.0,
+        "transfer/visits": (2 + 2 + 2 + 1) / 4,
     }
 
 
@@ -38,32 +41,51 @@ def test_a_first_visit_has_no_metrics():
     assert seen([]) == {}
 
 
-def test_groups_with_equal_rewards_are_ignored():
-    assert seen([group("a", 0.0, 0.0)], [group("a", 0.0, 1.0)]) == {}
-    assert seen([group("a", 0.0, 0.0)], [group("a", 0.0, 1.0)], [group("a", 1.0)])["transfer"] == 0.5
+def test_questions_that_all_stay_the_same_have_no_share_that_rose():
+    found = seen([group("a", 0.0, 1.0)], [group("a", 1.0, 0.0)])
+    assert found["transfer/changed"] == 0
+    assert "transfer/followed" not in found
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["right or wrong", "dense"])
+@pytest.mark.parametrize("easy", [0.05, 0.3, 0.5, 0.9])
+def test_without_a_change_of_the_policy_a_rise_is_as_likely_as_a_fall(easy: float, dense: bool):
+    """The share of rises is that of heads in `transfer/changed` throws, for easy and for hard questions."""
+    random, transfer, rises, changed = Random(1), Transfer(), 0.0, 0.0
+    for step in range(1, 60):
+        groups = [
+            group(str(n), *((random.random() < easy) + dense * random.gauss(0, 0.3) for _ in range(8)))
+            for n in range(40)
+        ]
+        found = transfer.observe(step, groups)
+        changed += found.get("transfer/changed", 0.0)
+        rises += found.get("transfer/followed", 0.0) * found.get("transfer/changed", 0.0)
+    assert changed > 700
+    assert abs(2 * rises - changed) < 3 * changed**0.5
 
 
 def test_only_the_previous_visit_counts():
-    assert seen([group("a", 0.0, 1.0)], [group("b", 1.0)], [group("a", 0.0, 0.0)], [group("a", 1.0)]) == {}
+    found = seen([group("a", 0.0, 1.0)], [group("b", 1.0)], [group("a", 0.0, 0.0)], [group("a", 1.0)])
+    assert (found["transfer"], found["transfer/visits"]) == (1.0, 3.0)
 
 
 def test_answers_without_a_reward_are_ignored():
     assert seen([group("a", 0.0, 1.0, None)], [group("a", None, 1.0)])["transfer"] == 0.5
-    assert seen([group("a", None, 1.0)], [group("a", 0.0)]) == {}  # one reward alone is no difference
     assert seen([group("a", 0.0, 1.0)], [group("a", None)], [group("a", 1.0)])["transfer"] == 0.5
 
 
 def test_two_groups_of_a_prompt_in_one_step_are_one_visit():
     twice = [group("a", 0.0, 1.0), group("a", 1.0, 1.0)]
     assert seen(twice) == {}
-    assert seen(twice, [group("a", 1.0)])["transfer"] == 0.25
-    assert seen([group("a", 0.0, 0.0), group("a", 1.0, 1.0)], [group("a", 1.0)]) == {}  # nothing was learnt of either
+    found = seen(twice, [group("a", 1.0)])
+    assert (found["transfer"], found["transfer/visits"]) == (0.25, 2.0)
 
 
 def test_a_repeated_step_is_not_compared_with_itself():
     transfer = Transfer()
     transfer.observe(3, [group("a", 0.0, 1.0)])
     assert transfer.observe(3, [group("a", 1.0, 1.0)]) == {}
+    assert transfer.observe(4, [group("a", 1.0, 1.0)])["transfer/visits"] == 2
 
 
 def test_visits_survive_a_checkpoint():

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
+from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.target import progress
 from outdo.algorithms.objectives.target.rules import NOISE
 from outdo.observability.record.bounds import is_unreachable
@@ -23,6 +24,7 @@ def movement_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
 
         moved_right_way, moved_wrong_way, moved_not
                          shares of the leverage; not: by no more than the noise of a log-probability. They add up to 1
+        step_kl          mean of k3, an estimate of KL(π_old‖πθ) in nats per token, over all trained tokens
         moved/tokens, moved/groups
                          the number of tokens, each counted once, and of groups: the n of the estimate
         target_reached   share of the tokens with a reachable bound that went 90 % of the way to it, or farther
@@ -31,8 +33,9 @@ def movement_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
         unreachable      share of the pushed tokens with a known bound whose bound is out of reach
         certain          share of all net push that goes to tokens whose probability was already above 0.99
         cancelled        share of all push that cancels between answers
+        regularisation   Σ |kl_pull| / Σ (|policy_push| + |kl_pull|) over the tokens that the rewards push
 
-    The last two cover all trained tokens, the others the rows with `new_logprobs`. `unreachable` covers all rows if
+    The last three cover all trained tokens, the others the rows with `new_logprobs`. `unreachable` covers all rows if
     there are no `new_logprobs` or if the bounds are targets. A bound belongs to a token's own push, so
     `target_reached`, `overshoot` and `attained` leave out tokens whose net push has the opposite direction.
     """
@@ -40,8 +43,11 @@ def movement_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
     net = record.net_push.nan_to_num(0.0).where(batch.loss_mask, 0.0)
     old, new = record.old_logprobs.nan_to_num(0.0), record.new_logprobs.nan_to_num(0.0)
     batch = batch.with_(old_logprobs=old, prepared={**batch.prepared, "share": record.share})
-    measured = (net != 0) & record.new_logprobs.isfinite()
-    metrics = _push_metrics(push, net, record, batch)
+    scored_again = batch.loss_mask & record.new_logprobs.isfinite() & record.policy_push.isfinite()
+    measured = (net != 0) & scored_again
+    metrics = _push_metrics(push, net, record, batch) | _regularisation(record, batch)
+    if scored_again.any():
+        metrics["step_kl"] = float(k3(old, new)[scored_again].mean())
     if measured.any():
         leverage = record.share.double() * net.abs() * -old.expm1().clamp(max=0.0)
         metrics |= _movement_shares(((new - old) * net.sign())[measured], leverage[measured])
@@ -72,6 +78,13 @@ def _push_metrics(push: Tensor, net: Tensor, record: TokenRecord, batch: Batch) 
     if spent.any():
         metrics["certain"] = float(spent.where(old.exp() > CERTAIN, 0.0).sum() / spent.sum())
     return metrics
+
+
+def _regularisation(record: TokenRecord, batch: Batch) -> dict[str, float]:
+    """Compute the share of the push that does not come from the rewards."""
+    policy = record.policy_push.nan_to_num(0.0).double().abs().where(batch.loss_mask, 0.0)
+    other = record.kl_pull.nan_to_num(0.0).double().abs().where(policy > 0, 0.0)
+    return {"regularisation": float(other.sum() / (policy + other).sum())} if policy.any() else {}
 
 
 def _movement_shares(moved: Tensor, leverage: Tensor) -> dict[str, float]:

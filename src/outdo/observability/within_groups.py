@@ -1,0 +1,81 @@
+"""Compare the answers of a group with each other: what does the reward follow, and how alike are the answers?
+
+Only differences within a group train the policy, so correlations are taken there: a question that gets long answers and
+high rewards is no evidence that the reward follows length.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from outdo.types import Group, Rollout
+
+
+def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+    """Return the metrics of the answers of a step that compare answers to the same question; None without data:
+
+    completions/empty_ratio      share of the answers without any text
+    completions/identical_ratio  share of the answers, without the first of each group, whose text an earlier answer
+                                 of the group has: 0 if all differ, 1 if all are the same
+    reward_disagreement          share of the texts that several answers of a group have whose rewards differ
+    reward_right_correlation     correlation of the reward and whether the answer is right, where that is defined
+    reward_length_correlation    the same of the reward and the length in tokens. Right and wrong answers of a group
+                                 are then groups of their own: right answers may well be longer than wrong ones
+    """
+    if not any(group.rollouts for group in groups):
+        return {}
+    scored = [[rollout for rollout in group.rollouts if rollout.scored] for group in groups]
+    return _text_metrics(groups, scored) | {
+        "reward_right_correlation": pooled_correlation(
+            [(rollout.reward, float(rollout.right)) for rollout in group if rollout.right is not None]
+            for group in scored
+        ),
+        "reward_length_correlation": pooled_correlation(
+            [(rollout.reward, float(len(rollout.token_ids))) for rollout in group if rollout.right is verdict]
+            for group in scored
+            for verdict in (True, False, None)
+        ),
+    }
+
+
+def _text_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Rollout]]) -> dict[str, float | None]:
+    """Return the metrics of empty and of repeated texts."""
+    texts = [[rollout.text for rollout in group.rollouts] for group in groups if group.rollouts]
+    further = sum(len(group) - 1 for group in texts)
+    repeats = sum(len(group) - len(set(group)) for group in texts)
+    repeated = [same for group in scored for same in _by_text(group) if len(same) > 1]
+    return {
+        "completions/empty_ratio": _share(not text.strip() for group in texts for text in group),
+        "completions/identical_ratio": repeats / further if further else None,
+        "reward_disagreement": _share(len({rollout.reward for rollout in same}) > 1 for same in repeated),
+    }
+
+
+def pooled_correlation(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
+    """Return Pearson's correlation of pairs (x, y) around the means of their group; None if x or y never varies there.
+
+    r = Σ (x - x̄)(y - ȳ) / √(Σ (x - x̄)² Σ (y - ȳ)²),   x̄ and ȳ of the pair's group, Σ over all groups
+    """
+    xy = xx = yy = 0.0
+    for group in groups:
+        if len(group) < 2:
+            continue
+        x_mean, y_mean = (math.fsum(values) / len(group) for values in zip(*group, strict=True))
+        for x, y in group:
+            xy += (x - x_mean) * (y - y_mean)
+            xx += (x - x_mean) * (x - x_mean)
+            yy += (y - y_mean) * (y - y_mean)
+    scale = math.sqrt(xx) * math.sqrt(yy)
+    return max(-1.0, min(1.0, xy / scale)) if scale > 0 and math.isfinite(scale) else None
+
+
+def _by_text(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    found: defaultdict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        found[rollout.text].append(rollout)
+    return list(found.values())
+
+
+def _share(each: Iterable[bool]) -> float | None:
+    found = list(each)
+    return sum(found) / len(found) if found else None
