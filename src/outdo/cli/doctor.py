@@ -1,7 +1,8 @@
-"""`outdo doctor`: findings about a run, as sentences."""
+"""`outdo doctor`: findings about one or several runs, as sentences."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,45 +11,61 @@ from rich.text import Text
 
 from outdo.cli.arguments import no_run
 from outdo.cli.output import metrics_of, print_text, print_warning
-from outdo.observability.doctor import Finding, diagnose
+from outdo.observability.doctor import LEVELS, Finding, Level, diagnose
 from outdo.observability.page import read
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
 
-LEVELS: Mapping[str, str] = {"warning": "bold yellow", "note": "cyan", "good": "green"}
-"""The levels of findings in the order in which they are printed, with their colours."""
+COLOURS: Mapping[Level, str] = {"warning": "bold yellow", "note": "cyan", "good": "green"}
 
 
-def run_doctor(run: Path, console: Console, *, as_json: bool = False) -> None:
-    """Print the findings about a run: warnings, then notes, then what went well; as JSON, one object per line.
+def run_doctor(runs: Sequence[Path], console: Console, *, as_json: bool = False, strict: bool = False) -> int:
+    """Print the findings about each run, causes first; return the exit status: 1 if `strict` and there is a warning.
 
-    The run may be finished, still alive, or of another library. Raises `UserError` or `RunFolderError` if there is no
-    run that can be read.
+    With `as_json` every finding is a JSON object on a line, with its run. A run may be finished, still alive, or of
+    another library. Raises `UserError` with every folder without a run, or `RunFolderError` if a file cannot be read.
     """
-    if problem := no_run(run):
-        raise UserError([problem])
+    if problems := [problem for run in runs if (problem := no_run(run))]:
+        raise UserError(problems)
+    warnings = 0
+    for run in runs:
+        findings, steps = _diagnose(run)
+        warnings += sum(finding.level == "warning" for finding in findings)
+        if as_json:
+            lines = ({"run": str(run), **asdict(finding)} for finding in findings)
+            console.file.write("".join(json.dumps(line) + "\n" for line in lines))
+        else:
+            _print(run, steps, findings, console)
+    return int(strict and warnings > 0)
+
+
+def _diagnose(run: Path) -> tuple[list[Finding], int]:
+    """Return the findings about a run and the number of its steps; print to stderr what cannot be read."""
     left_out: list[str] = []
     lines, steps = metrics_of(run, left_out.append)
     findings = diagnose(lines, recipe=read.table(run, "recipe.toml", left_out.append))
     for sentence in left_out:
         print_warning(f"{run}: {sentence}")
-    if as_json:
-        console.file.write("".join(json.dumps(asdict(finding)) + "\n" for finding in findings))
-        return
-    print_text(console, Text(f"{run}: {steps} steps" if steps else f"{run}: metrics.jsonl has no step yet"))
-    for level, colour in LEVELS.items():
-        for finding in findings:
-            if finding.level == level:
-                print_text(console, _line(finding, colour))
-    if all(finding.level == "good" for finding in findings):
-        print_text(console, Text(_no_problem(steps)))
+    return findings, steps
 
 
-def _line(finding: Finding, colour: str) -> Text:
-    return Text.assemble((f"{finding.level}: ", colour), mark_invisible(finding.text, spaces=False))
+def _print(run: Path, steps: int, findings: Sequence[Finding], console: Console) -> None:
+    """Print the findings about a run; beneath a cause its symptoms, indented."""
+    counted = f"{steps:,} steps: {_counts(findings, steps)}" if steps else "metrics.jsonl has no step yet"
+    print_text(console, Text(f"{run}: {counted}"))
+    for finding in findings:
+        words = mark_invisible(
+            f"{finding.steps}: {' '.join(filter(None, (finding.text, finding.advice)))}", spaces=False
+        )
+        if finding.cause:
+            print_text(console, Text(f"  symptom: {words}"))
+        else:
+            print_text(console, Text.assemble((f"{finding.level}: ", COLOURS[finding.level]), words))
 
 
-def _no_problem(steps: int) -> str:
-    if steps < 5:
-        return "no problem was found; most rules need five steps or more"
-    return "no problem was found"
+def _counts(findings: Sequence[Finding], steps: int) -> str:
+    """Return `2 warnings, 1 note`, without symptoms; or that no problem was found."""
+    counts = Counter(finding.level for finding in findings if not finding.cause)
+    named = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in LEVELS[:2] if counts[level]]
+    few = " (most rules need five steps or more)" if steps < 5 else ""
+    return ", ".join(named) or f"no problem was found{few}"

@@ -376,13 +376,14 @@ def inspect(
 
 @app.command()
 def doctor(
-    run: RunFolder,
+    runs: Annotated[list[Path], typer.Argument(help="run folders", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there is a warning")] = False,
 ) -> None:
-    """Diagnose a run: what went well, what did not, and what to do."""
+    """Diagnose runs: what went well, what did not, why, and what to do."""
     from outdo.cli.doctor import run_doctor
 
-    run_doctor(run, Console(), as_json=as_json)
+    raise typer.Exit(run_doctor(runs, Console(), as_json=as_json, strict=strict))
 
 
 @app.command()

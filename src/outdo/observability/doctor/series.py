@@ -1,7 +1,8 @@
 """The data that the rules read (`RunMetrics`, `Span`), and the findings that they return (`Finding`)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, variance
@@ -12,38 +13,54 @@ Metrics = Mapping[str, Any]
 
 MIN_STEPS = 5
 """The minimum number of steps in a range."""
+FEWEST_STEPS = 3
+"""The same in a run with fewer steps than that."""
 MAX_GAP = 2
 """At most so many steps in a row inside a range may not meet its condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One or two sentences about the steps `first` to `last`, and the metric that shows it."""
+    """What a rule reports about the steps `first` to `last`, what to do about it, and the metric that shows it."""
 
     first: int
     last: int
     level: Level
-    text: str
+    text: str  # what was seen
+    advice: str = ""  # what to do; empty for good news and for findings that another one explains
     metric: str
+    spells: int = 1  # in how many ranges of steps between `first` and `last` it was seen
+    rule: str = ""  # the name of the rule
+    cause: str = ""  # the rule of the finding that explains this one; empty for a cause
+
+    @property
+    def steps(self) -> str:
+        """The steps in words: `steps 3 to 90, 4 times`."""
+        if self.first == self.last:
+            return f"step {self.first:,}"
+        often = "" if self.spells == 1 else f", {self.spells:,} times"
+        return f"steps {self.first:,} to {self.last:,}{often}"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of steps, and the values of a metric in those that have one."""
+    """Steps, and the values of a metric in them: one range of steps, or several (`spells`)."""
 
     metric: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    spells: int = 1
 
     @property
     def mean(self) -> float:
         return fmean(self.values)
 
-    def finding(self, level: Level, text: str) -> Finding:
-        """Return a finding about these steps; its text names them first."""
+    def finding(self, level: Level, text: str, advice: str = "") -> Finding:
+        """Return a finding about these steps."""
         first, last = self.steps[0], self.steps[-1]
-        where = f"step {first}" if first == last else f"steps {first} to {last}"
-        return Finding(first=first, last=last, level=level, text=f"{where}: {text}", metric=self.metric)
+        return Finding(
+            first=first, last=last, level=level, text=text, advice=advice, metric=self.metric, spells=self.spells
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +69,47 @@ class RunMetrics:
 
     lines: Sequence[Metrics]
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    _columns: dict[str, Span] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def span(self, metric: str, first: float = -math.inf, last: float = math.inf) -> Span:
         """Return the steps from `first` to `last` whose value of the metric is a number."""
-        known = [(line["step"], line[metric]) for line in self.lines if is_number(line.get(metric))]
-        known = [(step, float(value)) for step, value in known if first <= step <= last]
-        return Span(metric, tuple(step for step, _ in known), tuple(value for _, value in known))
+        if metric not in self._columns:  # many rules read the same metric, and a run may have 10,000 steps
+            known = [(line["step"], float(line[metric])) for line in self.lines if is_number(line.get(metric))]
+            self._columns[metric] = Span(metric, tuple(step for step, _ in known), tuple(value for _, value in known))
+        whole = self._columns[metric]
+        these = slice(bisect_left(whole.steps, first), bisect_right(whole.steps, last))
+        return Span(metric, whole.steps[these], whole.values[these])
 
-    def lasting_spans(
-        self, metric: str, *, above: float = -math.inf, below: float = math.inf, least: int = MIN_STEPS
-    ) -> Iterator[Span]:
-        """Yield the ranges in which at least `least` values of the metric are between `above` and `below`.
+    def lasting(
+        self, metric: str, *, above: float = -math.inf, below: float = math.inf, least: int | None = None
+    ) -> Span | None:
+        """Return the ranges of steps in which the metric stays between `above` and `below`, as one span; None if none.
 
-        The mean of the range and its first and last values are inside the limits too, and at most `MAX_GAP` values in a
-        row are outside.
+        A range holds at least `least` such values; by default `MIN_STEPS`, or all of a run that is shorter, but not
+        fewer than `FEWEST_STEPS`. Its mean and its first and last values are inside the limits too, and at most
+        `MAX_GAP` values in a row are outside.
         """
         whole = self.span(metric)
+        least = least or max(FEWEST_STEPS, min(MIN_STEPS, len(whole.steps)))
         inside = [place for place, value in enumerate(whole.values) if above < value < below]
         starts = [n for n in range(len(inside)) if n == 0 or inside[n] - inside[n - 1] > MAX_GAP + 1]
-        for start, end in pairwise([*starts, len(inside)]):
-            these = slice(inside[start], inside[end - 1] + 1)
-            found = Span(metric, whole.steps[these], whole.values[these])
-            if end - start >= least and above < found.mean < below:
-                yield found
+        ranges = [
+            slice(inside[start], inside[end - 1] + 1)
+            for start, end in pairwise([*starts, len(inside)])
+            if end - start >= least
+        ]
+        ranges = [these for these in ranges if above < fmean(whole.values[these]) < below]
+        if not ranges:
+            return None
+        steps = tuple(step for these in ranges for step in whole.steps[these])
+        values = tuple(value for these in ranges for value in whole.values[these])
+        return Span(metric, steps, values, spells=len(ranges))
 
     def mean(self, metric: str, over: Span, *, unknown: float) -> float:
-        """Return the mean of another metric over the steps of a range; `unknown` if it has no values there."""
-        found = self.span(metric, over.steps[0], over.steps[-1])
-        return found.mean if found.values else unknown
+        """Return the mean of another metric over the steps of a span; `unknown` if it has no values there."""
+        wanted, found = set(over.steps), self.span(metric)
+        values = [value for step, value in zip(found.steps, found.values, strict=True) if step in wanted]
+        return fmean(values) if values else unknown
 
     def first_and_last(self, metric: str) -> tuple[Span, Span] | None:
         """Return the first and last fifths of the run, at most ten steps each; None if a fifth has less than three."""

@@ -82,26 +82,29 @@ function About({ runs }) {
   )}</div>`;
 }
 
-/** Return a finding's text without the steps at its beginning: a separate column shows them. */
-function findingText({ text }) {
-  const said = plainText(text).replace(/^steps? \d+(( to |\u2013)\d+)?: /, '');
+/** Return what was found, how often, and what to do about it. */
+function findingText({ text, advice, spells }) {
+  const said = plainText(`${spells > 1 ? `${spells} times: ` : ''}${text} ${advice ?? ''}`).trim();
   return said.charAt(0).toUpperCase() + said.slice(1);
 }
 
 const URGENCY = ['warning', 'note', 'good'];
+
+/** Return the place of a finding: a symptom stays with its cause, which is always a warning. */
+const urgency = ({ level, cause }) => (cause ? 0 : URGENCY.indexOf(level));
 
 /** List the doctor's findings, warnings first, without the good news that the tiles above show already. */
 function Findings({ runs, onFinding }) {
   const findings = runs
     .flatMap((run, i) => run.findings.map((finding) => ({ ...finding, run: i })))
     .filter(({ level, metric }) => level !== 'good' || !ANSWERED.has(metric))
-    .sort((a, b) => URGENCY.indexOf(a.level) - URGENCY.indexOf(b.level));
+    .sort((a, b) => urgency(a) - urgency(b));
   if (!findings.length) return html`<p class="note quiet">No other findings.</p>`;
   const steps = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first}–${last}`);
   return html`<section class="findings" aria-labelledby="findings-title">
     <h3 id="findings-title">Other findings</h3>
     <ul>${findings.map(
-      (finding) => html`<li class=${finding.level} data-test="finding">
+      (finding) => html`<li class=${`${finding.level}${finding.cause ? ' symptom' : ''}`} data-test="finding">
       <span class="glyph" role="img"
         aria-label=${LEVELS[finding.level]?.[1] ?? finding.level}>${LEVELS[finding.level]?.[0] ?? '○'}</span>
       <button type="button" class="plain jump" onClick=${() => onFinding(finding)}>${steps(finding)}</button>

@@ -1,0 +1,88 @@
+"""Which finding explains which: causes first, and beneath each the symptoms that follow from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from outdo.observability.doctor.series import MIN_STEPS, Finding, Level
+
+LEVELS: tuple[Level, ...] = ("warning", "note", "good")
+"""In the order in which findings are printed."""
+
+NO_SPREAD = ("constant_reward", "identical_answers", "truncation", "too_hard", "too_easy")
+WRONG_REWARD = ("constant_reward", "random_reward", "reward_against_right", "reward_follows_length")
+WRONG_STEPS = ("refused_updates", "engine_mismatch", "critic_worse_than_mean", "steps_too_large", "kl_explosion")
+BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
+NO_EFFECT = ("steps_too_small", "reward_outweighed")
+
+CAUSES: Mapping[str, Sequence[str]] = {
+    "reward_follows_length": ("reward_against_right",),
+    "conflicting_reward_parts": ("reward_against_right", "reward_follows_length"),
+    "truncation": ("reward_follows_length", "steps_too_large", "entropy_explosion", "reward_against_right"),
+    "identical_answers": (*WRONG_REWARD, "memorised", "entropy_collapse", "steps_too_large"),
+    "memorised": WRONG_REWARD,
+    "too_easy": (*WRONG_REWARD, "memorised", "identical_answers"),
+    "too_hard": (*WRONG_REWARD, "truncation", "identical_answers"),
+    "no_signal": (*WRONG_REWARD, "memorised", *NO_SPREAD, "steps_too_large"),
+    "nothing_trained": ("failed_rewards", *NO_SPREAD, "no_signal"),
+    "groups_missing": (*NO_SPREAD, "no_signal"),
+    "refused_updates": ("failed_rewards", "steps_too_large"),
+    "steps_too_small": (*NO_SPREAD, "no_signal", "nothing_trained", "reward_outweighed", "refused_updates"),
+    "reward_outweighed": NO_SPREAD,
+    "kl_explosion": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "entropy_explosion"),
+    "entropy_explosion": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "kl_explosion"),
+    "entropy_collapse": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "kl_explosion"),
+    "overshooting": (*WRONG_REWARD, "steps_too_large", "kl_explosion", "entropy_explosion"),
+    "clipped_too_much": ("steps_too_large", "kl_explosion"),
+    "clip_never_acts": (*NO_EFFECT, *NO_SPREAD),
+    "spent_on_certain": (*BROKEN_POLICY, *NO_SPREAD, *NO_EFFECT, "memorised"),
+    "out_of_reach": (*BROKEN_POLICY, *NO_SPREAD, *NO_EFFECT, "memorised"),
+    "empty_answers": BROKEN_POLICY,
+    "shorter_answers": BROKEN_POLICY,
+    "longer_not_better": BROKEN_POLICY,
+    "accuracy_fell": (*BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
+    "answers_got_worse": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
+    "worse_at_next_visit": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
+    "reward_fell": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
+    "reward_rose": (*WRONG_REWARD, "memorised", "accuracy_fell"),
+    "slow_steps": ("truncation",),
+}
+"""The rules that can explain a rule's finding, the likeliest first."""
+
+
+def causes_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with their `cause`: warnings first, and every symptom, without its advice, after its cause.
+
+    `findings` are in causal order, as the rules are.
+    """
+    parents = {each: _parent(each, findings) for each in findings}
+    roots = {each: _root(each, parents, findings) for each in findings}
+    causes = sorted((each for each in findings if roots[each] is each), key=lambda each: LEVELS.index(each.level))
+    ordered: list[Finding] = []
+    for cause in causes:
+        symptoms = (each for each in findings if roots[each] is cause and each is not cause)
+        ordered += [cause, *(replace(each, cause=cause.rule, advice="") for each in symptoms)]
+    return ordered
+
+
+def _parent(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
+    """Return the likeliest warning that explains a finding: one that `CAUSES` lists, and that was seen before it.
+
+    A cause that comes first in causal order may be seen a little later, because a condition has to last to be seen.
+    """
+    earlier = findings.index(finding)
+    for rule in CAUSES.get(finding.rule, ()):
+        for place, cause in enumerate(findings):
+            latest = finding.first + (MIN_STEPS if place < earlier else -1)
+            if cause.rule == rule and cause.level == "warning" and cause.first <= latest:
+                return cause
+    return None
+
+
+def _root(finding: Finding, parents: Mapping[Finding, Finding | None], findings: Sequence[Finding]) -> Finding:
+    """Return the finding at which the chain of causes ends; of findings that explain each other, the first one."""
+    chain = [finding]
+    while (parent := parents[chain[-1]]) is not None:
+        if parent in chain:
+            return min(chain[chain.index(parent) :], key=findings.index)
+        chain.append(parent)
+    return chain[-1]

@@ -1,0 +1,249 @@
+"""Series of metrics for the doctor: for each rule one that it reports, and one about which it reports nothing."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outdo.observability.doctor import RULES, Finding, diagnose
+from outdo.observability.doctor.series import RunMetrics
+from outdo.storage.run_folder import read_metrics
+
+HEALTHY = read_metrics(Path(__file__).parents[1] / "observability/quickstart_metrics.jsonl")
+"""A real run: 30 steps of GRPO from the quickstart's warm model, the evaluation before it as step 0."""
+
+Series = Mapping[str, float | list[float]]
+GRPO = {
+    "train": {"objective": {"name": "grpo"}},
+    "optim": {"clip_norm": 1.0},
+    "sampling": {"max_tokens": 64, "temperature": 0.3},
+}
+
+
+def steps(*parts: tuple[int, Series]) -> list[dict[str, Any]]:
+    """So many steps of each part; a list holds a value for each step."""
+    lines: list[dict[str, Any]] = []
+    for count, series in parts:
+        for n in range(count):
+            values = {name: value[n] if isinstance(value, list) else value for name, value in series.items()}
+            lines.append({"step": len(lines) + 1, **values})
+    return lines
+
+
+def jumping(low: float, high: float, count: int = 20) -> list[float]:
+    return [low if n % 2 else high for n in range(count)]
+
+
+NO_SIGNAL = {"frac_reward_zero_std": 0.9}
+FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
+    "failed_rewards": (
+        steps((3, {}), (1, {"verdicts/timed_out": 7.0})),
+        r"7 answers in 1 steps .*timed_out.*reward_limits.timeout",
+    ),
+    "constant_reward": (
+        steps((6, {"reward": 0.3, "frac_reward_zero_std": 1.0})),
+        "every answer has the reward 0.3, so the policy learns nothing.*outdo check",
+    ),
+    "random_reward": (steps((6, {"reward_disagreement": 0.4})), "40% have different rewards"),
+    "reward_against_right": (
+        steps((6, {"reward_right_correlation": -0.8})),
+        "the reward is lower where an answer is right .correlation -0.80.*answer wrongly.*sign",
+    ),
+    "reward_follows_length": (
+        steps((6, {"reward_length_correlation": [0.99, 0.97, 0.95, 1.0, 0.98, 0.99]})),
+        "the reward follows the length of the answer .correlation 0.98.*learns to answer longer",
+    ),
+    "conflicting_reward_parts": (
+        steps(
+            (20, {"rewards/format/mean": jumping(0.1, 0.2), "rewards/exact/mean": jumping(0.5, 0.6)}),
+            (20, {"rewards/format/mean": jumping(0.8, 0.9), "rewards/exact/mean": jumping(0.1, 0.2)}),
+        ),
+        "exact fell from 0.55 to 0.15 while format rose",
+    ),
+    "identical_answers": (
+        steps((6, {"completions/identical_ratio": 0.99, "frac_all_right": 0.4})),
+        r"99% of the further answers .* repeat an earlier one.*temperature = 0.3",
+    ),
+    "truncation": (steps((8, {"completions/clipped_ratio": 0.5})), "50% of the answers are truncated.*max_tokens = 64"),
+    "too_easy": (
+        steps((10, NO_SIGNAL | {"frac_all_right": 0.81})),
+        "81% of the groups are all right. The data is too easy.*data.select.*train.dynamic_sampling",
+    ),
+    "too_hard": (
+        steps((10, NO_SIGNAL | {"frac_all_wrong": 0.9, "reward": 0.01})),
+        "90% .* all wrong. .* too hard.*data.select",
+    ),
+    "no_signal": (
+        steps((10, NO_SIGNAL | {"frac_all_right": 0.5, "frac_all_wrong": 0.4})),
+        "in 90% .* the policy learns nothing",
+    ),
+    "nothing_trained": (steps((5, {"updates/done": 1.0}), (3, {"updates/done": 0.0})), "nothing was trained"),
+    "groups_missing": (steps((6, {"refill/missing": 20.0})), r"20.0 groups per step were still missing"),
+    "engine_mismatch": (steps((9, {"sampling/sampling_logp_difference/mean": 0.2})), "differ by 0.2 nats"),
+    "critic_worse_than_mean": (steps((12, {"value/explained_variance": -0.4})), r"explains -0.40 of the variance"),
+    "reward_outweighed": (steps((9, {"regularisation": 0.7})), "70% of the push .* KL from the reference.*Lower beta"),
+    "steps_too_small": (
+        steps((9, {"moved_not": 0.95, "learning_rate": 1e-8, "grad_norm": 50.0})),
+        r"95% of what was pushed did not move.*learning rate 1e-08.*norm, 50, is clipped to 1 \(optim.clip_norm\)",
+    ),
+    "steps_too_large": (
+        steps((9, {"step_kl": 0.9, "learning_rate": 1e-2})),
+        r"one step moves the policy by 0.9 nats per token \(KL\).*learning rate 0.01.*Lower optim.lr",
+    ),
+    "refused_updates": (steps((9, {"updates/refused": 0.0}), (1, {"updates/refused": 1.0})), "1 of the steps"),
+    "kl_explosion": (steps((10, {"kl": 0.1}), (10, {"kl": 2.0})), "2 nats per token away"),
+    "entropy_explosion": (steps((10, {"entropy": 0.3}), (10, {"entropy": 3.0})), "rose from 0.3 to 3 nats"),
+    "entropy_collapse": (steps((10, {"entropy": 1.0}), (10, {"entropy": 0.05, "right": 0.4})), "fell from 1 to 0.05"),
+    "memorised": (
+        steps(
+            (1, {"eval/sampled": 0.5, "eval/sampled_high": 0.6}),
+            (19, {"right": 0.5, "transfer/visits": 2.0}),
+            (19, {"right": 0.95, "transfer/visits": 30.0}),
+            (1, {"eval/sampled": 0.56, "eval/sampled_high": 0.66}),
+        ),
+        "training questions went from 50.0% to 95.0%, held-out questions from 50.0% to 56.0%.* 30 visits .*by heart",
+    ),
+    "empty_answers": (steps((6, {"completions/empty_ratio": 0.96})), "96% of the answers are empty"),
+    "shorter_answers": (
+        steps(
+            (10, {"completions/mean_length": 40.0, "right": 0.5}), (10, {"completions/mean_length": 2.0, "right": 0.0})
+        ),
+        "fell from 40 to 2 tokens",
+    ),
+    "longer_not_better": (
+        steps(
+            (10, {"completions/mean_length": 50.0, "reward": 0.5}),
+            (10, {"completions/mean_length": 150.0, "reward": 0.5}),
+        ),
+        "grew from 50 to 150 tokens, and the reward did not rise",
+    ),
+    "clipped_too_much": (steps((9, {"clip_ratio/region_mean": 0.6})), "60% of the tokens are clipped"),
+    "overshooting": (steps((9, {"overshoot": 0.4})), "40% of the tokens went beyond"),
+    "clip_never_acts": (
+        steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 4.0})),
+        "with 4 passes per step no token was clipped",
+    ),
+    "spent_on_certain": (steps((9, {"certain": 0.97})), "97% of the push goes to tokens that are already above 99 %"),
+    "out_of_reach": (steps((9, {"unreachable": 0.95})), "for 95% .* beyond probability 1"),
+    "accuracy_fell": (
+        steps(
+            (10, {"reward": 0.4}),
+            (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.55, "eval/greedy_high": 0.65}),
+            (10, {"reward": 0.9}),
+            (1, {"reward": 0.9, "eval/greedy": 0.3, "eval/greedy_low": 0.25, "eval/greedy_high": 0.35}),
+        ),
+        r"fell from 60.0% \(55.0% to 65.0%\) .step 11. to 30.0% .* reward rose from 0.4 to 0.9",
+    ),
+    "answers_got_worse": (
+        steps((2, {"frac_all_wrong": 0.3}), (9, {"frac_all_wrong": 1.0, "learning_rate": 3e-3})),
+        "all wrong; before it was 30%.*the policy has become worse.*Lower optim.lr",
+    ),
+    "worse_at_next_visit": (
+        steps((10, {"transfer/followed": 0.3, "transfer/changed": 16.0})),
+        "higher in only 30.0% of 160 cases; if nothing changed, it would be 50 %",
+    ),
+    "reward_fell": (
+        steps((20, {"reward": jumping(0.6, 0.8)}), (20, {"reward": jumping(0.1, 0.3)})),
+        r"fell from 0.7 \(the first 8 steps\) to 0.2 \(the last 8\)",
+    ),
+    "slow_steps": (
+        steps((20, {"tokens_per_second": 1000.0}), (6, {"tokens_per_second": 100.0})),
+        "100 tokens per second; usual in this run are 1,000",
+    ),
+    "held_out_rose": (
+        steps((1, {"eval/sampled": 0.2}), (5, {}), (1, {"eval/sampled": 0.7})),
+        "70.0% of the sampled answers to held-out questions are right; at the start it was 20.0%",
+    ),
+    "reward_rose": (
+        steps((20, {"reward": jumping(0.1, 0.3)}), (20, {"reward": jumping(0.6, 0.8)})),
+        r"rose from 0.2 \(the first 8 steps\) to 0.7 \(the last 8\)",
+    ),
+    "moved_as_pushed": (
+        steps((9, {"moved_right_way": 0.93, "moved/tokens": 100.0})),
+        r"93.0% of the pushed tokens moved as pushed, weighted by how far the pushes could move them "
+        r"\(900 tokens were measured\)",
+    ),
+}
+"""A series for every rule, and what is then reported."""
+
+SILENT: Mapping[str, list[dict[str, Any]]] = {
+    "failed_rewards": steps((9, {"verdicts/not_applicable": 4.0})),
+    "constant_reward": steps((9, {"reward": [0.5] * 8 + [0.6], "frac_reward_zero_std": 1.0})),
+    "random_reward": steps((9, {"reward_disagreement": 0.1})),  # a model that scores is not exact
+    "reward_against_right": steps((9, {"reward_right_correlation": 0.4})),  # other parts of the reward vary more
+    "reward_follows_length": steps(
+        (9, {"reward_length_correlation": [0.8, 0.9, 0.86, 0.7, 0.88, 0.9, 0.95, 0.6, 0.5]})
+    ),
+    "conflicting_reward_parts": steps(
+        (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
+        (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),
+    ),
+    "identical_answers": steps((9, {"completions/identical_ratio": 0.99, "frac_all_right": 0.9})),  # and right
+    "truncation": steps((4, {"completions/clipped_ratio": 0.9}), (9, {"completions/clipped_ratio": 0.0})),  # too short
+    "too_easy": steps((10, {"frac_all_right": 0.9, "frac_reward_zero_std": 0.1})),  # rewards differ all the same
+    "too_hard": steps((10, {"frac_all_wrong": 1.0, "frac_reward_zero_std": 0.0})),
+    "no_signal": steps((10, {"frac_reward_zero_std": 0.6})),
+    "nothing_trained": steps((2, {"updates/done": 0.0}), (9, {"updates/done": 1.0})),
+    "groups_missing": steps((9, {"refill/missing": 0.0})),
+    "engine_mismatch": steps((9, {"sampling/sampling_logp_difference/mean": 0.01})),
+    "critic_worse_than_mean": steps((5, {"value/explained_variance": -0.4}), (9, {"value/explained_variance": 0.6})),
+    "reward_outweighed": steps((9, {"regularisation": 0.1})),
+    "steps_too_small": steps((20, {"attained": [0.0001, 0.03, -0.01, 0.0002] * 5})),  # few tokens in every second step
+    "steps_too_large": steps((20, {"step_kl": [0.0, 0.5, 0.02, 0.01, 0.3] * 4})),  # few tokens: single steps jump
+    "refused_updates": steps((9, {"updates/refused": 0.0})),
+    "kl_explosion": steps((20, {"kl": [0.001 * 1.25**n for n in range(20)]})),
+    "entropy_explosion": steps((10, {"entropy": 0.01}), (10, {"entropy": 0.05})),
+    "entropy_collapse": steps((10, {"entropy": 1.0}), (10, {"entropy": 0.05, "right": 0.97})),  # certain, and right
+    "memorised": steps(
+        (1, {"eval/sampled": 0.5, "eval/sampled_high": 0.6}),
+        (19, {"right": 0.5, "transfer/visits": 2.0}),
+        (19, {"right": 0.9, "transfer/visits": 30.0}),
+        (1, {"eval/sampled": 0.75, "eval/sampled_high": 0.85}),
+    ),
+    "empty_answers": steps((9, {"completions/empty_ratio": 0.01})),
+    "shorter_answers": steps(
+        (10, {"completions/mean_length": 40.0, "right": 0.2}), (10, {"completions/mean_length": 10.0, "right": 0.9})
+    ),
+    "longer_not_better": steps(
+        (10, {"completions/mean_length": 50.0, "reward": 0.2}), (10, {"completions/mean_length": 150.0, "reward": 0.8})
+    ),
+    "clipped_too_much": steps((9, {"clip_ratio/region_mean": 0.2})),
+    "overshooting": steps((20, {"overshoot": 0.3, "reward": [n / 20 for n in range(20)]})),  # and it helps
+    "clip_never_acts": steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 1.0})),
+    "spent_on_certain": steps((9, {"certain": 0.88})),
+    "out_of_reach": steps((9, {"unreachable": 0.6})),
+    "accuracy_fell": steps(
+        (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.4, "eval/greedy_high": 0.8}),
+        (9, {"reward": 0.9}),
+        (1, {"reward": 0.9, "eval/greedy": 0.5, "eval/greedy_low": 0.3, "eval/greedy_high": 0.7}),
+    ),
+    "answers_got_worse": steps((10, {"frac_all_wrong": 1.0})),  # they always were
+    "worse_at_next_visit": steps(
+        (10, {"transfer/followed": 0.4, "transfer/changed": 16.0})
+    ),  # of 160, it may be chance
+    "reward_fell": steps((20, {"reward": jumping(0.15, 0.95)}), (20, {"reward": jumping(0.1, 0.9)})),  # noise
+    "slow_steps": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),
+    "held_out_rose": steps((1, {"eval/greedy": 0.5}), (5, {}), (1, {"eval/greedy": 0.5})),
+    "reward_rose": steps(
+        (20, {"reward": jumping(0.1, 0.9)}), (20, {"reward": jumping(0.15, 0.95)})
+    ),  # within the noise
+    "moved_as_pushed": steps((9, {"moved_right_way": 0.5})),
+}
+"""A series for every rule that comes near, and about which it reports nothing."""
+
+
+def found_by(rule: str, lines: list[dict[str, Any]], recipe: Mapping[str, Any] | None = GRPO) -> list[Finding]:
+    (named,) = [each for each in RULES if each.__name__ == rule]
+    return list(named(RunMetrics(lines, recipe or {})))
+
+
+def roots(lines: list[dict[str, Any]], recipe: Mapping[str, Any] | None = GRPO) -> list[str]:
+    return [each.rule for each in diagnose(lines, recipe=recipe) if not each.cause and each.level != "good"]
+
+
+def merged(*series: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One run with the metrics of all of these; where two have the same metric, those of the last one."""
+    lines: dict[int, dict[str, Any]] = {}
+    for each in series:
+        for line in each:
+            lines[line["step"]] = lines.get(line["step"], {}) | line
+    return list(lines.values())
