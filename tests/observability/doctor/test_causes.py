@@ -45,6 +45,16 @@ def test_what_was_there_before_a_finding_is_not_its_symptom() -> None:
     assert roots(merged(later, steps((30, {"step_kl": 2.0})))) == ["steps_too_large"]
 
 
+def test_a_later_rule_explains_only_what_was_seen_after_it() -> None:
+    truncated = steps((30, {"completions/clipped_ratio": 0.5}))
+    assert roots(merged(truncated, steps((2, {}), (28, {"step_kl": 2.0})))) == ["truncation", "steps_too_large"]
+
+
+def test_of_findings_that_explain_each_other_the_first_in_causal_order_is_the_cause() -> None:
+    both = merged(steps((20, {"entropy": [0.1, *[1.0] * 19]})), steps((3, {}), (17, {"kl": 2.0})))
+    assert roots(both) == ["kl_explosion"]
+
+
 @pytest.mark.parametrize("first", ["steps_too_small", "steps_too_large", "clip_never_acts", "overshooting"])
 def test_no_run_is_advised_to_raise_and_to_lower_the_learning_rate(first: str) -> None:
     pairs = [(first, second) for second in FIRES] + [(second, first) for second in FIRES]

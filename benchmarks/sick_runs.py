@@ -1,0 +1,237 @@
+"""Train small models with a mistake in each recipe, and compare what `outdo doctor` reports first with the mistake.
+
+    python benchmarks/sick_runs.py [--only NAME ...] [--jobs 2]
+
+Every run is the quickstart's task with one change: some have a mistake, the others are healthy. A mistake is named if
+the first finding is of a rule that describes it; a false alarm is a warning about a healthy run. A run that is in the
+folder already is not made again. The tables are written into `docs/doctor.md`.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import tasks
+import torch
+from rich.console import Console
+
+from outdo.cli.output import metrics_of
+from outdo.config.file import load
+from outdo.observability.doctor import diagnose
+from outdo.observability.page import read
+from outdo.trainer.display import Display
+from outdo.trainer.run import resume, start
+
+REWARDS = tasks.HERE / "sick_rewards.py"
+PAGE = tasks.HERE.parent / "docs/doctor.md"
+BEGIN, END = "<!-- written by benchmarks/sick_runs.py -->\n", "<!-- end -->"
+
+GRPO = "train.objective={{name='grpo', beta={beta}, entropy_bonus={bonus}}}"
+SETTINGS = [
+    GRPO.format(beta=0.0, bonus=0.0),
+    "steps=20",
+    "sampling.max_tokens=36",
+    "train.prompts=8",
+    "train.group_size=8",
+    "optim.lr=2e-4",
+    "eval.rows=128",
+    "threads=1",
+    "checkpoint.every=100000",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run, and the rules of the doctor that describe its mistake. Without rules the run is healthy."""
+
+    name: str
+    change: Sequence[str]
+    rules: Sequence[str] = ()
+
+
+def reward(name: str) -> str:
+    """Return a setting that rewards answers by a function of `sick_rewards.py` alone."""
+    return f"rewards={REWARDS}:{name}"
+
+
+def measured(name: str, weight: float) -> str:
+    """Return a setting that adds such a function to `exact`, which has the given weight."""
+    return f"rewards=['{REWARDS}:{name}', {{name='exact', weight={weight}}}]"
+
+
+SICK = (
+    Case(name="a constant reward", change=[reward("constant"), "steps=10"], rules=["constant_reward"]),
+    Case(name="the reward pays for length", change=[reward("length"), "steps=12"], rules=["reward_follows_length"]),
+    Case(name="the reward pays for brevity", change=[reward("brevity"), "steps=12"], rules=["reward_follows_length"]),
+    Case(
+        name="the right answer, and 0.5 for each character",
+        change=[reward("right_and_length"), "steps=12"],
+        rules=["reward_follows_length"],
+    ),
+    Case(name="a random reward", change=[reward("random")], rules=["random_reward"]),
+    Case(name="inverted labels", change=[measured("inverted", 0)], rules=["reward_against_right"]),
+    Case(
+        name="a part for style outweighs the right answer",
+        change=[measured("nines", 0.1)],
+        rules=["reward_against_right", "conflicting_reward_parts"],
+    ),
+    Case(
+        name="a reward that raises exceptions",
+        change=[reward("failing"), "reward_limits.max_failed=1.0"],
+        rules=["failed_rewards"],
+    ),
+    Case(name="questions that are too easy", change=["data.path={easy}"], rules=["too_easy"]),
+    Case(name="questions that are too hard", change=["data.path={hard}"], rules=["too_hard"]),
+    Case(
+        name="eight questions, forty visits each",
+        change=["data.limit=8", "optim.lr=5e-4", "steps=40"],
+        rules=["memorised"],
+    ),
+    Case(name="answers are cut off, four steps", change=["sampling.max_tokens=20", "steps=4"], rules=["truncation"]),
+    Case(
+        name="truncated answers are left out, and all are truncated",
+        change=["sampling.max_tokens=12", "train.mask_truncated=true", "steps=6"],
+        rules=["truncation"],
+    ),
+    Case(name="sampling is nearly greedy", change=["sampling.temperature=0.05"], rules=["identical_answers"]),
+    Case(name="learning rate 1e-7", change=["optim.lr=1e-7"], rules=["steps_too_small"]),
+    Case(name="learning rate 1e-2", change=["optim.lr=1e-2", "steps=12"], rules=["steps_too_large"]),
+    Case(
+        name="eight passes over each batch",
+        change=["train.passes=8", "optim.lr=1e-3", "steps=10"],
+        rules=["steps_too_large"],
+    ),
+    Case(
+        name="the KL from the reference explodes",
+        change=[GRPO.format(beta=1e-4, bonus=0.0), "optim.lr=3e-3"],
+        rules=["steps_too_large", "kl_explosion"],
+    ),
+    Case(
+        name="the reference holds the policy",
+        change=[GRPO.format(beta=100.0, bonus=0.0), "steps=12"],
+        rules=["reward_outweighed"],
+    ),
+    Case(
+        name="an entropy bonus of 1", change=[GRPO.format(beta=0.0, bonus=1.0), "steps=17"], rules=["entropy_explosion"]
+    ),
+    Case(
+        name="a critic with learning rate 0.3",
+        change=["train.objective=ppo", "train.critic={name='head', lr=0.3}", "steps=12"],
+        rules=["critic_worse_than_mean"],
+    ),
+)
+
+HEALTHY = (
+    Case(name="no change", change=[]),
+    Case(name="another seed", change=["seed=1"]),
+    Case(name="a dense reward from -1 to 3", change=[reward("digits")]),
+    Case(name="`dapo` with dynamic sampling", change=["train.objective=dapo", "train.dynamic_sampling=2"]),
+    Case(
+        name="`gspo`, four passes, learning rate 1e-4",
+        change=["train.objective=gspo", "train.passes=4", "optim.lr=1e-4"],
+    ),
+    Case(
+        name="`ppo` with a critic",
+        change=["train.objective=ppo", "train.critic={name='model', lr=1e-3, warmup=4}"],
+    ),
+    Case(name="KL with beta 0.04", change=[GRPO.format(beta=0.04, bonus=0.0)]),
+    Case(name="40 questions, six visits each", change=["data.limit=40"]),
+)
+
+
+def main() -> None:
+    """Make the missing runs, then write the table."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=[case.name for case in (*SICK, *HEALTHY)])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
+    parser.add_argument("--runs", type=Path, default=Path("runs/sick"), help="folder of the runs")
+    parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
+    arguments = parser.parse_args()
+    cases = [case for case in (*SICK, *HEALTHY) if case.name in arguments.only]
+    make = partial(train, files=task_files(arguments.models), runs=arguments.runs)
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # before the processes are forked
+    with get_context("fork").Pool(arguments.jobs, maxtasksperchild=1) as pool:
+        for name in pool.imap_unordered(make, cases, chunksize=1):
+            print(f"made: {name}", flush=True)
+    tables = "\n".join(table(each, arguments.runs) for each in (SICK, HEALTHY))
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{tables}{END}{rest.partition(END)[2]}")
+
+
+def task_files(models: Path) -> dict[str, Path]:
+    """Return the files of the quickstart's task, and its questions without a carry and with four digits."""
+    files = tasks.prepared(tasks.QUICKSTART, 0, models)
+    rows = [json.loads(line) for line in files["questions"].read_text().splitlines()]
+    digits = [(row["prompt"][:3], row["prompt"][4:7]) for row in rows]
+    easy = [
+        row
+        for row, (a, b) in zip(rows, digits, strict=True)
+        if all(int(x) + int(y) < 10 for x, y in zip(a, b, strict=True))
+    ]
+    hard = [{"prompt": f"9{row['prompt']}", "answer": str(9000 + int(row["answer"]))} for row in rows]
+    for name, content in {"easy": easy, "hard": hard}.items():
+        files[name] = files["questions"].with_name(f"{name}.jsonl")
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in content))
+    return files
+
+
+def folder_of(case: Case, runs: Path) -> Path:
+    """Return the run folder of a case."""
+    return runs / "".join(each if each.isalnum() or each in ".-" else "_" for each in case.name)
+
+
+def train(case: Case, *, files: dict[str, Path], runs: Path) -> str:
+    """Make the run of a case, as `outdo train` does, unless it is there; return its name."""
+    folder = folder_of(case, runs)
+    with (runs / f"{folder.name}.log").open("a") as log:
+        display = Display(Console(file=log))
+        if not (folder / "recipe.toml").exists():
+            paths = [
+                f"model={files['model']}",
+                f"data.path={files['questions']}",
+                f"data.eval_path={files['held_out']}",
+            ]
+            change = [each.format(**files) if each.startswith("data.path") else each for each in case.change]
+            start(load(None, [*paths, *SETTINGS, *change]), folder, display)
+        elif not (folder / "report.html").exists():  # written last: the run was stopped
+            resume(folder, [], display)
+    return case.name
+
+
+def table(cases: Sequence[Case], runs: Path) -> str:
+    """Return a Markdown table of the runs that were made, what the doctor reports about each, and a count."""
+    rows, good = [], 0
+    for case in (case for case in cases if (folder_of(case, runs) / "report.html").exists()):
+        found = first_and_symptoms(case, runs)
+        good += found[0] in case.rules if case.rules else found[0] != "warning"
+        change = ", ".join(setting.replace(f"{REWARDS.parent}/", "").replace("|", "\\|") for setting in case.change)
+        rows.append(f"| {case.name} | {f'`{change}`' if change else ''} | {' | '.join(found)} |\n")
+    sick = bool(cases[0].rules)
+    head = (
+        "| mistake | change | first finding | its symptoms |" if sick else "| healthy run | change | level | findings |"
+    )
+    count = f"{good} of {len(rows)} mistakes named" if sick else f"{len(rows) - good} false alarms in {len(rows)} runs"
+    return f"\n{head}\n|---|---|---|---|\n{''.join(rows)}\n**{count}.**\n"
+
+
+def first_and_symptoms(case: Case, runs: Path) -> tuple[str, str]:
+    """Return the rule of the first finding and those of its symptoms; of a healthy run its level and all rules."""
+    folder = folder_of(case, runs)
+    lines, _ = metrics_of(folder, print)
+    findings = diagnose(lines, recipe=read.table(folder, "recipe.toml", print))
+    first = findings[0] if findings else None
+    if not case.rules:
+        level = first.level if first else "good"
+        return level, ", ".join(each.rule for each in findings if each.level != "good")
+    symptoms = [each.rule for each in findings if first and each.cause == first.rule]
+    return first.rule if first and first.level != "good" else "none", ", ".join(dict.fromkeys(symptoms))
+
+
+if __name__ == "__main__":
+    main()
