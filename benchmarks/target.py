@@ -64,7 +64,7 @@ def run(task: str, method: str, seed: int, models: Path) -> dict[str, Any]:
     return {
         **{name: result["summary"][name] for name in KEPT},
         "sampled_tokens": sum(step["num_tokens"] for step in steps),
-        "updates": fmean(step["updates/done"] for step in steps),
+        "updates": fmean(step["passes/done"] for step in steps),
         "attained": _mean([step["target/attained"] for step in steps if "target/attained" in step]),
         "entropy": steps[-1]["entropy"],
         "stopped": Counter(name.rpartition("/")[2] for step in steps for name in step if "/stopped/" in name),

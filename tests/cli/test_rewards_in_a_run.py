@@ -63,8 +63,8 @@ def test_a_reward_of_each_kind_trains_by_itself(outdo, model, sourced, rewards, 
     assert (done.status, done.error) == (0, "")
     steps = metrics(tmp_path / "run")
     assert [step["step"] for step in steps] == [1, 2]
-    verdicts = {key for step in steps for key in step if key.startswith("verdicts/")}
-    assert verdicts == ({"verdicts/not_applicable"} if name == "trl" else set())
+    verdicts = {key for step in steps for key in step if key.startswith("reward_status/")}
+    assert verdicts == ({"reward_status/not_applicable"} if name == "trl" else set())
 
 
 def test_several_rewards_add_up_by_their_weights_and_each_is_measured(model, sourced, rewards, tmp_path):

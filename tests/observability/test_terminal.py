@@ -26,7 +26,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "token_bytes": [b"a", b" b", b"c", b"d"],
         "reward": 1.0,
         "reward_parts": {"exact": 1.0},
-        "verdict": "ok",
+        "status": "ok",
         "right": True,
         "advantage": 0.5,
         "finish_reason": "stop",

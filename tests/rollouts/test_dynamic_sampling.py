@@ -76,7 +76,7 @@ def test_a_step_of_informative_groups_is_not_changed():
     assert ids(sampled) == ["0", "1", "2"]
     assert {request.stream.purpose for request in sampler.sampler.engine.requests} == {"train"}
     assert prompts.position == 3
-    assert [sampled.metrics[f"refill/{name}"] for name in ("rounds", "dropped", "missing")] == [0, 0, 0]
+    assert [sampled.metrics[f"dynamic_sampling/{name}"] for name in ("rounds", "dropped", "missing")] == [0, 0, 0]
 
 
 def test_uninformative_groups_are_replaced_by_as_many_further_questions_until_none_is_missing():
@@ -97,11 +97,11 @@ def test_after_the_last_round_the_step_continues_with_fewer_groups_and_counts_th
     assert prompts.position == 7  # three, and twice the two that were missing
     lengths = [len(sampler.sampler.engine.tokenizer.encode(text)) + 1 for text in ("yes", "no")]
     assert sampled.metrics == {
-        "refill/rounds": 2.0,
-        "refill/dropped": 6.0,
-        "refill/missing": 2.0,
-        "refill/dropped_tokens": 6 * 2 * lengths[1],
-        "refill/reward": pytest.approx(1 / 14),
+        "dynamic_sampling/rounds": 2.0,
+        "dynamic_sampling/dropped": 6.0,
+        "dynamic_sampling/missing": 2.0,
+        "dynamic_sampling/dropped_tokens": 6 * 2 * lengths[1],
+        "dynamic_sampling/reward": pytest.approx(1 / 14),
     }
 
 
@@ -111,7 +111,7 @@ def test_a_step_without_an_informative_group_updates_nothing():
     step = next(train(Models(policy), prompts, sampler, per_token(group_standardised), grpo(beta=0)))
     assert (step.groups, step.updates, policy.version) == ([], [], 0)
     metrics = step_metrics(step)
-    assert (metrics["refill/missing"], metrics["refill/reward"]) == (3.0, 0.0)
+    assert (metrics["dynamic_sampling/missing"], metrics["dynamic_sampling/reward"]) == (3.0, 0.0)
 
 
 def test_no_random_number_is_used_twice_even_if_few_questions_are_repeated():
@@ -138,7 +138,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run():
         return prompts, DynamicSampling(group_sampler(by_chance), prompts, rounds=2)
 
     uninterrupted = run(*new_run(), 1, 8)
-    assert len({metrics["refill/rounds"] for _, metrics in uninterrupted}) > 1
+    assert len({metrics["dynamic_sampling/rounds"] for _, metrics in uninterrupted}) > 1
     for steps in range(8):
         first, second = new_run(), new_run()
         before = run(*first, 1, steps)

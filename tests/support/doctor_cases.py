@@ -36,7 +36,7 @@ def jumping(low: float, high: float, count: int = 20) -> list[float]:
 NO_SIGNAL = {"frac_reward_zero_std": 0.9}
 FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "failed_rewards": (
-        steps((3, {}), (1, {"verdicts/timed_out": 7.0})),
+        steps((3, {}), (1, {"reward_status/timed_out": 7.0})),
         r"7 answers in 1 steps .*timed_out.*reward_limits.timeout",
     ),
     "constant_reward": (
@@ -76,8 +76,8 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((10, NO_SIGNAL | {"frac_all_right": 0.5, "frac_all_wrong": 0.4})),
         "in 90% .* the policy learns nothing",
     ),
-    "nothing_trained": (steps((5, {"updates/done": 1.0}), (3, {"updates/done": 0.0})), "nothing was trained"),
-    "groups_missing": (steps((6, {"refill/missing": 20.0})), r"20.0 groups per step were still missing"),
+    "nothing_trained": (steps((5, {"passes/done": 1.0}), (3, {"passes/done": 0.0})), "nothing was trained"),
+    "groups_missing": (steps((6, {"dynamic_sampling/missing": 20.0})), r"20.0 groups per step were still missing"),
     "engine_mismatch": (steps((9, {"sampling/sampling_logp_difference/mean": 0.2})), "differ by 0.2 nats"),
     "critic_worse_than_mean": (steps((12, {"value/explained_variance": -0.4})), r"explains -0.40 of the variance"),
     "reward_outweighed": (steps((9, {"regularisation": 0.7})), "70% of the push .* KL from the reference.*Lower beta"),
@@ -119,7 +119,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "clipped_too_much": (steps((9, {"clip_ratio/region_mean": 0.6})), "60% of the tokens are clipped"),
     "overshooting": (steps((9, {"overshoot": 0.4})), "40% of the tokens went beyond"),
     "clip_never_acts": (
-        steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 4.0})),
+        steps((25, {"clip_ratio/region_mean": 0.0, "passes/done": 4.0})),
         "with 4 passes per step no token was clipped",
     ),
     "spent_on_certain": (steps((9, {"certain": 0.97})), "97% of the push goes to tokens that are already above 99 %"),
@@ -166,7 +166,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
 """A series for every rule, and what is then reported."""
 
 SILENT: Mapping[str, list[dict[str, Any]]] = {
-    "failed_rewards": steps((9, {"verdicts/not_applicable": 4.0})),
+    "failed_rewards": steps((9, {"reward_status/not_applicable": 4.0})),
     "constant_reward": steps((9, {"reward": [0.5] * 8 + [0.6], "frac_reward_zero_std": 1.0})),
     "random_reward": steps((9, {"reward_disagreement": 0.1})),  # a model that scores is not exact
     "reward_against_right": steps((9, {"reward_right_correlation": 0.4})),  # other parts of the reward vary more
@@ -182,8 +182,8 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "too_easy": steps((10, {"frac_all_right": 0.9, "frac_reward_zero_std": 0.1})),  # rewards differ all the same
     "too_hard": steps((10, {"frac_all_wrong": 1.0, "frac_reward_zero_std": 0.0})),
     "no_signal": steps((10, {"frac_reward_zero_std": 0.6})),
-    "nothing_trained": steps((2, {"updates/done": 0.0}), (9, {"updates/done": 1.0})),
-    "groups_missing": steps((9, {"refill/missing": 0.0})),
+    "nothing_trained": steps((2, {"passes/done": 0.0}), (9, {"passes/done": 1.0})),
+    "groups_missing": steps((9, {"dynamic_sampling/missing": 0.0})),
     "engine_mismatch": steps((9, {"sampling/sampling_logp_difference/mean": 0.01})),
     "critic_worse_than_mean": steps((5, {"value/explained_variance": -0.4}), (9, {"value/explained_variance": 0.6})),
     "reward_outweighed": steps((9, {"regularisation": 0.1})),
@@ -208,7 +208,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     ),
     "clipped_too_much": steps((9, {"clip_ratio/region_mean": 0.2})),
     "overshooting": steps((20, {"overshoot": 0.3, "reward": [n / 20 for n in range(20)]})),  # and it helps
-    "clip_never_acts": steps((25, {"clip_ratio/region_mean": 0.0, "updates/done": 1.0})),
+    "clip_never_acts": steps((25, {"clip_ratio/region_mean": 0.0, "passes/done": 1.0})),
     "spent_on_certain": steps((9, {"certain": 0.88})),
     "out_of_reach": steps((9, {"unreachable": 0.6})),
     "accuracy_fell": steps(

@@ -220,7 +220,7 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
         **{"sampling/sampling_logp_difference/mean": 8e-4, "sampling/sampling_logp_difference/max": 3e-3},
         **{"kl": 0.05 * progress, "loss": noise, "loss/policy": noise, "loss/divergence": 0.002 * progress},
         **{"loss/entropy": 0.0, "grad_norm": 0.5 + abs(noise), "learning_rate": 1e-4, "updates/refused": 0.0},
-        **{"updates/empty": 0.0, "updates/done": float(PASSES), "updates/stopped/maximum": 1.0, "seconds": 2.0},
+        **{"updates/empty": 0.0, "passes/done": float(PASSES), "passes/stopped/maximum": 1.0, "seconds": 2.0},
         **{"tokens_per_second": 1000.0 + 1000 * noise, "moved_right_way": 0.86 + noise, "moved_wrong_way": 0.1 - noise},
         **{"moved_not": 0.04, "target_reached": 0.4, "overshoot": 0.05, "attained": 0.6, "unreachable": 0.2},
         **{"certain": 0.3 + 0.3 * progress, "moved/tokens": 320.0, "moved/groups": 2.0},
@@ -239,7 +239,7 @@ def _reward_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Over the rollouts of a recorded step that were scored."""
     scored = [row for row in rows if row["reward"] is not None]
     mean = sum(row["reward"] for row in scored) / len(scored)
-    unscored = {f"verdicts/{row['verdict']}": 1.0 for row in rows if row["reward"] is None}
+    unscored = {f"reward_status/{row['status']}": 1.0 for row in rows if row["reward"] is None}
     return {"reward": mean, "right": sum(row["right"] for row in scored) / len(scored), **unscored}
 
 
@@ -331,7 +331,7 @@ def _outcome(
     return {
         **{"answer": answer, "reward": reward, "right": reward == 1.0},
         "reward_parts": {"exact": reward, "format": 0.0 if reward is None else 0.9},
-        "verdict": ("timed out" + (words[-1][0][:100] if hostile else "")) if reward is None else "ok",
+        "status": ("timed out" + (words[-1][0][:100] if hostile else "")) if reward is None else "ok",
         **{"advantage": None if reward is None else advantage, "baseline": None, "finish_reason": "stop"},
     }
 
@@ -387,7 +387,7 @@ _SCHEMA = pyarrow.schema(
         **{"token_ids": pyarrow.list_(pyarrow.int32()), "pieces": pyarrow.list_(pyarrow.string())},
         **{"token_bytes": pyarrow.list_(pyarrow.binary()), "reward": pyarrow.float64()},
         "reward_parts": pyarrow.struct({"exact": pyarrow.float64(), "format": pyarrow.float64()}),
-        **{"verdict": pyarrow.string(), "right": pyarrow.bool_(), "advantage": pyarrow.float64()},
+        **{"status": pyarrow.string(), "right": pyarrow.bool_(), "advantage": pyarrow.float64()},
         **{"baseline": pyarrow.float64(), "finish_reason": pyarrow.string(), "policy_version": pyarrow.int64()},
         **{"temperature": pyarrow.float64(), "measured": pyarrow.bool_(), "loss_mask": pyarrow.list_(pyarrow.bool_())},
         **dict.fromkeys(("rollout_logprobs", "old_logprobs", "new_logprobs", "ref_logprobs", "values"), _REALS),

@@ -33,8 +33,8 @@ FAMILY = {
 CHANGES = {
     "ppo": ("coefficient/kl_in_reward", "value/loss"),
     "judged": ("coefficient/beta", "coefficient/entropy_bonus", "reward_model/replayed", "value/loss"),
-    "dapo": ("refill/rounds",),
-    "target": ("updates/stopped/attained", "updates/done"),
+    "dapo": ("dynamic_sampling/rounds",),
+    "target": ("passes/stopped/attained", "passes/done"),
 }
 """Metrics that must have taken more than one value, or the run was none to prove anything by."""
 

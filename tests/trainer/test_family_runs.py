@@ -104,8 +104,8 @@ def test_dapo_samples_dynamically_penalises_long_answers_and_masks_truncated_one
         steps=4,
     )
     lines = metrics(run)
-    assert sum(line["refill/rounds"] for line in lines) > 0
-    assert sum(line["refill/dropped"] for line in lines) > 0
+    assert sum(line["dynamic_sampling/rounds"] for line in lines) > 0
+    assert sum(line["dynamic_sampling/dropped"] for line in lines) > 0
     assert {line["frac_reward_zero_std"] for line in lines} == {0.0}
     assert all(-1 <= line["rewards/overlong/mean"] <= 0 for line in lines)
     assert min(values(run, "rewards/overlong/mean")) < 0
@@ -119,7 +119,7 @@ def test_dapo_samples_dynamically_penalises_long_answers_and_masks_truncated_one
 
 def test_dapo_updates_nothing_where_every_answer_is_truncated(trained):
     run = trained("train.objective=dapo", "train.dynamic_sampling=1", "train.mask_truncated=true", steps=4)
-    assert all((line["updates/done"] == 0) == (line["completions/clipped_ratio"] == 1) for line in metrics(run))
+    assert all((line["passes/done"] == 0) == (line["completions/clipped_ratio"] == 1) for line in metrics(run))
     assert weights(run, 1) == weights(run, 2)
 
 
@@ -164,11 +164,11 @@ def test_rejection_trains_on_good_answers_alone(trained):
     good = 'train.advantage={name = "rejection", threshold = 0.375}'
     run = trained("train.objective=rejection", good, "train.prompts=4", steps=3)
     lines = metrics(run)
-    assert any(line["updates/done"] for line in lines)
-    assert {line["advantage"] for line in lines if line["updates/done"]} == {1.0}
-    assert all(line["loss"] > 1 for line in lines if line["updates/done"])  # -log πθ of a token, over 264 of them
+    assert any(line["passes/done"] for line in lines)
+    assert {line["advantage"] for line in lines if line["passes/done"]} == {1.0}
+    assert all(line["loss"] > 1 for line in lines if line["passes/done"])  # -log πθ of a token, over 264 of them
     none = trained("train.objective=rejection", "eval.right=score", steps=2)  # no answer is right
-    assert values(none, "updates/done") == [0.0, 0.0]
+    assert values(none, "passes/done") == [0.0, 0.0]
     assert weights(none, 1) == weights(none, 2)
 
 
@@ -180,10 +180,10 @@ def test_target_ends_its_passes_when_the_targets_are_reached(trained):
     stopped = trained(*settings, 'train.stop={name = "first_of", attained = 0.2}', steps=3)
     for line in metrics(stopped):
         attained = line["target/attained"] >= 0.2
-        assert ("updates/stopped/attained" in line) == attained
-        assert ("updates/stopped/maximum" in line) == (not attained)
-    assert min(values(stopped, "updates/done")) < 4
-    assert values(trained(*settings, steps=2), "updates/done") == [4.0, 4.0]
+        assert ("passes/stopped/attained" in line) == attained
+        assert ("passes/stopped/maximum" in line) == (not attained)
+    assert min(values(stopped, "passes/done")) < 4
+    assert values(trained(*settings, steps=2), "passes/done") == [4.0, 4.0]
 
 
 def test_tpo_moves_the_answers_of_a_group_to_their_target(trained):
@@ -241,7 +241,7 @@ def test_a_custom_advantage_is_used_for_each_answer(trained):
 
 def test_a_custom_objective_replaces_everything(family, trained):
     run = trained("train.objective=own.py:nothing")
-    assert values(run, "updates/done") == [1.0, 1.0]
+    assert values(run, "passes/done") == [1.0, 1.0]
     assert weights(run) == checkpoint.weights_hash(family / "model")
 
 

@@ -143,7 +143,7 @@ def test_rewards_that_hang_lose_only_their_own_answers(own_home):
         "    return len(completion) % 3\n"
     )
     train(own_home, "steps=3", "reward_limits.timeout=2", "reward_limits.max_failed=1.0", reward=hanging)
-    timed_out = [line.get("verdicts/timed_out", 0) for line in metrics(own_home / "run")]
+    timed_out = [line.get("reward_status/timed_out", 0) for line in metrics(own_home / "run")]
     assert len(timed_out) == 3
     assert 0 < sum(timed_out) < 24
 
@@ -152,7 +152,7 @@ def test_answers_a_reward_does_not_apply_to_are_left_out(own_home):
     some = "import zlib\ndef score(completion):\n    return 0.75 if zlib.crc32(completion.encode()) % 2 else None\n"
     train(own_home, "steps=3", reward=some)
     lines = metrics(own_home / "run")
-    assert all(0 < line["verdicts/not_applicable"] < 8 for line in lines)
+    assert all(0 < line["reward_status/not_applicable"] < 8 for line in lines)
     assert [line["reward"] for line in lines] == [0.75] * 3
     assert [line["rewards/score/mean"] for line in lines] == [0.75] * 3
     assert_only_numbers(own_home / "run")
@@ -170,8 +170,8 @@ def test_groups_of_equal_rewards_change_nothing_and_all_metrics_are_finite(own_h
 def test_a_step_without_any_reward_is_counted_and_updates_nothing(own_home):
     train(own_home, "steps=2", reward="def score(completion):\n    return None\n")
     run = own_home / "run"
-    assert [line["verdicts/not_applicable"] for line in metrics(run)] == [8.0] * 2
-    assert [line["updates/done"] for line in metrics(run)] == [0.0] * 2
+    assert [line["reward_status/not_applicable"] for line in metrics(run)] == [8.0] * 2
+    assert [line["passes/done"] for line in metrics(run)] == [0.0] * 2
     assert weights(run, 1) == weights(run, 2)
     assert_only_numbers(run)
 

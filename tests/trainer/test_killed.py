@@ -24,7 +24,7 @@ def test_so_does_one_with_a_reference_a_schedule_and_several_passes(home):
     outdo_(home, "train", "recipe.toml", "run=./straight-full", *FULL)
     killed_and_resumed(home, home / "killed-full", 10, *FULL)
     assert_same(home / "killed-full", home / "straight-full")
-    assert all(line["updates/done"] == 3 for line in timeless(home / "killed-full"))
+    assert all(line["passes/done"] == 3 for line in timeless(home / "killed-full"))
     assert any(line["kl"] > 0 for line in timeless(home / "killed-full"))
 
 

@@ -33,7 +33,7 @@ def test_metrics_have_a_line_for_each_step_and_the_names_of_the_field(straight):
         *("reward", "reward_std", "frac_reward_zero_std", "rewards/score/mean", "entropy", "num_tokens"),
         *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
         *("completions/mean_length", "completions/min_length", "completions/max_length", "completions/clipped_ratio"),
-        *("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "updates/refused", "updates/done"),
+        *("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "updates/refused", "passes/done"),
         *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     } <= lines[0].keys()
     assert [line["step"] for line in lines if "eval/greedy_reward" in line] == [10, 20, 30]

@@ -39,8 +39,7 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     for name, part in batch.reward_parts.items():
         metrics[f"rewards/{name}/mean"] = _mean(part[~part.isnan()])
     statuses = Counter(rollout.status for group in step.groups for rollout in group.rollouts)
-    # The metric of a status is called `verdicts/`: that name is part of the format of `metrics.jsonl`.
-    return metrics | {f"verdicts/{status}": float(count) for status, count in statuses.items() if status != "ok"}
+    return metrics | {f"reward_status/{status}": float(count) for status, count in statuses.items() if status != "ok"}
 
 
 def _standard_deviation(rewards: Tensor) -> float:
@@ -104,7 +103,7 @@ def _update_metrics(step: Step) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {**(step.update.metrics if step.update else {})}
     for name in ("updates/refused", "updates/empty"):
         metrics[name] = sum(update.metrics.get(name, 0.0) for update in step.updates)
-    return metrics | {"updates/done": float(len(step.updates)), f"updates/stopped/{step.stopped}": 1.0}
+    return metrics | {"passes/done": float(len(step.updates)), f"passes/stopped/{step.stopped}": 1.0}
 
 
 def _mean(values: Tensor) -> float | None:

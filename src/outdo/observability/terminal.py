@@ -195,7 +195,7 @@ def _heading(row: Row) -> Text:
     parts = row.get("reward_parts") or {}
     part_texts = ", ".join(f"{_on_one_line(name)} {value:.4g}" for name, value in parts.items() if value is not None)
     verdict = {True: "right", False: "wrong", None: ""}[row["right"]]
-    word = verdict if row["reward"] is not None else _on_one_line(row["verdict"])
+    word = verdict if row["reward"] is not None else _on_one_line(row["status"])
     ending = "" if row["finish_reason"] == "stop" else f"ended by {_on_one_line(row['finish_reason'])}"
     advantage = "" if row["advantage"] is None else f"advantage {row['advantage']:+.3g}"
     detail = f" ({part_texts})" if len(parts) > 1 else ""

@@ -91,7 +91,7 @@ class Display:
             parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
         if metrics.get("updates/refused"):
             parts.append("update refused: not finite")
-        failures = sum(value for name, value in metrics.items() if name.startswith("verdicts/"))
+        failures = sum(value for name, value in metrics.items() if name.startswith("reward_status/"))
         if failures:
             parts.append(f"{failures:.0f} without a reward")
         speed = [] if self.live and "moved_right_way" in metrics else [f"{metrics['tokens_per_second']:,.0f} tokens/s"]
@@ -101,7 +101,7 @@ class Display:
         """Return whether the tokens moved as they were pushed, then the rewards, or why there are none."""
         moved = [f"moved as pushed {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
         if "reward" not in metrics:
-            dropped = metrics.get("refill/dropped", 0) > 0
+            dropped = metrics.get("dynamic_sampling/dropped", 0) > 0
             return [*moved, "every group has equal rewards" if dropped else "no answer has a reward"]
         change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
         right = [f"right {metrics['right']:.0%}"] if "right" in metrics else []

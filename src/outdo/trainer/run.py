@@ -292,7 +292,7 @@ def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
 
 def _sampled_tokens(metrics: Mapping[str, float]) -> float:
     """Return the number of tokens sampled in a step, with those of answers that dynamic sampling dropped."""
-    return metrics["num_tokens"] + metrics.get("refill/dropped_tokens", 0.0)
+    return metrics["num_tokens"] + metrics.get("dynamic_sampling/dropped_tokens", 0.0)
 
 
 def _adapt(run: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -86,7 +86,7 @@ def test_questions_that_were_learnt_are_a_note_and_questions_that_always_were_to
 
 def test_rewards_that_dynamic_sampling_selected_are_not_compared_with_held_out_ones() -> None:
     lines, _ = FIRES["memorised"]
-    assert not found_by("memorised", merged(lines, steps((40, {"refill/reward": 0.5}))))
+    assert not found_by("memorised", merged(lines, steps((40, {"dynamic_sampling/reward": 0.5}))))
 
 
 def test_a_reward_that_follows_length_downwards_is_reported_as_well() -> None:

@@ -148,7 +148,7 @@ def test_texts_and_rewards_are_sufficient(tmp_path: Path) -> None:
     found = parquet.read(tmp_path, 3)
     assert found["text"].to_pylist() == ["4", "über 😀"]
     assert found["reward"].to_pylist() == [1.0, None]
-    assert found["verdict"].to_pylist() == ["ok", "failed"]
+    assert found["status"].to_pylist() == ["ok", "failed"]
     assert found["clip"].to_pylist()[0] == ["untrained"]
     assert found["rollout_logprobs"].to_pylist()[0] == [None]
     (line,) = read_metrics(tmp_path / "metrics.jsonl")

@@ -49,7 +49,7 @@ def test_a_row_is_a_rollout() -> None:
     assert found["text"].to_pylist() == ["4", "über 😀", "", "42.", "x"]
     assert found["reward"].to_pylist() == [1.0, 0.0, 1.0, None, 0.0]
     assert found["reward_parts"].to_pylist()[2:4] == [{"exact": 1.0, "format": None}, {"exact": None, "format": 0.5}]
-    assert found["verdict"].to_pylist() == ["ok", "ok", "ok", "failed", "ok"]
+    assert found["status"].to_pylist() == ["ok", "ok", "ok", "failed", "ok"]
     assert found["right"].to_pylist() == [True, False, None, None, None]  # null where there is no verdict
     assert found["baseline"].to_pylist() == [None, None, 0.25, 0.25, 0.25]
     assert found["finish_reason"].to_pylist() == ["stop", "stop", "stop", "length", "stop"]

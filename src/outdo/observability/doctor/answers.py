@@ -100,17 +100,17 @@ def no_signal(run: RunMetrics) -> Iterator[Finding]:
 
 def nothing_trained(run: RunMetrics) -> Iterator[Finding]:
     """Report steps that did not train the policy."""
-    if span := run.lasting("updates/done", below=0.5, least=3):
+    if span := run.lasting("passes/done", below=0.5, least=3):
         yield span.finding(
             "warning",
             "nothing was trained: no answer with a reward was left to train on.",
-            "See frac_reward_zero_std, verdicts/* and train.mask_truncated.",
+            "See frac_reward_zero_std, reward_status/* and train.mask_truncated.",
         )
 
 
 def groups_missing(run: RunMetrics) -> Iterator[Finding]:
     """Report that dynamic sampling could not replace all dropped groups; a warning if half of them are missing."""
-    if span := run.lasting("refill/missing", above=0.5):
+    if span := run.lasting("dynamic_sampling/missing", above=0.5):
         yield span.finding(
             "warning" if span.mean > run.setting("train.prompts", 32) / 2 else "note",
             f"after all rounds of train.dynamic_sampling, {span.mean:.1f} groups per step were still missing.",

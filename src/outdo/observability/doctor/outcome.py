@@ -16,7 +16,9 @@ def memorised(run: RunMetrics) -> Iterator[Finding]:
     visits, several = run.span("transfer/visits"), run.lasting("transfer/visits", above=2.5)
     measured = dict(_measured(run))
     metric = measured.get("sampled", measured.get("greedy"))  # answers in training are sampled too
-    selected = bool(run.span("refill/reward").values)  # dynamic sampling keeps training rewards near the middle
+    selected = bool(
+        run.span("dynamic_sampling/reward").values
+    )  # dynamic sampling keeps training rewards near the middle
     if several is None or metric is None or selected:
         return
     training, tests, show = run.first_and_last(_training_metric(metric)), _evaluations(run, metric), _shown(metric)
@@ -107,7 +109,7 @@ def answers_got_worse(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_fell(run: RunMetrics) -> Iterator[Finding]:
     """Report that the mean reward of all sampled groups fell by more than the noise of single steps."""
-    name = "refill/reward" if run.span("refill/reward").values else "reward"
+    name = "dynamic_sampling/reward" if run.span("dynamic_sampling/reward").values else "reward"
     ends = run.first_and_last(name)
     if ends and significant_change(*ends) < 0:
         yield ends[1].finding(

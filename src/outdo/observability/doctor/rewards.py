@@ -8,7 +8,7 @@ from outdo.observability.doctor.series import MIN_STEPS, Finding, RunMetrics, si
 def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
     """Report answers for which the reward returned no number."""
     for kind in ("failed", "timed_out", "non_finite", "unavailable"):
-        found = run.span(f"verdicts/{kind}")
+        found = run.span(f"reward_status/{kind}")
         if count := sum(found.values):
             yield found.finding(
                 "warning",

@@ -133,7 +133,7 @@ def clipped_too_much(run: RunMetrics) -> Iterator[Finding]:
 def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
     """Report that no token was clipped although a step makes several passes."""
     span = run.lasting("clip_ratio/region_mean", below=1e-6, least=4 * MIN_STEPS)
-    if span and objective(run) in CLIPPED and (passes := run.mean("updates/done", span, unknown=1.0)) > 1.5:
+    if span and objective(run) in CLIPPED and (passes := run.mean("passes/done", span, unknown=1.0)) > 1.5:
         yield span.finding(
             "note",
             f"with {passes:.0f} passes per step no token was clipped: the passes hardly move the policy"

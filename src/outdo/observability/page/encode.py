@@ -249,7 +249,7 @@ def _groups(table: Table, vocabulary: _Vocabulary) -> tuple[list[dict[str, Any]]
 
 def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str, Any]]:
     starts = (numpy.cumsum(lengths) - lengths).tolist()
-    names = ("rollout", "reward", "reward_parts", "verdict", "right", "finish_reason")
+    names = ("rollout", "reward", "reward_parts", "status", "right", "finish_reason")
     others = ("policy_version", "advantage", "temperature", "measured", "omitted")
     return [
         {
@@ -260,7 +260,7 @@ def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str,
             "omitted": row.get("omitted") or 0,
             "reward": number_or_none(row.get("reward")),
             "parts": {name: number_or_none(part) for name, part in (row.get("reward_parts") or {}).items()},
-            "verdict": _text(row.get("verdict")) or "ok",
+            "status": _text(row.get("status")) or "ok",
             "right": row.get("right"),  # None: the run has no rule for it
             "finish": _text(row.get("finish_reason")) or "",
             "version": row.get("policy_version"),

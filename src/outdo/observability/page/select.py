@@ -32,7 +32,7 @@ LEADING_STEPS = 6
 TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
 SHOWN_COLUMNS = (
     *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
-    *("verdict", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
+    *("status", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
     *TOKEN_COLUMNS,
 )
 """Columns of the record that the page shows, and those of them with one entry per completion token."""

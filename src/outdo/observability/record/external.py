@@ -105,7 +105,7 @@ def record_step(
         updates.append(_first_update(batch, chosen, given.padded("entropy", batch)))
     done = Step(index=step, sampled=Sampled(groups=groups), batch=batch, updates=updates)
     record = token_record(done, chosen, given.padded("new_logprobs", batch))
-    known = {name: value for name, value in step_metrics(done).items() if not name.startswith("updates/")}
+    known = {name: value for name, value in step_metrics(done).items() if not name.startswith(("updates/", "passes/"))}
     all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
         run.append_metrics(step, _finite(all_metrics))

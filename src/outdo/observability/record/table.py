@@ -163,7 +163,7 @@ def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
     return {
         "reward": pa.array([each.reward if each.scored else None for each in rollouts], pa.float64()),
         **({} if parts_struct is None else {"reward_parts": parts_struct}),
-        "verdict": _texts(each.status for each in rollouts),  # the status; the column's name is part of the format
+        "status": _texts(each.status for each in rollouts),
         "right": pa.array([each.right for each in rollouts], pa.bool_()),
         "finish_reason": _texts(str(each.finish_reason) for each in rollouts),
     }

@@ -48,7 +48,7 @@ class DynamicSampling:
         """Return at most one group per question, all of them informative; possibly none.
 
         The metrics are the further rounds, the groups dropped and still missing, the mean reward over everything
-        sampled, and the tokens of dropped groups. Their prefix `refill/` is part of the format of `metrics.jsonl`.
+        sampled, and the tokens of dropped groups.
         """
         failures = FailureCount()
         groups = self.sampler(policy, questions, step=step, failures=failures)
@@ -61,14 +61,14 @@ class DynamicSampling:
             groups = [*groups, *self.sampler(policy, further, step=step, purpose=purpose, failures=failures)]
         kept = [group for group in groups if group.informative]
         metrics = {
-            "refill/rounds": float(rounds),
-            "refill/dropped": float(len(groups) - len(kept)),
-            "refill/missing": float(len(questions) - len(kept)),
-            "refill/dropped_tokens": float(_dropped_tokens(groups)),
+            "dynamic_sampling/rounds": float(rounds),
+            "dynamic_sampling/dropped": float(len(groups) - len(kept)),
+            "dynamic_sampling/missing": float(len(questions) - len(kept)),
+            "dynamic_sampling/dropped_tokens": float(_dropped_tokens(groups)),
         }
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.scored]
         if rewards:
-            metrics["refill/reward"] = sum(rewards) / len(rewards)
+            metrics["dynamic_sampling/reward"] = sum(rewards) / len(rewards)
         return Sampled(groups=kept, metrics=metrics)
 
 

@@ -18,7 +18,7 @@ const SHARE = new RegExp(
     ...['eval/(greedy|sampled)', 'right', 'frac_.*', 'moved_(right_way|wrong_way|not)', 'certain', 'cancelled'],
     ...['unreachable', 'target_reached', 'overshoot', 'target/(reached|wrong_way|overshoot|unreachable)'],
     ...['clip_ratio/.*', 'completions/clipped_ratio', 'transfer/followed', 'value/clipped'],
-    ...['reward_model/(accuracy|fitted)', 'updates/stopped/.*'],
+    ...['reward_model/(accuracy|fitted)', 'passes/stopped/.*'],
   ].join('|')})$`,
 );
 const TINY = 0.05; // a share that stays below this would be a flat line at the bottom of an axis from 0 to 1

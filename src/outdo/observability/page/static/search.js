@@ -28,7 +28,7 @@ function textMatches(step, row, { where }, sought) {
 function rowMatches(step, row, filter, sought) {
   if (filter.verdict === 'right' && row.right !== true) return false;
   if (filter.verdict === 'wrong' && !(row.right === false && row.reward !== null)) return false;
-  if (filter.verdict.startsWith('is:') && row.verdict !== filter.verdict.slice(3)) return false;
+  if (filter.verdict.startsWith('is:') && row.status !== filter.verdict.slice(3)) return false;
   if (filter.least !== '' && !(row.reward !== null && row.reward >= Number(filter.least))) return false;
   if (filter.most !== '' && !(row.reward !== null && row.reward <= Number(filter.most))) return false;
   return !sought || textMatches(step, row, filter, sought);
@@ -62,7 +62,7 @@ function hitsOf(step, row, filter) {
 
 function Search({ step, filter, setFilter, shown }) {
   const change = (name) => (event) => setFilter({ ...filter, [name]: event.target.value });
-  const words = [...new Set(step.rows.map((row) => row.verdict))].filter((verdict) => verdict !== 'ok');
+  const words = [...new Set(step.rows.map((row) => row.status))].filter((verdict) => verdict !== 'ok');
   const groups = new Set(step.rows.filter((row) => shown.has(row.number)).map((row) => row.group)).size;
   const filtered = Object.keys(NO_FILTER).some((name) => name !== 'where' && filter[name] !== '');
   const of = (n) => (filtered ? `${n.toLocaleString('en-US')} of ` : '');

@@ -169,7 +169,7 @@ const LEVELS = { good: ['●', 'Good'], note: ['○', 'Note'], warning: ['▲', 
 
 /** Return a rollout's result as a glyph and a word, so that it does not depend on colour alone. */
 function verdictOf(row) {
-  const word = (usual) => (row.verdict === 'ok' ? usual : row.verdict);
+  const word = (usual) => (row.status === 'ok' ? usual : row.status);
   if (row.reward === null) return { glyph: '–', word: word('not scored'), tone: 'none' };
   if (row.right === null) return { glyph: '·', word: word('reward'), tone: 'none' };
   return row.right
