@@ -1,6 +1,7 @@
-"""For every test: one torch thread, the same hypothesis examples on every machine, and no hypothesis deadline."""
+"""For every test: one torch thread, hypothesis with the same examples everywhere and no deadline, and Ctrl-C."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported, here and in every command started
 
@@ -14,6 +15,9 @@ from hypothesis import settings
 shape_checks.install()  # before anything imports outdo.algorithms
 settings.register_profile("outdo", deadline=None, derandomize=True, database=None)
 settings.load_profile("outdo")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a shell started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

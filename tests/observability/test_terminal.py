@@ -83,7 +83,7 @@ def test_the_variable_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rollouts_are_sorted_by_reward_unscored_ones_last() -> None:
-    unscored = row(rollout=2, reward=None, right=False, verdict="timed_out", advantage=None)
+    unscored = row(rollout=2, reward=None, right=False, status="timed_out", advantage=None)
     shown = said(unscored, row(rollout=0, reward=0.0, right=False), row(rollout=1), row(group=4, rollout=9))
     heads = [line.split(":")[0] for line in shown.splitlines() if "rollout" in line]
     assert heads == ["✓ rollout 1", "✗ rollout 0", "– rollout 2"]
@@ -119,7 +119,7 @@ def test_control_characters_of_a_model_are_not_printed(console: dict[str, Any]) 
         prompt_id=HOSTILE,
         answer=HOSTILE,
         pieces=[HOSTILE] * 4,
-        verdict=HOSTILE,
+        status=HOSTILE,
         reward=None,
         right=False,
         finish_reason=HOSTILE,

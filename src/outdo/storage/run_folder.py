@@ -13,8 +13,7 @@ import json
 import os
 import socket
 import warnings
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -131,7 +130,6 @@ class ReadLimits:
     """How much of a `metrics.jsonl` is read, in bytes; None is no limit."""
 
     line: int | None = None  # a longer line is left out
-    kept: int | None = None  # of the lines together: the last ones are kept
     back: int | None = None  # from the end of the file: what is before is not read
 
 
@@ -146,21 +144,20 @@ def read_metrics(
     Raises: RunFolderError if the file cannot be read.
     """
     messages: list[str] = []
+    records = []
     try:
         with path.open("rb") as file:
-            numbered = _last_lines(file, limits or ReadLimits(), messages)
+            for number, line in _last_lines(file, limits or ReadLimits(), messages):
+                record = _parsed(line)
+                if record is not None:
+                    records.append(record)
+                else:
+                    reason = "not a JSON object" if line else "longer than the limit"
+                    messages.append(f"metrics.jsonl, line {number}: {reason}; left out")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    records = []
-    for number, line in numbered:
-        record = _parsed(line)
-        if record is not None:
-            records.append(record)
-        else:
-            reason = "not a JSON object" if line else "longer than the limit"
-            messages.append(f"metrics.jsonl, line {number}: {reason}; left out")
     for message in messages:
         if report:
             report(message)
@@ -169,29 +166,23 @@ def read_metrics(
     return records
 
 
-def _last_lines(file: BinaryIO, limits: ReadLimits, messages: list[str]) -> deque[tuple[int, bytes]]:
-    """Return the last complete lines with their numbers; a line that is too long is empty."""
-    lines: deque[tuple[int, bytes]] = deque()
+def _last_lines(file: BinaryIO, limits: ReadLimits, messages: list[str]) -> Iterator[tuple[int, bytes]]:
+    """Yield the last complete lines with their numbers; a line that is too long is empty."""
     size = file.seek(0, os.SEEK_END)
     left_out = 0 if limits.back is None else max(0, size - limits.back)
     file.seek(left_out)
     if left_out:
         left_out += len(file.readline(limits.line or -1))
-    number = total = 0
+    if left_out:
+        messages.append(f"metrics.jsonl is very large: its first {left_out / 1e6:,.0f} MB are left out")
+    number = 0
     while line := file.readline(limits.line or -1):
         number += 1
         if not line.endswith(b"\n"):  # longer than the limit, or without an end
             if not _skip_line(file):
                 break
             line = b""
-        lines.append((number, line))
-        total += len(lines[-1][1])
-        while limits.kept is not None and total > limits.kept:
-            _, first = lines.popleft()
-            total, left_out = total - len(first), left_out + len(first)
-    if left_out:
-        messages.append(f"metrics.jsonl is very large: its first {left_out / 1e6:,.0f} MB are left out")
-    return lines
+        yield number, line
 
 
 def _skip_line(file: BinaryIO) -> bool:
