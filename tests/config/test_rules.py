@@ -25,8 +25,8 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
             "data.eval_rows = 5: has no effect together with data.eval_path",
         ),
         (["data.limit=5", "data.eval_rows=5"], "no row of data.limit = 5 remains to train on"),
-        (["eval.greedy=false"], "eval.greedy is false, so this accuracy is never measured"),
-        (["eval.best=sampled", "eval.samples=0"], "eval.samples is 0, so this accuracy is never measured"),
+        (["eval.greedy=false"], "eval.greedy is false, so these answers are never evaluated"),
+        (["eval.best=sampled", "eval.samples=0"], "eval.samples is 0, so these answers are never evaluated"),
         (["data.template=Question:"], "data.template: expected {prompt} in it"),
         (
             ["data.template=Q: {prompt}", "data.system=Be brief."],

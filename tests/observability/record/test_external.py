@@ -111,7 +111,9 @@ def test_record_and_metrics_equal_those_of_the_outdo_loop(tmp_path: Path) -> Non
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     expected = step_metrics(step) | movement_metrics(record, step.batch)
     of_update = expected.keys() - line.keys()
-    assert {name for name in of_update if not name.startswith(("updates/", "passes/"))} <= step.updates[0].metrics.keys()
+    assert {name for name in of_update if not name.startswith(("updates/", "passes/"))} <= step.updates[
+        0
+    ].metrics.keys()
     assert not {name for name in line if name.startswith("updates/")}  # nothing is known of another loop's updates
     assert line == {"step": 1} | {name: pytest.approx(expected[name]) for name in line if name != "step"}
     assert {"reward", "moved_right_way", "attained"} <= line.keys()

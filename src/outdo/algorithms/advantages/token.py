@@ -35,16 +35,19 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
     Raises `UserError` where `advantage` returns a wrong shape.
     """
 
-    @requires(**asdict(requirements_of(advantage)))
+    required = requirements_of(advantage)
+
+    @requires(**asdict(required))
     def fill(batch: Batch) -> Batch:
-        return batch.with_(advantages=_of_rollouts(advantage, batch)[:, None] * batch.loss_mask)  # [B, T]
+        rows = _of_rollouts(advantage, batch, by_verdict=required.right)
+        return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
 
     return fill
 
 
-def _of_rollouts(advantage: RewardAdvantage, batch: Batch) -> Float[Tensor, "B"]:
-    """Return the advantage of each rollout, 0 for those that are not scored; for `right` see `per_token`."""
-    verdicts = batch.right if requirements_of(advantage).right else None
+def _of_rollouts(advantage: RewardAdvantage, batch: Batch, *, by_verdict: bool) -> Float[Tensor, "B"]:
+    """Return the advantage of each rollout, 0 for those that are not scored; for `by_verdict` see `per_token`."""
+    verdicts = batch.right if by_verdict else None
     rewards = rewards_of(batch) if verdicts is None else verdicts.to(batch.rewards)
     rows = torch.zeros_like(rewards)  # [B]
     if batch.scored.any():
@@ -225,9 +228,12 @@ def baseline_first(advantage: RewardAdvantage) -> Advantage:
     in no mean and no deviation. `rewards` stay as they are; the advantages are in `token_rewards`.
     """
 
-    @requires(**asdict(requirements_of(advantage)))
+    required = requirements_of(advantage)
+
+    @requires(**asdict(required))
     def replace_rewards(batch: Batch) -> Batch:
-        return batch.with_(token_rewards=terminal_rewards(_of_rollouts(advantage, batch), batch.loss_mask))
+        rows = _of_rollouts(advantage, batch, by_verdict=required.right)
+        return batch.with_(token_rewards=terminal_rewards(rows, batch.loss_mask))
 
     return replace_rewards
 
