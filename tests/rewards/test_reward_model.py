@@ -188,7 +188,7 @@ def test_a_reward_model_without_its_head_is_refused(policy, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"lacks 1 of the weights.*score\.weight"):
+    with pytest.raises(ModelError, match=r"lack 1 of the weights.*score\.weight"):
         RewardModel.load(tmp_path)
 
 

@@ -364,15 +364,16 @@ def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sampling_is_halved_until_it_fits_into_memory(monkeypatch: pytest.MonkeyPatch):
     policy, asked = fresh(), [request for request in many() if len(request.token_ids) <= 3]
+    engine = BuiltinEngine(policy)
     expected = BuiltinEngine(policy).generate(asked, LONG)
     scarce(policy, 4, monkeypatch)
-    engine = BuiltinEngine(policy)
     assert engine.generate(asked, LONG) == expected
     assert engine.rows < len(asked)
 
 
 def test_an_answer_that_does_not_fit_alone_is_an_error_with_the_setting(monkeypatch: pytest.MonkeyPatch):
     policy = fresh()
+    engine = BuiltinEngine(policy)
     scarce(policy, 0, monkeypatch)
     with pytest.raises(EngineError, match=r"not suffice to sample a single answer: .*`sampling.max_tokens`"):
-        BuiltinEngine(policy).generate(many(), LONG)
+        engine.generate(many(), LONG)

@@ -22,6 +22,7 @@ from outdo.types import Batch, Terms, TokenScores
 
 ROWS = [[0.5, 0.25], [0.4, 0.3], [0.9, 0.2]]
 SIGNS = [0.3, -0.3, 0.3]
+ENGINE = math.exp(-0.5)  # the engine's probability of every token of `one_group`
 ByHand = Callable[[float, float], float]  # p, Â
 
 
@@ -71,6 +72,8 @@ BY_HAND: dict[str, ByHand] = {
     "kl_cov": lambda p, a: math.log(p) if p == 0.9 else math.nan,  # marked; the penalty of 1 is more than Â
     "dppo_tv": lambda p, a: math.log(p + math.copysign(0.15, a)),
     "dppo_kl": binary_kl,
+    "prime_rl": lambda p, a: math.log(ENGINE + math.copysign(0.2, a)),  # tokens beyond it are pulled back to it
+    "prime_rl_ipo": lambda p, a: math.log(ENGINE + math.copysign(0.1, a)),
     "dro": lambda p, a: math.log(p) + a / 0.1,
     **dict.fromkeys(["cispo", "reinforce", "rloo", "remax", "opo", "gpg", "distillation", "rejection"], nowhere),
     **dict.fromkeys(["sapo", "vespo"], nowhere),  # their push fades, and has no end
