@@ -1,6 +1,7 @@
 """Runs that are killed and resumed, and how they are compared with those that were not."""
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -66,7 +67,8 @@ def assert_same(run: Path, straight: Path) -> None:
 
 
 def without_time(checkpoint: Path) -> tuple[bytes, dict[str, Any]]:
-    """The training state's tensors (optimisers, reference, critic, reward models), and the rest of it."""
+    """The training state's tensors (optimisers, reference, critic, reward models), and the rest, without its folder."""
     state = json.loads((checkpoint / STATE).read_text())
     del state["progress"]["seconds"]
+    state["identity"]["recipe"] = re.sub(r"(?m)^run = .*$", "", state["identity"]["recipe"])
     return (checkpoint / TENSORS).read_bytes(), state
