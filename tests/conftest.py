@@ -16,8 +16,9 @@ shape_checks.install()  # before anything imports outdo.algorithms
 settings.register_profile("outdo", deadline=None, derandomize=True, database=None)
 settings.load_profile("outdo")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a shell started in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as in a job in the background of a shell, or after nohup
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
