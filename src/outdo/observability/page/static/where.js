@@ -38,7 +38,8 @@ function Where({ run, runs }) {
       the tokens. <span class="quiet">Read: ${count(found.tokens, 'trained token')} in ${count(found.steps, 'step')}.
       The leverage of a token is how strongly it was pushed, times how far its probability could move.</span></p>
     <div class="scroller" tabindex="0" role="region" aria-label="Contexts with most leverage"><table>
-      <thead><tr><th scope="col">Token, after</th><th scope="col"></th><th scope="col" class="number">Leverage</th>
+      <thead><tr><th scope="col">Token, after</th>
+        <th scope="col"><span class="hidden">Leverage as a bar</span></th><th scope="col" class="number">Leverage</th>
         <th scope="col" class="number">Tokens</th><th scope="col">Pushed</th>
         <th scope="col" class="number">Probability</th><th scope="col">Change</th></tr></thead>
       <tbody>${few.map((context) => html`<${Context} context=${context} most=${most} />`)}</tbody></table></div>
