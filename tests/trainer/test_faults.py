@@ -184,17 +184,19 @@ def assert_only_numbers(run: Path) -> None:
 
 def test_an_evaluation_that_fails_leaves_no_step_without_its_line(own_home):
     failing = (
-        "asked = 0\n"
+        "from pathlib import Path\n"
         "def score(prompt, completion):\n"
-        "    global asked\n"
-        "    asked += prompt == '1+5='\n"
-        "    if asked > 2 and '5=' in prompt:\n"
+        "    asked = Path('asked')\n"  # a file, because several processes score
+        "    with asked.open('a') as file:\n"
+        "        file.write('x' * ('5=' in prompt))\n"
+        "    if asked.stat().st_size > 6 and '5=' in prompt:\n"
         "        raise RuntimeError('the judge is away')\n"
         "    return len(completion) % 3\n"
     )
     keys = ("steps=6", "eval.every=2", "eval.samples=0", "checkpoint.every=20")
     said = train(own_home, *keys, status=1, reward=failing)  # in the third evaluation, after step 4
     assert "saved after step 4" in said
+    (own_home / "asked").unlink()
     outdo_(own_home, "resume", "run")
     lines = metrics(own_home / "run")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
