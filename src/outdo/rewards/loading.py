@@ -30,7 +30,8 @@ RUN_IN_WORKER = frozenset({"math"})
 """The built-in rewards that may never end, and therefore run in a worker process like a user's file."""
 
 PROCESSOR_SECONDS = 2.0
-"""How long a built-in reward computes before it is given up: `math` took at most 0.1 s for 10,552 GSM8K answers."""
+"""How long a built-in reward computes before it is given up. `math` took at most 0.11 s for the 8,792 answers of GSM8K,
+and at most 0.26 s for the 423 answers in `tests/rewards/odd_answers.jsonl`."""
 MAX_WORKERS = 8
 """Worker processes of a built-in reward, on a machine with more cores than this."""
 
