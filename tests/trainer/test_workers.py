@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,16 +79,34 @@ def test_the_times_cover_all_processes(whole):
         assert own == pytest.approx(line["seconds"], rel=1e-6)
 
 
-def test_a_killed_run_leaves_no_temporary_folder(own_home, monkeypatch):
-    temporary = own_home / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a path that is short enough for the socket of the fork server."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="o") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_a_killed_run_leaves_no_temporary_folder(own_home, temporary: Path):
     command = cold(own_home, "train", "recipe.toml", "run=./run", *TWO)
-    wait_until(lambda: steps_done(own_home / "run") >= 2)
+    wait_until(lambda: steps_done(own_home / "run") >= 2 or command.poll() is not None)
+    assert command.poll() is None, ended(command)
     assert list(temporary.glob("pymp-*"))
     os.kill(command.pid, signal.SIGKILL)
     ended(command)
     wait_until(lambda: not list(temporary.glob("pymp-*")))
+
+
+def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_one_sentence(own_home, monkeypatch):
+    far = own_home / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setenv("TMPDIR", str(far))
+    status, said = ended(cold(own_home, "train", "recipe.toml", "run=./run", *TWO))
+    assert status == 1
+    assert "a worker process cannot be started: AF_UNIX path too long" in said
+    assert f"{far}" in said.replace("\n", "")
+    assert "set TMPDIR to a shorter one" in " ".join(said.split())
+    assert "Traceback" not in said
 
 
 QUICK = "import outdo.distributed.process as p; p.SILENCE = 5.0; import outdo.cli.main as m; m.main()"

@@ -110,7 +110,10 @@ class Process:
         self._heartbeats, their_heartbeats = context.Pipe(duplex=False)
         arguments = (theirs, their_heartbeats, threads, util.get_temp_dir())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        try:
+            self._process.start()
+        except OSError as error:
+            raise WorkerError(_not_started(error)) from error
         theirs.close()
         their_heartbeats.close()
         self._started = False  # whether there was a sign of life
@@ -244,6 +247,11 @@ def _send_heartbeats(pipe: Connection) -> None:
         while True:
             pipe.send_bytes(b"1")
             sleep(HEARTBEAT)
+
+
+def _not_started(error: OSError) -> str:
+    where = f"its socket is in {util.get_temp_dir()}; if this path is too long, set TMPDIR to a shorter one"
+    return f"a worker process cannot be started: {error} ({where}); `workers = 1` has none"
 
 
 def _remove_temporary_folder(folder: str) -> None:
