@@ -22,9 +22,16 @@ def truncation(run: RunMetrics) -> Iterator[Finding]:
 
 
 def identical_answers(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the answers to a question are the same text, although they are not all right."""
+    """Report that the answers to a question are the same text where the question is not learnt.
+
+    Equal answers to a question that is always answered rightly are what training is for. So what counts is the share of
+    groups with equal rewards that are not all right.
+    """
     span = run.lasting("completions/identical_ratio", above=0.95)
-    if span and run.mean("frac_all_right", span, unknown=0.0) < 0.75:
+    if span is None:
+        return
+    not_learnt = run.mean("frac_reward_zero_std", span, unknown=1.0) - run.mean("frac_all_right", span, unknown=0.0)
+    if not_learnt > 0.25:
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the further answers to a question repeat an earlier one word for word: a group has "
