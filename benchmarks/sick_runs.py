@@ -25,7 +25,8 @@ from outdo.config.file import load
 from outdo.observability.doctor import diagnose
 from outdo.observability.page import read
 from outdo.trainer.display import Display
-from outdo.trainer.run import resume, start
+from outdo.trainer.resume import resume
+from outdo.trainer.run import start
 
 REWARDS = tasks.HERE / "sick_rewards.py"
 PAGE = tasks.HERE.parent / "docs/doctor.md"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outdo.config.file import load
-from outdo.data.questions import load_questions
+from outdo.data.splits import load_questions
 from outdo.trainer import reward_trials
 from outdo.trainer.reward_trials import REFERENCES, try_rewards
 

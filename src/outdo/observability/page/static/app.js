@@ -3,11 +3,11 @@
 
 /**
  * Return the step to open first: the one in the address, else the compared one, the one that moved most, or the last.
- * A page of a run that is still going opens the last one.
+ * A served page follows its run, and opens the last one.
  */
-function firstStep(run, place) {
+function firstStep(run, place, live) {
   const here = run.chosen.map((entry) => entry.step);
-  const wanted = [place.step, run.compared?.step, run.alive ? undefined : run.leverage?.moved_most];
+  const wanted = [place.step, run.compared?.step, live ? undefined : run.leverage?.moved_most];
   return wanted.find((step) => here.includes(step)) ?? here.at(-1) ?? null;
 }
 
@@ -43,14 +43,14 @@ const nearest = (steps, wanted) =>
 function useOpening(data, place) {
   const [runs, setRuns] = useState(data.runs);
   const [which, setWhich] = useState(Math.min(place.current.run ?? 0, data.runs.length - 1));
-  const [number, setNumber] = useState(() => firstStep(runs[which], place.current));
+  const [number, setNumber] = useState(() => firstStep(runs[which], place.current, data.live));
   const [message, setMessage] = useState('');
   const here = (i) => runs[i].chosen.map((entry) => entry.step);
   const changeRun = (i) => {
     activeToken.set(null);
     place.current = {};
     setWhich(i);
-    setNumber(firstStep(runs[i], {}));
+    setNumber(firstStep(runs[i], {}, data.live));
   };
   const fetchStep = async (wanted, i) => {
     if (!runs[i].recorded.includes(wanted)) throw new Error('its tokens are not recorded');
