@@ -124,7 +124,7 @@ def test_a_model_that_cannot_be_written_leaves_no_folder(command, outdo, model, 
     done = outdo(command, model, *how)
     assert (done.status, "model.safetensors" in written) == (1, True)
     assert f"{tmp_path / 'tuned'}: cannot be written: No space left on device" in done.error
-    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl"}  # and no steps that nobody could continue
     monkeypatch.undo()
     assert outdo(command, model, *how).status == 0
     AutoTokenizer.from_pretrained(tmp_path / "tuned")

@@ -44,6 +44,7 @@ WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
     [
         "outdo.cli.main",
+        "outdo.cli.resume",
         "outdo.trainer.preflight",
         "outdo.trainer.run",
         "outdo.trainer.export",

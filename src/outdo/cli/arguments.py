@@ -16,6 +16,7 @@ Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and s
 RunFolder = Annotated[Path, typer.Argument(help="the run folder", show_default=False)]
 RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
+CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
 Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of the longest answer")]
 Temperature = Annotated[

@@ -11,6 +11,7 @@ from rich.console import Console
 import outdo
 from outdo.cli.arguments import (
     AsJson,
+    CheckpointEvery,
     Device,
     Limit,
     MaxTokens,
@@ -92,10 +93,10 @@ def resume(
     ] = False,
     profile: Profile = False,
 ) -> None:
-    """Continue a run that was stopped or killed, from its newest whole checkpoint."""
-    from outdo.trainer.resume import resume
+    """Continue a run, or an unfinished sft or reward-model, from its newest whole checkpoint."""
+    from outdo.cli.resume import run_resume
 
-    raise typer.Exit(resume(run, settings or [], Display(), changed=changed, profile=profile))
+    raise typer.Exit(run_resume(run, settings or [], Display(), changed=changed, profile=profile))
 
 
 @app.command()
@@ -116,26 +117,27 @@ def sft(
     template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the order of the examples")] = 0,
     device: Device = "auto",
+    checkpoint_every: CheckpointEvery = 100,
 ) -> None:
     """Fine-tune a model on given answers (supervised fine-tuning)."""
-    from outdo.cli.sft import run_sft
-    from outdo.models.optimiser import OptimiserSettings
+    from outdo.cli.sft import SftSettings, run_sft
 
-    run_sft(
-        model,
-        data,
-        out,
-        Display(),
+    settings = SftSettings(
+        model=model,
+        data=data,
         weights=weight or (),
         steps=steps,
         batch=batch,
-        optimiser=OptimiserSettings(lr=lr, warmup=warmup),
+        lr=lr,
+        warmup=warmup,
         seed=seed,
         device=device,
         prompt=prompt,
         answer=answer,
         template=template,
+        checkpoint_every=checkpoint_every,
     )
+    raise typer.Exit(run_sft(settings, out, Display()))
 
 
 @app.command(name="reward-model")
@@ -161,10 +163,10 @@ def reward_model(
     template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the new head, the held-out prompts and the order")] = 0,
     device: Device = "auto",
+    checkpoint_every: CheckpointEvery = 100,
 ) -> None:
     """Train a reward model on preferences or on rated answers."""
-    from outdo.cli.reward_model import run_reward_model
-    from outdo.models.optimiser import OptimiserSettings
+    from outdo.cli.reward_model import RewardModelSettings, run_reward_model
 
     columns = {
         "prompt": prompt,
@@ -173,21 +175,22 @@ def reward_model(
         "completion": completion,
         "reward": reward,
     }
-    run_reward_model(
-        model,
-        data,
-        out,
-        Display(),
+    settings = RewardModelSettings(
+        model=model,
+        data=data,
         kind=kind,
         steps=steps,
         batch=batch,
-        optimiser=OptimiserSettings(lr=lr, warmup=warmup),
+        lr=lr,
+        warmup=warmup,
+        holdout=holdout,
+        columns=columns,
+        template=template,
         seed=seed,
         device=device,
-        holdout=holdout,
-        template=template,
-        columns=columns,
+        checkpoint_every=checkpoint_every,
     )
+    raise typer.Exit(run_reward_model(settings, out, Display()))
 
 
 @app.command(name="eval")

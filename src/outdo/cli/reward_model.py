@@ -2,21 +2,53 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from outdo.cli.arguments import not_empty
+from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.data.preferences import Kind, comparisons_in, describe_format, detect_kind
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, fit, is_useful
-from outdo.storage.model_folder import save_model_folder
 from outdo.trainer.display import Display
+from outdo.trainer.supervised import Plan, not_started_yet, run_plan
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelSettings:
+    """The settings of the training of a reward model.
+
+    `model` is a language model, which gets a new head, or a reward model, whose training continues.
+    """
+
+    model: str
+    data: str
+    kind: Kind | None
+    steps: int
+    batch: int
+    lr: float
+    warmup: int
+    holdout: float  # share of the prompts that are held out for a test
+    columns: Mapping[str, str | None]  # the columns of `data` that are not found by their names
+    template: str | None
+    seed: int
+    device: str
+    checkpoint_every: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings with absolute paths, so that the training can be resumed from any folder."""
+        paths = {"model": absolute(self.model), "data": absolute_data(self.data)}
+        return {"command": "reward-model", **asdict(self), **paths}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +59,7 @@ class PreferenceData:
     train: list[Comparison]
     held_out: list[Comparison]
     notes: list[str]  # for the user
+    fingerprint: str  # SHA-256 of the file
 
     @property
     def loss(self) -> Loss:
@@ -35,47 +68,86 @@ class PreferenceData:
 
 
 def run_reward_model(
-    model: str,
-    data: str,
-    out: Path,
-    display: Display,
-    *,
-    kind: Kind | None = None,
-    steps: int,
-    batch: int,
-    optimiser: OptimiserSettings,
-    seed: int,
-    device: str,
-    holdout: float = 0.1,
-    template: str | None = None,
-    columns: Mapping[str, str | None] | None = None,
-) -> None:
-    """Train a reward model on a file, and write it to a new folder.
+    settings: RewardModelSettings, out: Path, display: Display, *, resumed: bool = False, changed: bool = False
+) -> int:
+    """Train a reward model on a file, and write it to a new folder; return the exit status.
 
-    `model` is a language model, which gets a new head, or a reward model, whose training continues. `columns` names the
-    columns of `data` that are not found by their names. The share `holdout` of the prompts is held out for a test.
-
-    Raises `UserError` with every fault of the folders and the data, before a model is loaded.
+    For `resumed` and `changed` see `outdo.trainer.supervised.run_plan`. Raises `UserError` with every fault of the
+    folders and the data, before a model is loaded.
     """
-    checked = _checked_data(model, data, out, kind, columns or {}, holdout, seed)
-    for note in checked.notes:
+    mistakes = [] if resumed else [fault for fault in (not_empty(out), not_started_yet(out)) if fault]
+    data = _checked_data(settings, mistakes, resumed=resumed)
+    for note in data.notes:
         display.say(escape_control(note))
-    train, loss = checked.train, checked.loss
-    useful = [each for each in train if is_useful(each, loss)]
-    if len(useful) < len(train):
-        display.say(f"left out: {len(train) - len(useful)} of {len(train)} prompts, whose answers have equal values")
-    reward = _load(model, seed, device=device, optimiser=replace(optimiser, total=steps), template=template)
-    trained_on, tested_on = _short_enough(reward, useful, display), _short_enough(reward, checked.held_out, display)
-    if not trained_on:
-        raise UserError([f"{data}: no comparison fits into the model's context of {reward.context} tokens"])
-    _show_first(reward, trained_on[0], display)
-    before = reward.ranking(tested_on)
-    for line in _progress(fit(reward, trained_on, steps=steps, batch=batch, seed=seed, loss=loss), steps, display):
-        display.say(line)
-    save_model_folder(out, reward.save)
-    if before.pairs:
-        display.say(f"held-out: {_sentence(reward.ranking(tested_on))} (before training {before.share:.1%})")
-    display.say(f"the reward model is in {out}")
+    plan = Plan(
+        makes="reward model",
+        settings=settings.to_json(),
+        data={"--data": data.fingerprint},
+        load=partial(_load, settings, data, display),
+        checkpoint_every=settings.checkpoint_every,
+    )
+    return run_plan(plan, out, display, resumed=resumed, changed=changed)
+
+
+@dataclass(slots=True)
+class RewardModelTraining:
+    """A `SupervisedTraining`: a reward model, what it learns from, and what it is tested on."""
+
+    model: RewardModel
+    comparisons: list[Comparison]
+    held_out: list[Comparison]
+    settings: RewardModelSettings
+    loss: Loss
+    before: Ranking | None = None  # of what is held out, before the first step
+
+    @property
+    def steps(self) -> int:
+        """The number of optimiser steps of the whole training."""
+        return self.settings.steps
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps that the weights have taken."""
+        return self.model.optimiser.steps
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights by name."""
+        return self.model.model.state_dict()
+
+    def train(self, start: int) -> Iterator[FitStep]:
+        """Make the optimiser steps `start` to `steps`."""
+        if self.before is None:
+            self.before = self.model.ranking(self.held_out)
+        batch, seed = self.settings.batch, self.settings.seed
+        yield from fit(
+            self.model, self.comparisons, steps=self.steps, batch=batch, seed=seed, loss=self.loss, start=start
+        )
+
+    def line(self, steps: Sequence[FitStep]) -> str:
+        """Return a line about the rankings and the mean loss of the steps."""
+        ranking = sum((each.ranking for each in steps), Ranking())
+        mean = math.fsum(each.metrics["loss"] for each in steps) / len(steps)
+        return f"{_sentence(ranking)}  loss {mean:.4g}"
+
+    def conclude(self) -> Iterator[str]:
+        """Yield a line on how the model ranks what is held out, if it has pairs of answers."""
+        if self.before and self.before.pairs:
+            after = self.model.ranking(self.held_out)
+            yield f"held-out: {_sentence(after)} (before training {self.before.share:.1%})"
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder."""
+        self.model.save(folder)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a saved folder does not hold."""
+        assert self.before is not None
+        return {"optimiser": self.model.optimiser.state(), "before": asdict(self.before)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.model.optimiser.load_state(state["optimiser"])
+        self.before = Ranking(**state["before"])
 
 
 def _show_first(reward: RewardModel, comparison: Comparison, display: Display) -> None:
@@ -84,18 +156,6 @@ def _show_first(reward: RewardModel, comparison: Comparison, display: Display) -
     for value, completion in (ranked[0], *ranked[1:][-1:]):
         display.say(f"the first comparison, as the model reads it; value {value:g}:")
         display.say(excerpt(str(reward.tokenizer.decode(list(reward.encode(comparison.prompt, completion))))))
-
-
-def _progress(fit_steps: Iterable[FitStep], steps: int, display: Display) -> Iterator[str]:
-    """Train; without a progress bar, yield twenty lines, each on the steps since the line before."""
-    since: list[FitStep] = []
-    for step in display.track(fit_steps, total=steps):
-        since.append(step)
-        if not display.live and (step.index % max(1, steps // 20) == 0 or step.index == steps):
-            ranking = sum((each.ranking for each in since), Ranking())
-            mean = math.fsum(each.metrics["loss"] for each in since) / len(since)
-            yield f"step {step.index}/{steps}  {_sentence(ranking)}  loss {mean:.4g}"
-            since = []
 
 
 def _short_enough(reward: RewardModel, comparisons: Sequence[Comparison], display: Display) -> list[Comparison]:
@@ -113,60 +173,70 @@ def _sentence(ranking: Ranking) -> str:
     return f"ranks {ranking.share:.1%} of {ranking.pairs} pair{'s' * (ranking.pairs != 1)} right"
 
 
-def _load(model: str, seed: int, *, device: str, optimiser: OptimiserSettings, template: str | None) -> RewardModel:
+def _load(
+    settings: RewardModelSettings, data: PreferenceData, display: Display, folder: str | Path | None
+) -> RewardModelTraining:
+    """Load the reward model of a folder, or the model of the settings, and choose what it learns from."""
+    useful = [each for each in data.train if is_useful(each, data.loss)]
+    if left := len(data.train) - len(useful):
+        display.say(f"left out: {left} of {len(data.train)} prompts, whose answers have equal values")
+    model = _reward_model(str(folder or settings.model), settings)
+    trained_on, tested_on = _short_enough(model, useful, display), _short_enough(model, data.held_out, display)
+    if not trained_on:
+        raise UserError([f"{settings.data}: no comparison fits into the model's context of {model.context} tokens"])
+    _show_first(model, trained_on[0], display)
+    return RewardModelTraining(model, trained_on, tested_on, settings, data.loss)
+
+
+def _reward_model(model: str, settings: RewardModelSettings) -> RewardModel:
     """Load a reward model as it is, or a language model's body with a new head."""
+    how: dict[str, Any] = {
+        "device": settings.device,
+        "optimiser": OptimiserSettings(lr=settings.lr, warmup=settings.warmup, total=settings.steps),
+        "template": settings.template,
+    }
     load_tokenizer(model, kind=EITHER)  # which downloads the config.json of a hub model
     architecture = inspect_folder(model, EITHER).architecture or ""
     if architecture.endswith(REWARD_MODEL.endings):
-        return RewardModel.load(model, device=device, optimiser=optimiser, template=template)
-    return RewardModel.from_policy(model, seed=seed, device=device, optimiser=optimiser, template=template)
+        return RewardModel.load(model, **how)
+    return RewardModel.from_policy(model, seed=settings.seed, **how)
 
 
 # ------------------------------------------------------------------------------------------------------------- the data
 
 
-def _checked_data(
-    model: str,
-    data: str,
-    out: Path,
-    kind: Kind | None,
-    columns: Mapping[str, str | None],
-    holdout: float,
-    seed: int,
-) -> PreferenceData:
-    """Return the comparisons to train on and those held out. Raises `UserError` with every fault."""
-    mistakes: list[str] = []
-    if problem := not_empty(out):
-        mistakes.append(problem)
+def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed: bool) -> PreferenceData:
+    """Return the comparisons to train on and those held out. Raises `UserError` with every fault, `mistakes` first."""
     try:
-        inspect_folder(model, EITHER)
+        if not resumed:  # then the model is that of the checkpoint
+            inspect_folder(settings.model, EITHER)
     except ModelError as error:
         mistakes.append(str(error))
-    checked = PreferenceData(kind="pairs", train=[], held_out=[], notes=[])
     try:
-        checked = _read(data, kind, columns, holdout, seed)
+        data = _read(settings)
     except UserError as error:
-        mistakes += error.problems
+        raise UserError([*mistakes, *error.problems]) from None
     if mistakes:
         raise UserError(mistakes)
-    return checked
+    return data
 
 
-def _read(data: str, kind: Kind | None, columns: Mapping[str, str | None], holdout: float, seed: int) -> PreferenceData:
-    rows = read_rows(data)
-    kind = kind or detect_kind(rows)
+def _read(settings: RewardModelSettings) -> PreferenceData:
+    path, columns = settings.data, settings.columns
+    rows = read_rows(path)
+    kind = settings.kind or detect_kind(rows)
     comparisons = comparisons_in(rows, kind, columns)
-    train, held_out = hold_out(comparisons, holdout, seed)
-    notes = [f"{data}: {len(comparisons):,} prompts; format: {describe_format(rows, kind, columns)}; --kind {kind}"]
+    train, held_out = hold_out(comparisons, settings.holdout, settings.seed)
+    notes = [f"{path}: {len(comparisons):,} prompts; format: {describe_format(rows, kind, columns)}; --kind {kind}"]
     if any(row.get("tools") for row in rows.values.values()):
-        notes.append(f"{data}: the column tools is not read: a reward model reads the prompt and the answer")
-    checked = PreferenceData(kind=kind, train=train, held_out=held_out, notes=notes)
-    if not any(is_useful(each, checked.loss) for each in train):
+        notes.append(f"{path}: the column tools is not read: a reward model reads the prompt and the answer")
+    data = PreferenceData(kind=kind, train=train, held_out=held_out, notes=notes, fingerprint=rows.fingerprint)
+    if not any(is_useful(each, data.loss) for each in train):
         missing = "two answers with different rewards to one prompt" if kind == "scored" else "an answer"
         hint = "; --kind regression learns from single answers" if kind == "scored" else ""
         needs = f"without the held-out prompts, it needs at least {missing}{hint}"
-        raise UserError([f"{data}: nothing to train on: {needs}"])
-    return checked
+        raise UserError([f"{path}: nothing to train on: {needs}"])
+    return data
 
 
 def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:

@@ -1,63 +1,124 @@
 """`outdo sft`: fine-tune a model on given answers."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from outdo.cli.arguments import not_empty
+from outdo.config.paths import absolute, absolute_data
+from outdo.data.files import read_rows
 from outdo.data.prompts import Mixture, Prompts
-from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, read_examples
+from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, examples_in
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.storage.model_folder import save_model_folder
 from outdo.trainer.display import Display
-from outdo.trainer.sft import sft
+from outdo.trainer.sft import SftStep, sft
+from outdo.trainer.supervised import Plan, not_started_yet, run_plan
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
 
 
-def run_sft(
-    model: str,
-    data: Sequence[str],
-    out: Path,
-    display: Display,
-    *,
-    weights: Sequence[float] = (),
-    steps: int,
-    batch: int,
-    optimiser: OptimiserSettings,
-    seed: int,
-    device: str,
-    prompt: str | None = None,
-    answer: str | None = None,
-    template: str | None = None,
-) -> None:
-    """Fine-tune a model on the examples of one or more files, and write it to a new folder.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftSettings:
+    """The settings of a fine-tuning. Of `Sequence`s, JSON makes lists."""
 
-    Raises `UserError` with every fault of the folders and the data, before the model is loaded.
+    model: str
+    data: Sequence[str]
+    weights: Sequence[float]  # of `data`; empty: by their sizes
+    steps: int
+    batch: int
+    lr: float
+    warmup: int
+    seed: int
+    device: str
+    prompt: str | None
+    answer: str | None
+    template: str | None
+    checkpoint_every: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings with absolute paths, so that the training can be resumed from any folder."""
+        data = [absolute_data(path) for path in self.data]
+        return {"command": "sft", **asdict(self), "model": absolute(self.model), "data": data}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftData:
+    """The examples of each file, notes for the user on how they are read, and the SHA-256 of each file."""
+
+    sources: list[list[SftExample]]
+    notes: list[str]
+    fingerprints: dict[str, str]
+
+
+def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:
+    """Fine-tune a model on the examples of one or more files, and write it to a new folder; return the exit status.
+
+    For `resumed` and `changed` see `outdo.trainer.supervised.run_plan`. Raises `UserError` with every fault of the
+    folders and the data, before the model is loaded.
     """
-    sources, notes = _checked_data(model, data, out, weights, prompt, answer)
-    for note in notes:
+    mistakes = [] if resumed else [fault for fault in (not_empty(out), not_started_yet(out)) if fault]
+    data = _checked_data(settings, mistakes, resumed=resumed)
+    for note in data.notes:
         display.say(escape_control(note))
-    policy = Policy.load(model, device=device, optimiser=replace(optimiser, total=steps))
-    encoded = [_encode(policy, examples, template, display) for examples in sources]
-    display.say("the first example, as the model reads it; » and « enclose what is learned:")
-    display.say(show_example(policy.tokenizer, encoded[0][0]))
-    if not any(token in policy.end_ids for token in _learned(encoded[0][0])):
-        display.say("note: no end-of-sequence token is learned in it, so the model does not learn to end its answers")
-    if weights:
-        examples: Prompts[SftTokens] = Mixture(encoded, weights, per_step=batch, seed=seed)
-    else:
-        examples = Prompts([example for source in encoded for example in source], per_step=batch, seed=seed)
-    for step in display.track(sft(policy, examples, steps=steps), total=steps):
-        if not display.live and (step.index % max(1, steps // 20) == 0 or step.index == steps):
-            display.say(f"step {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
-    save_model_folder(out, policy.save)
-    display.say(f"the fine-tuned model is in {out}")
+    plan = Plan(
+        makes="fine-tuned model",
+        settings=settings.to_json(),
+        data=data.fingerprints,
+        load=partial(_load, settings, data.sources, display),
+        checkpoint_every=settings.checkpoint_every,
+    )
+    return run_plan(plan, out, display, resumed=resumed, changed=changed)
+
+
+@dataclass(slots=True)
+class SftTraining:
+    """A `SupervisedTraining`: a policy, and the batches of its examples."""
+
+    policy: Policy
+    examples: Prompts[SftTokens]
+    steps: int
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps that the weights have taken."""
+        return self.policy.version
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights by name."""
+        return self.policy.model.state_dict()
+
+    def train(self, start: int) -> Iterator[SftStep]:
+        """Make the optimiser steps `start` to `steps`."""
+        self.examples.load_state({"position": (start - 1) * self.examples.per_step})
+        return sft(self.policy, self.examples, steps=self.steps, start=start)
+
+    def line(self, steps: Sequence[SftStep]) -> str:
+        """Return a line about the last of the steps."""
+        return f"log-likelihood of a token {steps[-1].likelihood:.3f}"
+
+    def conclude(self) -> Iterator[str]:
+        """Yield nothing."""
+        return iter(())
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder."""
+        self.policy.save(folder)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a saved folder does not hold."""
+        return self.policy.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.policy.load_state(state)
 
 
 def show_example(tokenizer: PreTrainedTokenizerBase, example: SftTokens) -> str:
@@ -69,31 +130,49 @@ def show_example(tokenizer: PreTrainedTokenizerBase, example: SftTokens) -> str:
     return "".join(parts)
 
 
-def _checked_data(
-    model: str, data: Sequence[str], out: Path, weights: Sequence[float], prompt: str | None, answer: str | None
-) -> tuple[list[list[SftExample]], list[str]]:
-    """Return the examples of each file, and notes on how they are read. Raises `UserError` with every fault."""
-    mistakes: list[str] = []
-    sources: list[list[SftExample]] = []
-    notes: list[str] = []
-    if problem := not_empty(out):
-        mistakes.append(problem)
+def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) -> SftData:
+    """Read the examples of each file. Raises `UserError` with every fault, those in `mistakes` first."""
+    data, weights = settings.data, settings.weights
+    checked = SftData(sources=[], notes=[], fingerprints={})
     if weights and len(weights) != len(data):
         mistakes.append(f"--weight: expected one for each --data, {len(data)}, or none; found {len(weights)}")
     try:
-        inspect_folder(model)
+        if not resumed:  # then the model is that of the checkpoint
+            inspect_folder(settings.model)
     except ModelError as error:
         mistakes += str(error).splitlines()
-    for path in data:
+    for place, path in enumerate(data, 1):
         try:
-            examples, own_notes = read_examples(path, prompt=prompt, answer=answer)
-            sources.append(examples)
-            notes += own_notes
+            rows = read_rows(path)
+            examples, notes = examples_in(rows, prompt=settings.prompt, answer=settings.answer)
         except UserError as error:
             mistakes += error.problems
+            continue
+        checked.sources.append(examples)
+        checked.notes.extend(notes)
+        checked.fingerprints["--data" if len(data) == 1 else f"--data[{place}]"] = rows.fingerprint
     if mistakes:
         raise UserError(mistakes)
-    return sources, notes
+    return checked
+
+
+def _load(
+    settings: SftSettings, sources: Sequence[Sequence[SftExample]], display: Display, folder: str | Path | None
+) -> SftTraining:
+    """Load the model of a folder, or that of the settings, and encode the examples."""
+    optimiser = OptimiserSettings(lr=settings.lr, warmup=settings.warmup, total=settings.steps)
+    policy = Policy.load(folder or settings.model, device=settings.device, optimiser=optimiser)
+    encoded = [_encode(policy, examples, settings.template, display) for examples in sources]
+    display.say("the first example, as the model reads it; » and « enclose what is learned:")
+    display.say(show_example(policy.tokenizer, encoded[0][0]))
+    if not any(token in policy.end_ids for token in _learned(encoded[0][0])):
+        display.say("note: no end-of-sequence token is learned in it, so the model does not learn to end its answers")
+    batch, seed = settings.batch, settings.seed
+    if settings.weights:
+        examples: Prompts[SftTokens] = Mixture(encoded, settings.weights, per_step=batch, seed=seed)
+    else:
+        examples = Prompts([example for source in encoded for example in source], per_step=batch, seed=seed)
+    return SftTraining(policy, examples, settings.steps)
 
 
 def _encode(policy: Policy, examples: Sequence[SftExample], template: str | None, display: Display) -> list[SftTokens]:

@@ -37,6 +37,36 @@ an uninterrupted one. With other `steps`, a falling learning rate falls differen
 _SPEC = re.compile(r"[^\s:]+:[A-Za-z_]\w*")
 
 
+def accepted_changes(
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    folder: Path,
+    *,
+    may_change: Sequence[str] = MAY_CHANGE,
+    changed: bool = False,
+) -> list[str]:
+    """Compare the identity of a saved training with that of the resumed one; return a line for each difference.
+
+    An identity has `settings`, `versions`, and the SHA-256 of `data` and `code`; what `saved` lacks is not compared.
+    Settings that match one of the patterns `may_change` may differ, and versions may.
+
+    Raises: UserError with all other differences, which make it another training, unless `changed`.
+    """
+    settings = saved["settings"], now["settings"]
+    refused = refused_differences(*settings, may_change)
+    allowed = [line for line in differences(*settings) if line not in refused]
+    if "data" in saved:
+        refused += _changed_data(saved["data"], now["data"])
+    if "code" in saved:
+        refused += changed_code(saved["code"], now["code"])
+    refused = [f"{line}; this changes the run" for line in refused]
+    if refused and not changed:
+        raise UserError([*refused, f"undo the changes, or `outdo resume {folder} --changed` if they are meant"])
+    if other_versions := differences(saved.get("versions", now["versions"]), now["versions"]):
+        allowed += [*other_versions, "with other versions, the steps from here on can differ in their last bits"]
+    return [*allowed, *refused]
+
+
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return how two resolved recipes or environments differ: a line for each dotted key, in order."""
     return [f"{key}: {before} in the saved run, {after} now" for key, before, after in _changes(saved, now)]
@@ -61,6 +91,11 @@ def changed_code(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         for file in sorted(saved.keys() | now.keys())
         if saved.get(file) != now.get(file)
     ]
+
+
+def _changed_data(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    changed = [key for key in sorted(saved.keys() | now.keys()) if saved.get(key) != now.get(key)]
+    return [f"{key}: the file has changed since the run was started" for key in changed]
 
 
 def source_files(recipe: Recipe) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.data.files import Fault, read_rows, shorten
+from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import Text, as_messages, tools_of
 from outdo.data.sft_formats import SftFormat, detect_format
 from outdo.models.prompt_encoding import encode_conversation, encode_prompt
@@ -38,7 +38,14 @@ def read_examples(
 
     `prompt` and `answer` name columns that are not found by their names. Raises `UserError` with every faulty row.
     """
-    rows = read_rows(path)
+    return examples_in(read_rows(path), prompt=prompt, answer=answer)
+
+
+def examples_in(
+    rows: Rows, *, prompt: str | None = None, answer: str | None = None
+) -> tuple[list[SftExample], list[str]]:
+    """Do the same as `read_examples` with rows that have been read."""
+    path = rows.source
     if not rows.values:
         raise UserError(shorten([f"{path}, row {fault.row}: {fault.reason}" for fault in rows.faults], source=path))
     form = detect_format(rows, prompt=prompt, answer=answer)

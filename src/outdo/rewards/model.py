@@ -294,16 +294,17 @@ def fit(
     seed: int = 0,
     loss: Loss = "pairs",
     purpose: str = "reward model",
+    start: int = 1,
 ) -> Iterator[FitStep]:
-    """Make `steps` optimiser steps, each on `batch` comparisons; every epoch has its own order.
+    """Make the optimiser steps `start` to `steps`, each on `batch` comparisons; every epoch has its own order.
 
     The order depends only on `seed` and `purpose`. Raises `ValueError` if there is nothing to learn from.
     """
     useful = [each for each in comparisons if is_useful(each, loss)]
     if not useful:
         raise ValueError("there are no two answers to one prompt of which one is better")
-    order = shuffled_epochs(len(useful), seed, purpose)
-    for step in range(1, steps + 1):
+    order = itertools.islice(shuffled_epochs(len(useful), seed, purpose), (start - 1) * batch, None)
+    for step in range(start, steps + 1):
         ranking, metrics = model.update([useful[index] for index in itertools.islice(order, batch)], loss)
         yield FitStep(index=step, ranking=ranking, metrics=metrics)
 

@@ -49,10 +49,10 @@ class Display:
             yield
         self._bar = None
 
-    def track(self, items: Iterable[Item], *, total: int, what: str = "step") -> Iterator[Item]:
-        """Iterate over `items`, with a progress bar on a terminal."""
+    def track(self, items: Iterable[Item], *, total: int, done: int = 0, what: str = "step") -> Iterator[Item]:
+        """Iterate over `items`, the rest of `total` after `done` of them, with a progress bar on a terminal."""
         with Progress(console=self.console, disable=not self.live) as bar:
-            yield from bar.track(items, total=total, description=what)
+            yield from bar.track(items, total=total, completed=done, description=what)
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
         """Print the line of a step."""

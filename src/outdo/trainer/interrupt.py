@@ -1,20 +1,32 @@
 """Signals that ask a run to stop: Ctrl-C, SIGTERM (a preemption) and SIGHUP (a closed terminal).
 
-While answers are sampled and scored, no weight changes: the first signal ends the wait at once, and the last finished
-step is saved. At any other time the step is finished first, which takes no reward and no sampling.
+The first signal ends the work under way at once, and the last finished step is saved. Only if that step can no longer
+be saved, because the weights have changed since and no copy of them is in memory, the step under way is finished first;
+this takes no reward and no sampling.
 """
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal has arrived while no weight was changing."""
+    """A signal has arrived while the last finished step can be saved."""
+
+
+def _always() -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False
 
 
 class StopSignals:
@@ -22,7 +34,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._may_raise = False
+        self._may_raise: Callable[[], bool] = _never
 
     def __bool__(self) -> bool:
         return bool(self.received)
@@ -33,21 +45,33 @@ class StopSignals:
         return 128 + self.received[0]
 
     @contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Raise `Interrupted` in the `with` block as soon as a first signal arrives, or at once if it has."""
+    def interrupting(self, may_raise: Callable[[], bool] = _always) -> Iterator[None]:
+        """Raise `Interrupted` in the `with` block as soon as a first signal arrives, or at once if it has.
+
+        The signal is only kept if `may_raise` returns False at that moment.
+        """
         try:
-            self._may_raise = True
-            if self.received:
+            self._may_raise = may_raise
+            if self.received and may_raise():
                 raise Interrupted
             yield
         finally:
-            self._may_raise = False
+            self._may_raise = _never
+
+    def interrupting_each(self, items: Iterator[Item], may_raise: Callable[[], bool]) -> Iterator[Item]:
+        """Yield the items; `interrupting` applies while one of them is computed, and not between them."""
+        while True:
+            with self.interrupting(may_raise):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
     def receive(self, number: int, frame: object = None) -> None:
         """Handle a signal: the first asks for an orderly end, the second changes nothing, the third ends at once."""
         self.received.append(number)
         match len(self.received):
-            case 1 if self._may_raise:
+            case 1 if self._may_raise():
                 _write("stopping: the last finished step is saved")
                 raise Interrupted
             case 1:

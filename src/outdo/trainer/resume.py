@@ -7,20 +7,16 @@ from typing import Any
 
 from outdo.config.file import dump, load
 from outdo.config.paths import code_of
-from outdo.config.recipe import Recipe
-from outdo.config.resume import changed_code, differences, refused_differences, source_files
-from outdo.data.splits import Questions, load_questions
+from outdo.config.resume import accepted_changes
+from outdo.data.splits import load_questions
 from outdo.observability.record import parquet
 from outdo.storage import checkpoint, held_out_answers
-from outdo.storage.provenance import code_hashes, versions
 from outdo.storage.run_folder import RunFolder
-from outdo.trainer.build import Run, build_run
+from outdo.trainer.build import Run, build_run, identity_of
 from outdo.trainer.display import Display
 from outdo.trainer.run import make_tokens_folder, run_to_end, write_page
 from outdo.trainer.state import Progress, restore
 from outdo.utils.errors import CheckpointError, UserError
-
-CHANGED = "this changes the run"
 
 
 def resume(
@@ -39,7 +35,8 @@ def resume(
         recipe = load(run_folder.recipe, overrides)
         questions = load_questions(recipe)
         saved = state.get("identity") or {"recipe": dump(load(run_folder.recipe, []))}
-        changes = _changes(saved, recipe, questions, folder, changed=changed)
+        now = identity_of(recipe, questions)
+        changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
         notices = [run_folder.notice] if run_folder.notice else []
         if code := code_of(recipe):
             notices.append(f"runs code that the recipe names: {', '.join(code)}")
@@ -57,32 +54,9 @@ def resume(
     return write_page(folder, status, display)
 
 
-def _changes(
-    saved: Mapping[str, Any], recipe: Recipe, questions: Questions, folder: Path, *, changed: bool
-) -> list[str]:
-    """Return a line for each difference between a saved run and what it is resumed with.
-
-    Raises: UserError with those that make it another run, unless `changed`.
-    """
-    before, after = tomllib.loads(saved["recipe"]), tomllib.loads(dump(recipe))
-    refused = refused_differences(before, after)
-    if "data" in saved:
-        refused += _changed_data(saved["data"], questions.fingerprints)
-    if "code" in saved:
-        refused += changed_code(saved["code"], code_hashes(source_files(recipe)))
-    if refused and not changed:
-        ways = f"undo the changes, or `outdo resume {folder} --changed` if they are meant"
-        raise UserError([*(f"{line}; {CHANGED}" for line in refused), ways])
-    allowed = [line for line in differences(before, after) if line not in refused]
-    other_versions = differences(saved.get("versions", versions()), versions())
-    if other_versions:
-        other_versions.append("with other versions, the steps from here on can differ in their last bits")
-    return [*allowed, *other_versions, *(f"{line}; {CHANGED}" for line in refused)]
-
-
-def _changed_data(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    changed = [key for key in sorted(saved.keys() | now.keys()) if saved.get(key) != now.get(key)]
-    return [f"{key}: the file has changed since the run was started" for key in changed]
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity with its recipe, which is TOML, as `settings`."""
+    return {**identity, "settings": tomllib.loads(identity["recipe"])}
 
 
 def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:

@@ -25,13 +25,13 @@ class SftStep:
         return self.update.metrics["loss/policy"]
 
 
-def sft(policy: Policy, examples: Prompts[SftTokens], *, steps: int) -> Iterator[SftStep]:
-    """Make `steps` updates, each on one batch of `examples`, as `outdo.data.sft_examples.encode_examples` returns them.
+def sft(policy: Policy, examples: Prompts[SftTokens], *, steps: int, start: int = 1) -> Iterator[SftStep]:
+    """Make the updates `start` to `steps`, each on one batch of `examples`, which `encode_examples` returns.
 
     The loss is the mean negative log-likelihood of the learned tokens over the batch (`presets.likelihood`).
     """
     objective = likelihood()
-    for index, batch in zip(range(1, steps + 1), examples, strict=False):
+    for index, batch in zip(range(start, steps + 1), examples, strict=False):
         yield SftStep(index=index, update=policy.update(supervised(batch), objective))
 
 

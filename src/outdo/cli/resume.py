@@ -1,0 +1,39 @@
+"""`outdo resume`: continue a run, or an unfinished `outdo sft` or `outdo reward-model`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outdo.cli.arguments import not_empty
+from outdo.cli.reward_model import RewardModelSettings, run_reward_model
+from outdo.cli.sft import SftSettings, run_sft
+from outdo.trainer.display import Display
+from outdo.trainer.resume import resume
+from outdo.trainer.supervised import SETTINGS, read_settings, unfinished_folder
+from outdo.utils.errors import UserError
+
+COMMANDS: Mapping[str, tuple[type[Any], Any]] = {
+    "sft": (SftSettings, run_sft),
+    "reward-model": (RewardModelSettings, run_reward_model),
+}
+
+
+def run_resume(folder: Path, overrides: list[str], display: Display, *, changed: bool, profile: bool) -> int:
+    """Continue what makes `folder`: a run, or a model that is fine-tuned; return the exit status."""
+    if (folder / "recipe.toml").is_file() or not unfinished_folder(folder).is_dir():
+        return resume(folder, overrides, display, changed=changed, profile=profile)
+    unfinished = unfinished_folder(folder)
+    if problem := not_empty(folder):  # killed between the last two of its operations, or somebody else's
+        raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
+    if overrides or profile:
+        raise UserError([f"{folder}: the settings of `outdo sft` and `outdo reward-model` stay as they are on resume"])
+    settings = read_settings(folder)
+    command = settings.pop("command")
+    if command not in COMMANDS:
+        raise UserError([f"{unfinished / SETTINGS}: no command is called {command!r}"])
+    kind, run = COMMANDS[command]
+    try:
+        parsed = kind(**settings)
+    except TypeError as error:
+        raise UserError([f"{unfinished / SETTINGS}: not the settings of `outdo {command}`: {error}"]) from None
+    return run(parsed, folder, display, resumed=True, changed=changed)

@@ -1,0 +1,257 @@
+"""Supervised training by `outdo sft` or `outdo reward-model`: its folder, its checkpoints, and how it is resumed.
+
+Until the model is complete, the training has a folder of its own beside the new model folder `OUT`:
+
+    OUT.unfinished/settings.json    the command and its settings
+    OUT.unfinished/checkpoints/     see `outdo.storage.checkpoint`
+    OUT.unfinished/lock             the process that trains here
+
+A checkpoint holds the model, the state of its optimiser, and the identity of the training: its settings, the versions,
+and the SHA-256 of its data. The position in the data follows from the number of finished steps.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from outdo.config.resume import accepted_changes
+from outdo.storage import atomic, checkpoint
+from outdo.storage.checkpoint import CheckpointInfo
+from outdo.storage.model_folder import save_model_folder
+from outdo.storage.provenance import versions
+from outdo.storage.run_folder import RunFolder
+from outdo.trainer.display import Display
+from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
+from outdo.trainer.saving import SaveTimes, save_after_error
+from outdo.utils.errors import CheckpointError, UserError
+
+SETTINGS = "settings.json"
+MAY_CHANGE = ("device", "checkpoint_every")
+"""Settings that do not decide what the model becomes."""
+
+StepT = TypeVar("StepT")
+
+
+class SupervisedTraining(Protocol[StepT]):
+    """A model in training, the order of its data, and what the user reads about it."""
+
+    @property
+    def steps(self) -> int:
+        """The number of optimiser steps of the whole training."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps that the weights have taken; steps that were refused do not count."""
+        ...
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return the weights by name."""
+        ...
+
+    def train(self, start: int) -> Iterator[StepT]:
+        """Make the optimiser steps `start` to `steps`."""
+        ...
+
+    def line(self, steps: Sequence[StepT]) -> str:
+        """Return a line for the user about the latest steps."""
+        ...
+
+    def conclude(self) -> Iterator[str]:
+        """Yield lines for the user about the trained model."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a saved folder does not hold."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Generic[StepT]):
+    """A training whose data have been checked, and whose model is not loaded yet."""
+
+    makes: str  # "fine-tuned model"
+    settings: Mapping[str, Any]  # with `command`; written as JSON
+    data: Mapping[str, str]  # the SHA-256 of each file
+    load: Callable[[str | Path | None], SupervisedTraining[StepT]]  # from a folder; None: the model it starts from
+    checkpoint_every: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes it this training and no other."""
+        return {"settings": dict(self.settings), "data": dict(self.data), "versions": versions()}
+
+
+def unfinished_folder(out: Path) -> Path:
+    """Return the folder of the training that makes the model folder `out`."""
+    target = out.resolve()
+    return target.with_name(f"{target.name}.unfinished")
+
+
+def not_started_yet(out: Path) -> str | None:
+    """Return why no training can start that makes `out`, if an earlier one has saved steps that would be lost."""
+    if not has_steps(folder := unfinished_folder(out)):
+        return None
+    return f"{folder}: an unfinished training; `outdo resume {out}` continues it, or remove this folder"
+
+
+def has_steps(folder: Path) -> bool:
+    """Return whether a training has saved steps in its folder."""
+    return any((folder / "checkpoints").glob("step_*"))
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    """Return the settings of the unfinished training that makes `out`. Raises `UserError` if they cannot be read."""
+    path = unfinished_folder(out) / SETTINGS
+    try:
+        settings = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except ValueError as error:
+        raise UserError([f"{path}: not JSON: {error}"]) from None
+    if not isinstance(settings, dict) or "command" not in settings:
+        raise UserError([f"{path}: expected the settings of `outdo sft` or `outdo reward-model`"])
+    return settings
+
+
+def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:
+    """Train by a plan and write the model folder `out`; return the exit status.
+
+    With `resumed`, the training continues from its newest whole checkpoint. It must be the same training, unless
+    `changed`. A training that ends without a checkpoint leaves nothing behind.
+    """
+    with RunFolder(unfinished_folder(out)) as folder:
+        if resumed and folder.notice:
+            display.say(folder.notice)
+        try:
+            newest = checkpoint.latest(folder.checkpoints)
+            state = checkpoint.load_state(newest.path) if newest else {}
+            for line in _notices(plan, newest, state, out, changed=changed):
+                display.say(line)
+            atomic.write_json_atomically(folder.path / SETTINGS, plan.settings)
+            training = _loaded(plan, newest, state)
+            checkpoint.check_free_space(folder.path, checkpoint.free_space_needed(training.weights(), keep=1))
+            done = newest.step if newest else 0
+            if resumed:
+                display.say(f"resumed after step {done} of {training.steps}")
+            return _Loop(plan, training, out, folder, display, done=done).run()
+        finally:
+            if not has_steps(folder.path):
+                with suppress(OSError):  # an error that is raised must not be hidden by this one
+                    atomic.remove_tree(folder.path)
+
+
+def _notices(
+    plan: Plan[Any], newest: CheckpointInfo | None, state: Mapping[str, Any], out: Path, *, changed: bool
+) -> list[str]:
+    """Return what differs from the training that was saved, and the faults of newer checkpoints."""
+    if newest is None:
+        return []
+    changes = accepted_changes(state["identity"], plan.identity, out, may_change=MAY_CHANGE, changed=changed)
+    return [*changes, *(f"not used: {fault}" for fault in newest.broken)]
+
+
+def _loaded(plan: Plan[StepT], newest: CheckpointInfo | None, state: Mapping[str, Any]) -> SupervisedTraining[StepT]:
+    """Return the training as its newest checkpoint has it, or as it starts."""
+    training = plan.load(newest.path if newest else None)
+    if newest:
+        try:
+            training.load_state(state["training"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{newest.path}: its state does not fit the training: {error}") from error
+    return training
+
+
+@dataclass(slots=True)
+class _Loop:
+    """The steps of a training, and everything that happens after each of them."""
+
+    plan: Plan[Any]
+    training: SupervisedTraining[Any]
+    out: Path
+    folder: RunFolder
+    display: Display
+    done: int  # the last finished step
+    version: int = 0  # of the model after it
+    saved: int = 0  # the step of the newest checkpoint
+    times: SaveTimes = field(default_factory=SaveTimes)
+
+    def run(self) -> int:
+        """Train to the end, until a signal or an error; return the exit status."""
+        self.saved, self.version = self.done, self.training.version
+        with stop_requested() as signals:
+            try:
+                self.run_steps(signals)
+                if self.done == self.training.steps:
+                    return self.publish(signals)
+            except Interrupted:
+                pass
+            except KeyboardInterrupt:  # the user wants no save, and an update may be half done
+                raise
+            except BaseException as error:
+                save_after_error(error, self.save_current, self.display.say)
+                raise
+            self.save_current()
+        hint = f"continue with `outdo resume {self.out}`" if self.done else "nothing is saved"
+        self.display.say(f"stopped after step {self.done}; {hint}")
+        return signals.exit_status
+
+    def run_steps(self, signals: StopSignals) -> None:
+        """Make the steps that are left, up to a signal."""
+        training, since = self.training, list[Any]()
+        steps = signals.interrupting_each(training.train(self.done + 1), self.is_current)
+        for step in self.display.track(steps, total=training.steps, done=self.done):
+            self.done, self.version = self.done + 1, training.version
+            since.append(step)
+            if not self.display.live and (self.done % max(1, training.steps // 20) == 0 or self.done == training.steps):
+                self.display.say(f"step {self.done}/{training.steps}  {training.line(since)}")
+                since.clear()
+            if signals:
+                return
+            is_due = self.done % self.plan.checkpoint_every == 0 or self.times.are_long_ago()
+            if is_due and self.done < training.steps:
+                self.save()
+
+    def is_current(self) -> bool:
+        """Return whether the weights are those of the last finished step."""
+        return self.training.version == self.version
+
+    def save_current(self) -> str:
+        """Save the last finished step, if the weights are still as it left them; return a line about what was done."""
+        if not self.is_current():
+            return f"step {self.done + 1} had already changed the weights; a resumed training repeats it"
+        if self.saved < self.done:
+            self.save()
+        return f"saved after step {self.done}; continue with `outdo resume {self.out}`" if self.done else ""
+
+    def save(self) -> None:
+        """Write the checkpoint of the last finished step, and remove the one before."""
+        state = {"training": self.training.state(), "identity": self.plan.identity}
+        with self.times.measured():
+            checkpoint.save(self.folder.checkpoints, self.done, self.training.save, state)
+            checkpoint.prune(self.folder.checkpoints, keep=1)
+        self.saved = self.done
+
+    def publish(self, signals: StopSignals) -> int:
+        """Write the model folder, remove the folder of the training, and tell the results; return the exit status."""
+        save_model_folder(self.out, self.training.save)
+        atomic.remove_tree(self.folder.path)
+        try:
+            with signals.interrupting():
+                for line in self.training.conclude():
+                    self.display.say(line)
+        except Interrupted:
+            pass
+        self.display.say(f"the {self.plan.makes} is in {self.out}")
+        return signals.exit_status if signals else 0
