@@ -25,7 +25,7 @@ from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import ModelError
+from outdo.utils.errors import ModelError, NonFiniteWeightsError
 
 PPO = ComposedObjective(surrogate=clip(low=0.2, high=0.2))
 BOTH = pytest.mark.parametrize("make", [own_model, own_head])
@@ -307,6 +307,20 @@ def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., 
         resumed.load_state(unpack(*pack(half.state())))
         resumed.policy.model.load_state_dict(half.policy.model.state_dict())  # from the checkpoint's model folder
         assert ending(run(resumed, killed + 1, 4)).equal(whole)
+
+
+@BOTH
+def test_a_critic_that_is_not_finite_is_neither_saved_nor_loaded(make: Callable[..., Critic]) -> None:
+    critic = make(quick())
+    name, weight = next(iter(critic.optimiser.weights.items()))
+    whole = unpack(*pack(critic.state()))
+    whole["weights"][name] = torch.full_like(weight, torch.nan)
+    with pytest.raises(NonFiniteWeightsError, match=f"the critic: {name} holds"):
+        make(quick()).load_state(whole)
+    with torch.no_grad():
+        weight.fill_(torch.inf)
+    with pytest.raises(NonFiniteWeightsError, match=rf"the critic: {name} holds .* not finite; lower the lr of train"):
+        critic.state()
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])

@@ -27,7 +27,7 @@ from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import ModelError, RewardError, UserError
+from outdo.utils.errors import ModelError, NonFiniteWeightsError, RewardError, UserError
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"mamba"})  # transformers has no classifier of it
 LEARNING = OptimiserSettings(lr=3e-3)
@@ -331,6 +331,22 @@ def test_a_killed_and_resumed_run_has_the_same_bits(saved):
     ours, theirs = (pack(each.state()) for each in (unbroken, resumed))
     assert ours[0] == theirs[0]
     assert all(torch.equal(ours[1][name], theirs[1][name]) for name in ours[1])
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(saved, tmp_path):
+    whole = RewardModel.load(saved, device="cpu").state()
+    model = RewardModel.load(saved, device="cpu")
+    with torch.no_grad():
+        model.model.get_parameter("score.weight")[0, 3] = math.nan
+    told = r"the reward model reward_model: score.weight holds 1 of 32 numbers that are not finite; lower its lr"
+    with pytest.raises(NonFiniteWeightsError, match=told):
+        model.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    with pytest.raises(NonFiniteWeightsError, match=told):
+        model.state()
+    broken = {**whole, "weights": {**whole["weights"], "score.weight": torch.full((1, 32), math.inf)}}
+    with pytest.raises(NonFiniteWeightsError, match=r"score.weight holds 32 of 32 numbers"):
+        RewardModel.load(saved, device="cpu").load_state(broken)
 
 
 def test_a_refresh_runs_every_so_many_steps_and_changes_the_scores(saved):

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from outdo.algorithms.objectives.weights import Weight
 from outdo.algorithms.requirements import requirements_of
 from outdo.models.attention.forward import Forward
-from outdo.models.loading import load_model, load_tokenizer
+from outdo.models.loading import check_finite, load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, stack
@@ -148,13 +148,15 @@ class Critic:
         return self.head(hidden[at].to(weight.dtype)).squeeze(-1)
 
     def state(self) -> dict[str, Any]:
-        """Return weights and optimiser state."""
+        """Return weights and optimiser state. Raises `NonFiniteWeightsError` if a weight is not finite."""
+        check_finite(self.trained, "the critic", "lower the lr of train.critic")
         return {"weights": dict(self.trained.state_dict()), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.trained.load_state_dict(state["weights"])
         self.optimiser.load_state(state["optimiser"])
+        check_finite(self.trained, "the critic")
 
 
 def _after_the_end(batch: Batch) -> tuple[Tensor, Tensor]:

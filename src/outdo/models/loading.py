@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from outdo.models.device import _first_line
 from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder, is_local
-from outdo.utils.errors import ModelError
+from outdo.utils.errors import ModelError, NonFiniteWeightsError
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
@@ -250,6 +250,12 @@ def _not_finite(model: PreTrainedModel) -> Iterator[str]:
     """Yield a sentence if a weight is not finite."""
     if fault := non_finite_weight(model):
         yield f"{fault}; the model was saved after it had diverged, or the file is damaged"
+
+
+def check_finite(model: nn.Module, name: str, advice: str = "") -> None:
+    """Raise `NonFiniteWeightsError` with the name of the model and some advice if one of its weights is not finite."""
+    if fault := non_finite_weight(model):
+        raise NonFiniteWeightsError("; ".join(filter(None, (f"{name}: {fault}", advice))))
 
 
 def non_finite_weight(model: nn.Module) -> str:

@@ -14,11 +14,10 @@ from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.models.attention.forward import AttentionSetting, Forward
 from outdo.models.device import Precision, choose_device
 from outdo.models.inspect_folder import ModelFacts
-from outdo.models.loading import load_model, load_tokenizer, max_context, non_finite_weight, without_bars
+from outdo.models.loading import check_finite, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
-from outdo.utils.errors import NonFiniteWeightsError
 from outdo.utils.timing import span
 
 
@@ -122,8 +121,7 @@ class Policy(Scorer):
 
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
-        if fault := non_finite_weight(self.model):
-            raise NonFiniteWeightsError(f"not saved after {self.version} optimiser steps: {fault}; lower optim.lr")
+        check_finite(self.model, f"not saved after {self.version} optimiser steps", "lower optim.lr")
         with without_bars():
             self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

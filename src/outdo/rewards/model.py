@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import REWARD_MODEL
-from outdo.models.loading import load_classifier, load_tokenizer, max_context, without_bars
+from outdo.models.loading import check_finite, load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
@@ -239,19 +239,28 @@ class RewardModel:
         return self.model(input_ids=token_ids, attention_mask=real.long()).logits.squeeze(1).float()
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `AutoModelForSequenceClassification.from_pretrained` and `RewardModel.load` read."""
+        """Write a folder that `AutoModelForSequenceClassification.from_pretrained` and `RewardModel.load` read.
+
+        Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
+        """
+        self._check_finite()
         with without_bars():
             self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """Return the current weights and optimiser state, not copies."""
+        """Return the current weights and optimiser state, not copies. Raises `NonFiniteWeightsError` as `save` does."""
+        self._check_finite()
         return {"weights": dict(self.model.state_dict()), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.model.load_state_dict(state["weights"])
         self.optimiser.load_state(state["optimiser"])
+        self._check_finite()
+
+    def _check_finite(self) -> None:
+        check_finite(self.model, f"the reward model {self.name}", "lower its lr")
 
     def _rows(self, comparison: Comparison) -> list[tuple[int, ...]]:
         return [self.encode(comparison.prompt, completion) for completion in comparison.completions]
