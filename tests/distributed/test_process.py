@@ -2,14 +2,19 @@
 
 import gc
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
+import outdo
 import outdo.distributed.process
 from outdo.distributed.process import Process, Replicated
 from outdo.utils.errors import WorkerError
@@ -179,3 +184,59 @@ def test_an_error_in_the_own_share_waits_for_the_others(process: Process):
         echoes.map("echo", [(), ("other", 1.0)])
     assert process._awaited is None
     assert echoes.map("past", [(), ()]) == [[], ["other"]]
+
+
+# ----------------------------------------------------------------------------------- processes that hang at their start
+
+SERVER_HANGS = """
+import os
+import outdo.distributed.process as process
+process.PRELOADED = ["hangs"]
+process.START = 3.0
+try:
+    process.Process(1)
+except process.WorkerError as error:
+    print(error)
+"""
+CHILD_HANGS = """
+import time
+import outdo.distributed.process as process
+if __name__ == "__mp_main__":  # the name of this module in the child, which imports it
+    time.sleep(6000)
+if __name__ == "__main__":
+    child = process.Process(1)
+    process.START = 3.0
+    try:
+        child.hold(0, "anything")
+    except process.WorkerError as error:
+        print(error)
+    print("exit code", child._process.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (SERVER_HANGS, r"process (\d+), which starts the worker processes, did not do so within 3 s, and was killed"),
+        (CHILD_HANGS, r"worker process (\d+) gave no sign of life for 3 s, and was killed"),
+    ],
+    ids=["fork server", "child"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork server")
+def test_a_process_that_hangs_while_it_imports_is_killed_and_named(script: str, told: str, tmp_path: Path):
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(6000)\n")
+    (tmp_path / "main.py").write_text(script)
+    sources = str(Path(outdo.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{sources}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    found = re.search(told, done.stdout)
+    assert found, done.stdout + done.stderr
+    status = Path(f"/proc/{found[1]}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"  # killed
+    assert "Traceback" not in done.stderr

@@ -21,12 +21,12 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from threading import Thread
+from threading import Thread, Timer
 from time import monotonic, sleep
 from typing import Any
 
@@ -45,7 +45,7 @@ HEARTBEAT = 1.0
 SILENCE = 120.0
 """Seconds without a sign of life after which a process is killed."""
 START = 600.0
-"""Seconds that a process may take until its first sign of life: it imports torch."""
+"""Seconds that the fork server, and a process until its first sign of life, may take: they import torch."""
 PATIENCE = 600.0
 """Seconds that a call may take in another process ..."""
 SLOWER = 20.0
@@ -111,8 +111,9 @@ class Process:
         arguments = (theirs, their_heartbeats, threads, util.get_temp_dir())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            self._process.start()
-        except OSError as error:
+            with _fork_server_in_time():
+                self._process.start()
+        except (OSError, EOFError) as error:
             raise WorkerError(_not_started(error)) from error
         theirs.close()
         their_heartbeats.close()
@@ -249,7 +250,41 @@ def _send_heartbeats(pipe: Connection) -> None:
             sleep(HEARTBEAT)
 
 
-def _not_started(error: OSError) -> str:
+@contextlib.contextmanager
+def _fork_server_in_time() -> Iterator[None]:
+    """Kill the server that forks the processes if it does not start one within `START` seconds, or if that ends by an
+    error: while it imports what the processes need, it would not notice that this process ends.
+
+    Raises: WorkerError naming the server that was killed.
+    """
+    late: list[int] = []
+    timer = Timer(START, lambda: late.extend(_kill_fork_server()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except BaseException as error:
+        if late:
+            message = f"process {late[0]}, which starts the worker processes, did not do so within {START:g} s"
+            raise WorkerError(f"{message}, and was killed; `workers = 1` needs none") from error
+        _kill_fork_server()
+        raise
+    finally:
+        timer.cancel()
+
+
+def _kill_fork_server() -> list[int]:
+    """Kill the fork server of this process, and return its id; nothing if there is none."""
+    server = getattr(forkserver, "_forkserver", None)  # Python has no public name for it
+    pid = getattr(server, "_forkserver_pid", None)
+    if pid is None:
+        return []
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return [pid]
+
+
+def _not_started(error: OSError | EOFError) -> str:
     where = f"its socket is in {util.get_temp_dir()}; if this path is too long, set TMPDIR to a shorter one"
     return f"a worker process cannot be started: {error} ({where}); `workers = 1` has none"
 
