@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from time import process_time
 
 import pytest
@@ -206,11 +209,35 @@ def test_endless_mathematics_is_stopped_and_the_next_answer_is_scored(monster: s
     assert (endless.status, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
 
 
-def test_nine_to_the_nine_to_the_nine_times_out_and_is_not_wrong():
+@pytest.mark.parametrize(
+    "endless",
+    ["9**9**9", r"\boxed{\frac{10^{10^9}}{7}}", r"\boxed{(x+1)^{9^7}}"],
+    ids=["power", "quotient", "binomial"],
+)
+def test_an_endless_expression_is_given_up_after_seconds_of_computing_and_is_not_wrong(endless: str):
     reward = load_reward("math", timeout=3.0)
-    output = reward([RewardInput(prompt="", completion="9**9**9", answer="1/2")])[0]
+    output = reward([RewardInput(prompt="", completion=endless, answer="1/2")])[0]
     reward.close()
     assert (output.status, output.parts) == ("timed_out", {"math": None})
+    assert output.reason == "math computed for more than 2 s"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the processes of a reward in /proc")
+def test_an_answer_that_waits_for_a_busy_machine_is_scored_all_the_same():
+    """Stopped for longer than a call of other rewards may take, the worker has computed nothing meanwhile."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = set(children.read_text().split())
+    reward = load_reward("math", timeout=1.0, workers=1)
+    half = RewardInput(prompt="", completion=r"\frac{x}{2}", answer="x/2")
+    assert reward([half])[0].value == 1.0
+    (worker,) = map(int, set(children.read_text().split()) - before)
+    os.kill(worker, signal.SIGSTOP)
+    waking = Timer(3.0, os.kill, (worker, signal.SIGCONT))
+    waking.start()
+    output = reward([half])[0]
+    waking.join()
+    reward.close()
+    assert (output.status, output.value) == ("ok", 1.0)
 
 
 def test_without_math_verify_the_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

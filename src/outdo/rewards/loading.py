@@ -32,6 +32,9 @@ RUN_IN_WORKER = frozenset({"math"})
 PROCESSOR_SECONDS = 2.0
 """How long a built-in reward computes before it is given up. `math` took at most 0.11 s for the 8,792 answers of GSM8K,
 and at most 0.26 s for the 423 answers in `tests/rewards/odd_answers.jsonl`."""
+BUSY_SECONDS = 120.0
+"""How long a call of such a reward may take by the clock: a machine that is sixty times as busy as it can be is not a
+reason to give up an answer. The limit of computing ends what never ends."""
 MAX_WORKERS = 8
 """Worker processes of a built-in reward, on a machine with more cores than this."""
 
@@ -138,7 +141,8 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -
         raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {example}}}'])
     if name in RUN_IN_WORKER:
         workers = limits.workers or min(MAX_WORKERS, _cores())
-        limits = replace(limits, workers=workers, processor_seconds=PROCESSOR_SECONDS)
+        timeout = max(limits.timeout, BUSY_SECONDS)
+        limits = replace(limits, workers=workers, timeout=timeout, processor_seconds=PROCESSOR_SECONDS)
         return WorkerReward(BUILTIN[name], name, options=options, limits=limits)
     return InProcessReward(resolve(BUILTIN[name]), name, options=options)
 
