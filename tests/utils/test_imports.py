@@ -1,6 +1,7 @@
 """The parameters of a piece are read from its source; no code of it runs before `resolve`."""
 
 import ast
+import os
 import sys
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_name_inside_an_if_is_found_and_an_imported_one_takes_anything(file):
     [
         ("{file}:scor", 'has no "scor"; did you mean score?'),
         ("{folder}/my_rewards.py:score", "no such file (looked in {cwd}); did you mean my_reward.py?"),
+        ("{folder}/pipe.py:score", "pipe.py: expected a file, and this is a folder, a pipe or a device"),
         ("score", 'expected "file.py:name"'),
         ("{folder}/broken.py:score", "is not valid Python"),
         ("{folder}/binary.py:score", "is not valid Python"),
@@ -73,6 +75,7 @@ def test_a_name_inside_an_if_is_found_and_an_imported_one_takes_anything(file):
 def test_a_missing_name_is_reported_with_the_nearest_one(file, tmp_path, monkeypatch, spec, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def score(:")
+    os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError) as caught:
         signature_of(spec.format(file=file, folder=tmp_path))

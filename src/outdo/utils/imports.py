@@ -66,6 +66,8 @@ def source_file(where: str) -> Path:
     """
     if where.endswith(".py"):
         path = Path(where)
+        if path.exists() and not path.is_file():  # reading a pipe may wait for ever
+            raise UserError([f"{where}: expected a file, and this is a folder, a pipe or a device"])
         if not path.is_file():
             neighbours = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
             raise UserError([f"{where}: no such file (looked in {Path.cwd()}){did_you_mean(path.name, neighbours)}"])
