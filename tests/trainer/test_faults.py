@@ -4,7 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
-from run_cases import metrics, outdo_, saved, timeless, weights
+from kill_cases import assert_same
+from run_cases import Command, metrics, outdo_, saved, timeless, weights
 from safetensors.torch import load_file
 
 NAN = '''
@@ -75,14 +76,20 @@ def test_losses_that_stay_nan_stop_the_run_with_finite_weights(nan_home):
 
 
 FAILS_LATE = '''
+import outdo.trainer.state
 from outdo import OutdoError
 from outdo.algorithms.objectives.presets import grpo
 
 class FailsLate:
-    """GRPO that raises an error in the second pass over the batch `last`, unless a file `mended` is there."""
+    """GRPO that raises an error in the second pass over the batch `last`, unless a file `mended` is there.
 
-    def __init__(self, last: int = 3):
+    Without `copies`, memory has no room for a copy of the last finished step.
+    """
+
+    def __init__(self, last: int = 3, copies: bool = True):
         self.formula, self.last = grpo(beta=0.0), last
+        if not copies:
+            outdo.trainer.state.free_memory = lambda device: 0
         self.requires = self.formula.requires
         self.batches = self.passes = 0
 
@@ -99,21 +106,57 @@ class FailsLate:
 '''
 
 
-def test_weights_that_a_failing_step_has_changed_are_not_saved(own_home):
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "no copies"])
+def test_after_an_error_late_in_a_step_the_last_finished_step_is_saved_and_never_half_a_step(own_home, copies):
     """An update of the failing step was made already: its weights belong to no finished step."""
     (own_home / "late.py").write_text(FAILS_LATE)
-    keys = ("steps=4", "train.passes=2", 'train.objective={name = "late.py:FailsLate", last = 3}')
-    said = train(own_home, *keys, "checkpoint.every=20", "eval.every=0", status=1)
+    objective = f'train.objective={{name = "late.py:FailsLate", copies = {str(copies).lower()}}}'
+    keys = ("steps=4", "train.passes=2", "checkpoint.every=20", "eval.every=0", objective)
+    said = train(own_home, *keys, status=1)
     run = own_home / "run"
     assert "the second pass failed" in said
-    assert "saved after step" not in said
+    assert ("saved after step 2; continue with `outdo resume run`" in said) == copies
+    assert ("step 3 had already changed the weights" in said) != copies
     assert [line["step"] for line in metrics(run)] == [1, 2]
-    assert saved(run) == []
+    assert saved(run) == [2] * copies
+    (own_home / "mended").touch()
+    assert f"resumed after step {2 * copies} of 4" in outdo_(own_home, "resume", "run")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", *keys, "checkpoint.keep=9")
+    assert_same(run, own_home / "straight")
+
+
+CRITIC_FAILS_LATE = (
+    "steps=5",
+    "train.objective=ppo",
+    'train.critic={name = "model", lr = 1e-3}',
+    'train.kl_in_reward={name = "k1", beta = {start = 0.05, target = 0.01}}',
+    "reference.sync.every=2",
+    "checkpoint.every=20",
+    "eval.every=0",
+    "train.stop=fails.py:fails",
+)
+
+
+def test_the_copy_holds_critic_reference_and_coefficients_too(own_home):
+    """The error comes after critic and policy have moved in step 4; the resumed run is that without the error."""
+    (own_home / "fails.py").write_text(
+        "import os\n"
+        "asked = 0\n"
+        "def fails(batch, updates):\n"
+        "    global asked\n"
+        "    asked += 1\n"
+        "    if asked == 4 and not os.path.exists('mended'):\n"
+        "        raise RuntimeError('the rule failed')\n"
+        "    return ''\n"
+    )
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *CRITIC_FAILS_LATE)
+    assert command.wait() == 1
+    assert "the rule failed" in command.said
+    assert saved(own_home / "run") == [3]
     (own_home / "mended").touch()
     outdo_(own_home, "resume", "run")
-    outdo_(own_home, "train", "recipe.toml", "run=./straight", *keys, "checkpoint.every=20", "eval.every=0")
-    assert weights(run) == weights(own_home / "straight")
-    assert timeless(run) == timeless(own_home / "straight")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", *CRITIC_FAILS_LATE)
+    assert_same(own_home / "run", own_home / "straight")
 
 
 def test_rewards_that_fail_too_often_stop_the_run_after_the_finished_steps_are_saved(own_home, home, straight):
@@ -208,4 +251,12 @@ def test_weights_that_have_exploded_stop_the_run_and_are_not_saved(own_home):
     assert "step 2 (train): the logits of the model are not finite after 0 tokens of an answer to question" in said
     assert "optim.lr" in said
     assert "Traceback" not in said
+    assert saved(own_home / "run") == []
+
+
+def test_a_critic_that_has_exploded_stops_the_run_and_is_not_saved(own_home):
+    critic = 'train.critic={name = "head", lr = 1e39}'
+    said = train(own_home, "steps=3", "train.objective=ppo", critic, "eval.every=0", status=1)
+    assert "the critic: head." in said
+    assert "numbers that are not finite; lower the lr of train.critic" in said
     assert saved(own_home / "run") == []

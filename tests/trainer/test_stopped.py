@@ -11,6 +11,7 @@ import pytest
 from run_cases import Command, contents, metrics, outdo_, saved, steps_done, timeless, wait_until, weights
 
 import outdo.trainer.run as run_module
+import outdo.trainer.saving as saving
 from outdo.config.file import load
 from outdo.trainer.display import Display
 from outdo.trainer.interrupt import Interrupted, stop_requested
@@ -86,13 +87,16 @@ def test_a_signal_before_the_first_step_is_finished_saves_nothing(own_home):
 SLOW_UPDATE = """
 import time
 from pathlib import Path
+import outdo.trainer.state
 from outdo.algorithms.objectives.presets import grpo
 
 class Slow:
-    \"\"\"GRPO whose second pass over the batch `at` waits until a file `go` is there.\"\"\"
+    \"\"\"GRPO whose second pass over the batch `at` waits for a file `go`.\"\"\"
 
-    def __init__(self, at: int = 3):
+    def __init__(self, at: int = 3, copies: bool = True):
         self.formula, self.at = grpo(beta=0.0), at
+        if not copies:
+            outdo.trainer.state.free_memory = lambda device: 0
         self.requires = self.formula.requires
         self.batches = self.passes = 0
 
@@ -108,34 +112,56 @@ class Slow:
                 time.sleep(0.01)
         return self.formula(scores, batch)
 """
-SLOW = ('train.objective={name = "slow.py:Slow", at = 3}', "train.passes=2", "checkpoint.every=20", "eval.every=0")
+SLOW = ("steps=5", "train.passes=2", "checkpoint.every=20", "eval.every=0")
+WITHOUT_COPIES = 'train.objective={name = "slow.py:Slow", copies = false}'
 
 
-def stopped_in_an_update(home, *numbers):
-    """Send signals while the weights have changed in the first of two passes; the command, which waits for `go`."""
+def in_an_update(home, objective):
+    """The command, whose weights have changed in the first of two passes; it waits for `go`."""
     (home / "slow.py").write_text(SLOW_UPDATE)
-    command = Command(home, "train", "recipe.toml", "run=./run", "steps=5", *SLOW)
+    command = Command(home, "train", "recipe.toml", "run=./run", objective, *SLOW)
     wait_until(lambda: (home / "updating").exists(), command)
-    for number, answer in zip(numbers, ("finishing this step", "a third signal"), strict=True):
-        os.kill(command.pid, number)
-        wait_until(lambda answer=answer: answer in command.said, command)
     return command
 
 
-def test_a_signal_in_an_update_finishes_the_step_and_a_second_one_does_not_throw_it_away(own_home):
-    command = stopped_in_an_update(own_home, signal.SIGTERM, signal.SIGINT)
-    assert "finishing this step and saving" in command.said
-    assert "a third signal ends at once" in command.said
+def send(command, number, answer):
+    os.kill(command.pid, number)
+    wait_until(lambda: answer in command.said, command)
+
+
+@EACH
+def test_a_signal_in_an_update_ends_it_at_once_and_the_last_finished_step_is_saved(own_home, number):
+    """A preemption leaves half a minute, and an update may take longer."""
+    objective = "train.objective=slow.py:Slow"
+    command = in_an_update(own_home, objective)
+    os.kill(command.pid, number)
+    assert command.wait() == 128 + number, command.said
+    assert "stopped after step 2; continue with `outdo resume run`" in command.said
+    assert saved(own_home / "run") == [2]
+    assert json.loads((own_home / "run/summary.json").read_text())["steps"] == 2
+    (own_home / "go").touch()
+    outdo_(own_home, "resume", "run")
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", objective, *SLOW)
+    assert weights(own_home / "run") == weights(own_home / "straight")
+    assert timeless(own_home / "run") == timeless(own_home / "straight")
+
+
+def test_without_memory_for_a_copy_the_step_is_finished_and_a_second_signal_does_not_throw_it_away(own_home):
+    command = in_an_update(own_home, WITHOUT_COPIES)
+    send(command, signal.SIGTERM, "finishing this step and saving")
+    send(command, signal.SIGINT, "a third signal ends at once")
     (own_home / "go").touch()
     assert command.wait() == 143, command.said
     assert saved(own_home / "run") == [3]
     outdo_(own_home, "resume", "run")
-    outdo_(own_home, "train", "recipe.toml", "run=./straight", "steps=5", *SLOW)
+    outdo_(own_home, "train", "recipe.toml", "run=./straight", "train.objective=slow.py:Slow", *SLOW)
     assert weights(own_home / "run") == weights(own_home / "straight")
 
 
 def test_a_third_signal_in_an_update_ends_at_once_and_saves_no_half_step(own_home):
-    command = stopped_in_an_update(own_home, signal.SIGTERM, signal.SIGTERM)
+    command = in_an_update(own_home, WITHOUT_COPIES)
+    send(command, signal.SIGTERM, "finishing this step and saving")
+    send(command, signal.SIGTERM, "a third signal ends at once")
     os.kill(command.pid, signal.SIGINT)
     assert command.wait() == 130, command.said
     assert "Traceback" not in command.said
@@ -194,12 +220,12 @@ def test_a_signal_that_came_earlier_interrupts_what_may_be_interrupted():
 def test_a_checkpoint_that_is_long_ago_is_followed_by_one_out_of_turn(own_home, monkeypatch):
     """Whatever `checkpoint.every` is, at most some minutes are lost."""
     monkeypatch.chdir(own_home)
-    monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(run_module, "CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(saving, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "CHECKPOINT_SHARE", math.inf)
     recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
     assert run_module.start(recipe, own_home / "run", Display(live=False)) == 0
     assert saved(own_home / "run") == [1, 2, 3]
-    monkeypatch.setattr(run_module, "CHECKPOINT_SHARE", 1e-9)  # unless saving takes too large a share of the time
+    monkeypatch.setattr(saving, "CHECKPOINT_SHARE", 1e-9)  # unless saving takes too large a share of the time
     recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
     assert run_module.start(recipe, own_home / "slow", Display(live=False)) == 0
     assert saved(own_home / "slow") == [1, 3]  # the first save is out of turn: nothing is known about its time

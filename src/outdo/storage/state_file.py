@@ -12,7 +12,7 @@ with a dollar sign:
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,34 @@ def pack(state: Mapping[Any, Any]) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     tree = _pack(state, (), tensors)
     return tree, _each_in_its_own_memory(tensors)
+
+
+def state_bytes(state: Mapping[Any, Any]) -> int:
+    """Return the bytes of the tensors of `state`."""
+
+    def tensors(value: Any) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping | list | tuple):
+            for item in value.values() if isinstance(value, Mapping) else value:
+                yield from tensors(item)
+
+    return sum(tensor.nbytes for tensor in tensors(state))
+
+
+def copied(state: Mapping[Any, Any], into: dict[str, Tensor]) -> Any:
+    """Return a copy of `state`, its tensors in main memory, as `unpack` would return it.
+
+    The memory of the tensors in `into`, those of an earlier copy, is used again; new ones are added to it.
+    """
+    tree, tensors = pack(state)
+    for name, tensor in tensors.items():
+        earlier = into.get(name)
+        if earlier is not None and (earlier.shape, earlier.dtype) == (tensor.shape, tensor.dtype):
+            earlier.copy_(tensor)
+        else:
+            into[name] = tensor.clone()
+    return unpack(tree, into)
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:

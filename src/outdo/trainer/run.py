@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from safetensors.torch import save_file
@@ -28,15 +27,11 @@ from outdo.trainer.display import Display
 from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import time_table, traced
-from outdo.trainer.state import Progress, save
+from outdo.trainer.saving import SaveTimes, save_after_error
+from outdo.trainer.state import Copy, Progress, save
 from outdo.types import Group, Prompt, Sampled, Step
-from outdo.utils.errors import CheckpointError, NonFiniteWeightsError, RunFolderError
+from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
-
-CHECKPOINT_SECONDS = 600.0
-"""A finished step is saved at the latest after so many seconds, whatever `checkpoint.every` is ..."""
-CHECKPOINT_SHARE = 0.05
-"""... if saving then takes at most this share of the time."""
 
 TRACE = "profile/trace.json.gz"
 
@@ -94,15 +89,17 @@ def run_to_end(
     progress.version = run.models.version
     writer = BackgroundWriter()
     with stop_requested() as signals:
+        training = _Training(folder, run, progress, display, signals, writer)
         try:
             with writer, traced(folder.path / TRACE if profile else None) as step_traced:
-                _Training(folder, run, progress, display, signals, writer).run_steps(step_traced)
+                training.run_steps(step_traced)
         except Interrupted:
-            _save_finished(folder, run, progress, display)
+            training.save_finished()
+            progress = training.progress
         except KeyboardInterrupt:  # the user wants no save, and an update may be half done
             raise
         except BaseException as error:
-            _save_after(error, folder, run, progress, display)
+            save_after_error(error, training.save_finished, display.say)
             raise
         finally:
             if writer.lost:
@@ -117,29 +114,6 @@ def run_to_end(
     return 0
 
 
-def _save_finished(folder: RunFolder, run: Run, progress: Progress, display: Display) -> bool:
-    """Save the last finished step if all weights are still as it left them; return whether they are."""
-    if not progress.step:
-        return False
-    if not progress.is_current(run):
-        under_way = f"step {progress.step + 1} had already changed the weights"
-        display.say(f"{under_way}, so that `outdo resume {folder.path}` repeats the steps after the last checkpoint")
-        return False
-    save(folder, run, progress)
-    return True
-
-
-def _save_after(error: BaseException, folder: RunFolder, run: Run, progress: Progress, display: Display) -> None:
-    """Save the last finished step after an error, unless a checkpoint cannot be saved or its weights are worthless."""
-    if isinstance(error, CheckpointError | NonFiniteWeightsError):
-        return
-    try:
-        if _save_finished(folder, run, progress, display):
-            display.say(f"saved after step {progress.step}; continue with `outdo resume {folder.path}`")
-    except CheckpointError as second:  # the first error is raised; this one must not hide it
-        display.say(str(second))
-
-
 @dataclass(slots=True)
 class _Training:
     """The steps of a run, and everything that happens after each of them."""
@@ -151,8 +125,12 @@ class _Training:
     signals: StopSignals
     writer: BackgroundWriter
     write_error: RunFolderError | None = None  # of a record that could not be written
-    saved: float = field(default_factory=monotonic)  # when the last checkpoint was written
-    save_seconds: float = 0.0  # how long that took
+    saves: SaveTimes = field(default_factory=SaveTimes)
+    saved: int = 0  # the step of the newest checkpoint
+    copy: Copy = field(default_factory=Copy)
+
+    def __post_init__(self) -> None:
+        self.saved = self.progress.step
 
     def run_steps(self, step_traced: Callable[[], None]) -> None:
         """Train step by step. `step_traced` ends each step for the profiler."""
@@ -172,7 +150,7 @@ class _Training:
         )
         float32 = run.models.policy.forward.precision_name == "float32"
         with self.display.steps(progress.step, recipe.steps, float32=float32), Clock() as clock:
-            for step in steps:
+            for step in self.signals.interrupting_each(steps, self.can_be_saved):
                 evaluated = self.finish(step, clock)
                 self.raise_write_error()
                 is_last = self.is_last()  # once, so that a signal that comes later ends the next step, not this one
@@ -186,9 +164,11 @@ class _Training:
                     return
 
     def sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
-        """Sample and score the answers of a step. A signal ends it at once: no weight changes here."""
-        with self.signals.interrupting():
-            return self.run.sampler(policy, questions, step=step)
+        """Sample and score the answers of a step; then, before weights change, copy the last finished step."""
+        sampled = self.run.sampler(policy, questions, step=step)
+        if self.saved < self.progress.step:
+            self.copy.take(self.run, self.progress)
+        return sampled
 
     def evaluate_before(self) -> None:
         """Evaluate the policy before the first step, or after the last finished one if that was interrupted."""
@@ -208,7 +188,8 @@ class _Training:
 
         If the evaluation fails, the step is finished all the same, and a resumed run repeats the evaluation.
         """
-        recorded = self.record(step)
+        with self.signals.interrupting(self.can_be_saved):
+            recorded = self.record(step)
         if not evaluation_is_due(self.run, step.index):
             self.write_metrics(step, recorded, clock)
             return False
@@ -240,10 +221,30 @@ class _Training:
 
     def save(self) -> None:
         """Save the last finished step."""
-        started = monotonic()
-        save(self.folder, self.run, self.progress)
-        self.saved = monotonic()
-        self.save_seconds = self.saved - started
+        with self.saves.measured():
+            save(self.folder, self.run, self.progress)
+        self.saved = self.progress.step
+
+    def can_be_saved(self) -> bool:
+        """Return whether the last finished step is saved, or can be: from the models, or from the copy."""
+        return self.progress.step in (self.saved, self.copy.step) or self.progress.is_current(self.run)
+
+    def save_finished(self) -> str:
+        """Save the last finished step, or an earlier one that was copied, if weights have changed since.
+
+        Returns a line about it for the user; nothing if no step is finished.
+        """
+        path = self.folder.path
+        if not self.progress.is_current(self.run):
+            if self.copy.step <= self.saved < self.progress.step:
+                under_way = f"step {self.progress.step + 1} had already changed the weights"
+                return f"{under_way}, so that `outdo resume {path}` repeats the steps after the last checkpoint"
+            if self.saved < self.copy.step:
+                self.progress = self.copy.restore(self.run)
+        if self.saved < self.progress.step:
+            self.save()
+        step = self.progress.step
+        return f"saved after step {step}; continue with `outdo resume {path}`" if step else ""
 
     def record(self, step: Step) -> dict[str, float]:
         """Start to write the record of a step and return its metrics; wait for the record of the step before.
@@ -277,9 +278,9 @@ class _Training:
 
         It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago.
         """
-        step, seconds = self.progress.step, monotonic() - self.saved
-        is_old = seconds >= max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)
-        return is_old or self.progress.best.get("step") == step or is_due(step, self.run.recipe.checkpoint.every)
+        step = self.progress.step
+        is_best, is_turn = self.progress.best.get("step") == step, is_due(step, self.run.recipe.checkpoint.every)
+        return is_best or is_turn or self.saves.are_long_ago()
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:

@@ -8,6 +8,10 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `progress`: the position in the data, the step, the evaluations and the totals (`Progress`);
 - `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
   is compared.
+
+While the weights change, no checkpoint of the last finished step can be written. Before they do, the step is therefore
+copied into main memory (`Copy`): if the step under way fails or is interrupted, the run goes back to the copy and saves
+it.
 """
 
 import math
@@ -15,14 +19,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from outdo.algorithms.adaptive import Adaptive
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.storage import checkpoint
 from outdo.storage.run_folder import RunFolder
+from outdo.storage.state_file import copied, state_bytes
 from outdo.trainer.build import Run
+from outdo.trainer.micro_batch_size import free_memory
+from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
+
+COPY_SHARE = 0.25
+"""The largest share of the free main memory that the copy of a finished step may take."""
 
 
 @dataclass(slots=True)
@@ -64,16 +77,23 @@ class Progress:
             self.best = {"step": step, **numbers}
 
 
-def save(folder: RunFolder, run: Run, progress: Progress) -> None:
-    """Write the checkpoint of the last finished step, and remove those that need not be kept."""
-    state = {
+def state_of(run: Run, progress: Progress) -> dict[str, Any]:
+    """Return the training state of the last finished step, not a copy."""
+    return {
         "models": run.models.state(),
         "parts": {name: part.state() for name, part in _parts(run).items()},
         "progress": asdict(progress),
         "identity": dict(run.identity),
     }
+
+
+def save(folder: RunFolder, run: Run, progress: Progress) -> None:
+    """Write the checkpoint of the last finished step, and remove those that need not be kept.
+
+    Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
+    """
     with span("save"):
-        checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state)
+        checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
         best = progress.best.get("step")
         checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, None if best is None else int(best))
 
@@ -86,6 +106,35 @@ def restore(run: Run, state: Mapping[str, Any]) -> Progress:
     progress = Progress(**state["progress"])
     run.prompts.load_state(progress.prompts)
     return progress
+
+
+class Copy:
+    """A copy of a finished step in main memory: everything that its checkpoint holds. `step` is 0 if there is none."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._state: dict[str, Any] = {}
+        self._tensors: dict[str, Tensor] = {}  # their memory is used for every copy
+        self._times = SaveTimes()
+
+    def take(self, run: Run, progress: Progress) -> None:
+        """Copy the last finished step, unless copies took too large a share of the time, or memory is too scarce."""
+        if not self._times.are_long_ago(0.0):
+            return
+        state = {"weights": run.models.policy.optimiser.weights, **state_of(run, progress)}
+        if not self._tensors and state_bytes(state) > COPY_SHARE * free_memory(torch.device("cpu")):
+            return
+        self.step = 0  # while the copy is neither the earlier nor the new one
+        with span("save"), self._times.measured():
+            self._state = copied(state, self._tensors)
+        self.step = progress.step
+
+    @torch.no_grad()
+    def restore(self, run: Run) -> Progress:
+        """Bring the run back to the copied step."""
+        for name, weight in run.models.policy.optimiser.weights.items():
+            weight.copy_(self._state["weights"][name])
+        return restore(run, self._state)
 
 
 def _parts(run: Run) -> dict[str, Adaptive | OnlineRewardModel | Recorder]:
