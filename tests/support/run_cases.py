@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -35,6 +36,9 @@ checkpoint = {every = 1}
 """
 PATIENCE = 600.0
 """Seconds after which a test gives up waiting: a busy machine is slow, and that is no fault."""
+
+MAY_MOUNT = bool(shutil.which("unshare")) and subprocess.run(["unshare", "-rm", "true"]).returncode == 0
+"""Whether a test may mount small disks, in a namespace of its own."""
 
 TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/")
 """How the names of metrics begin that depend on the clock."""

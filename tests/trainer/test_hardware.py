@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_cases import weights
+from run_cases import MAY_MOUNT, weights
 
 import outdo
 from outdo.config.file import load
 from outdo.trainer import hardware
-
-MAY_MOUNT = bool(shutil.which("unshare")) and subprocess.run(["unshare", "-rm", "true"]).returncode == 0
 
 
 @pytest.fixture

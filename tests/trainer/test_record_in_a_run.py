@@ -1,13 +1,18 @@
 """The record that a run leaves behind: what the metrics say follows from it, and no fault of the disk loses a run."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from kill_cases import assert_same
-from run_cases import metrics, outdo_, saved, write_rows
+from run_cases import MAY_MOUNT, metrics, outdo_, saved, write_rows
 
+import outdo
 from outdo.observability.record.parquet import recorded_steps
 
 NOISE = 1e-5
@@ -251,7 +256,7 @@ def test_a_disk_full_of_records_loses_no_step(faulty: Path) -> None:
     assert said.count("No space left on device") == 1
     assert "step_000003.parquet: cannot be written" in said
     assert f"saved after step 4; continue with `outdo resume {run}`" in said  # it was being made meanwhile
-    outdo_(faulty, "resume", run)
+    assert f"{run}/tokens: 1 of the 4 records are missing: step 3" in outdo_(faulty, "resume", run)
     assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4, 5]
     assert recorded_steps(run) == [1, 2, 4, 5]
 
@@ -261,6 +266,54 @@ def test_a_disk_full_of_records_prevents_the_checkpoint_of_its_step(faulty: Path
     said = trained(faulty, faulty / "run", *how, status=1)
     assert "saved after step 3;" in said
     assert [line["step"] for line in metrics(faulty / "run")] == [1, 2, 3]
+
+
+FILLS_THE_DISK = """
+from pathlib import Path
+
+def score(completion, answer):
+    metrics = Path("small/run/metrics.jsonl")
+    if metrics.exists() and metrics.read_bytes().count(b"\\n") == 2 and not Path("filled").exists():
+        Path("filled").touch()
+        with open("small/filler", "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(2**16)):
+                    pass
+            except OSError:
+                pass
+    return sum(each.isalnum() for each in completion) / 8
+"""
+ON_A_SMALL_DISK = """
+mkdir small && mount -t tmpfs -o size=100m tmpfs small || exit 77
+$OUTDO train recipe.toml run=./small/run $SETTINGS; echo "train: status $?"
+$OUTDO resume small/run; echo "resume on a full disk: status $?"
+rm small/filler
+$OUTDO resume small/run; echo "resume: status $?"
+$OUTDO train recipe.toml run=./straight $SETTINGS; echo "straight: status $?"
+cp -r small/run run
+"""
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="no permission to mount a small disk")
+def test_a_disk_that_is_full_ends_the_run_in_order_and_with_space_it_continues(own_home: Path) -> None:
+    """The disk fills after the second step, which has a checkpoint; no record and no checkpoint can be written then."""
+    (own_home / "score.py").write_text(FILLS_THE_DISK)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(outdo.__file__).parent.parent),
+        "OUTDO": f"{sys.executable} -m outdo.cli.main",
+        "SETTINGS": "steps=5 checkpoint.every=2 eval.every=0",
+        "COLUMNS": "300",
+    }
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", ON_A_SMALL_DISK], cwd=own_home, env=environment, capture_output=True, text=True
+    )
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    for ended in ("train: status 1", "resume on a full disk: status 1", "resume: status 0", "straight: status 0"):
+        assert ended in said, said
+    assert re.search(r"small/run/\S+: .*No space left on device", said), said
+    assert "resumed after step 2 of 5" in said
+    assert_same(own_home / "run", own_home / "straight")
 
 
 @pytest.mark.parametrize(("moment", "lines"), [("before", 2), ("after", 3)])

@@ -130,8 +130,8 @@ def test_deleted_metrics_and_records_are_noticed(home, copy):
     (copy / "metrics.jsonl").write_bytes(b"".join(lines[:1] + lines[4:]))
     (copy / "tokens/step_000002.parquet").unlink()
     said = outdo_(home, "resume", copy.name, "steps=7")
-    assert f"{copy.name}/metrics.jsonl: the metrics of 3 steps between 2 and 4 are missing" in said
-    assert f"{copy.name}/tokens: 1 of the 6 records of this run are missing" in said
+    assert f"{copy.name}/metrics.jsonl: the metrics of the steps 2-4 are missing" in said
+    assert f"{copy.name}/tokens: 1 of the 6 records are missing: step 2" in said
 
 
 def test_a_whole_run_is_not_reported_as_incomplete(home, copy):

@@ -48,7 +48,7 @@ def resume(
         run = build_run(recipe, model=newest.path if newest else None, questions=questions)
         progress = _restored(run, state, newest.path) if newest else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
-        for line in _rewind(run_folder, progress):
+        for line in _rewind(run_folder, progress, recipe.record.every):
             display.say(line)
         status = run_to_end(run_folder, run, progress, display, changes=changes, profile=profile)
     return write_page(folder, status, display)
@@ -67,19 +67,33 @@ def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:
         raise CheckpointError(f"{path}: its state does not fit the recipe: {error}") from error
 
 
-def _rewind(folder: RunFolder, progress: Progress) -> list[str]:
-    """Remove what was written after the step of the checkpoint; return a line for what is missing before it."""
+def _rewind(folder: RunFolder, progress: Progress, every: int) -> list[str]:
+    """Remove what was written after the step of the checkpoint; return a line for what is missing before it.
+
+    `every` is the number of steps between records.
+    """
     missing = folder.rewind(progress.step)
     parquet.drop_after(folder.path, progress.step)
     held_out_answers.drop_after(folder.path, progress.step)
     parquet.remove_leftovers(folder.path)
     lines = [f"{folder.metrics}: the metrics of {_listed(missing)} are missing"] if missing else []
-    lost = progress.records - len(parquet.recorded_steps(folder.path))
+    recorded = parquet.recorded_steps(folder.path)
+    lost = progress.records - len(recorded)
     if lost > 0:
-        lines.append(f"{folder.path / 'tokens'}: {lost} of the {progress.records} records of this run are missing")
+        due = [step for step in range(1, progress.step + 1) if every and step % every == 0 and step not in recorded]
+        named = f": {_listed(due)}" if len(due) == lost else ""  # unless records were made at other steps before
+        lines.append(f"{folder.path / 'tokens'}: {lost} of the {progress.records} records are missing{named}")
     return lines
 
 
 def _listed(steps: Sequence[int]) -> str:
-    """Return `step 3` or `5 steps between 3 and 9`."""
-    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps between {steps[0]} and {steps[-1]}"
+    """Return `step 3`, or `the steps 3, 7-9`."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and ranges[-1][-1] == step - 1:
+            ranges[-1][1:] = [step]
+        else:
+            ranges.append([step])
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"the steps {', '.join('-'.join(map(str, each)) for each in ranges)}"
