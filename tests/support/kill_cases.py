@@ -4,6 +4,9 @@ import json
 import re
 import signal
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,29 +17,56 @@ from outdo.observability.record.parquet import read, recorded_steps
 from outdo.storage.checkpoint import STATE, TENSORS
 
 
-def killed_and_resumed(home: Path, run: Path, kills: int, *settings: str, apart: int = 2) -> list[str]:
+@dataclass(frozen=True)
+class Kill:
+    """What a kill found on the disk."""
+
+    saved: int  # the step of the newest checkpoint; 0: there was none
+    steps: int  # finished steps, by their lines of metrics
+    saving: bool  # a checkpoint was being written
+
+    @property
+    def fell(self) -> str:
+        """Where it fell."""
+        if self.saving:
+            return "while saving"
+        return "after a checkpoint" if self.saved else "before the first checkpoint"
+
+
+def killed_and_resumed(home: Path, run: Path, kills: int, *settings: str, apart: int = 2) -> list[Kill]:
     """Train in `run`, killed again and again, at most `apart` steps after the newest checkpoint if in a step.
 
-    Returns the moments, of which some are in the middle of a save.
+    The moments are random; the first is before the first checkpoint, some are in the middle of a save.
     """
-    random, moments = Random(run.name), []
+    random, found = Random(run.name), list[Kill]()
     command = Command(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    while len(moments) < kills:
+    while len(found) < kills:
         moment = random.choice(["in a step", "in a step", "while saving", "while starting"])
-        wait_for(moment, run, command, random, apart)
+        wait_for(moment if found else "in the first step", run, command, random, apart)
         command.process.kill()
         assert command.wait() == -signal.SIGKILL, f"it ended before it was killed {kills} times: {command.said}"
-        moments.append(moment)
+        saving = any((run / "checkpoints").glob(f".tmp-*-{command.pid}*"))
+        found.append(Kill(max(saved(run), default=0), steps_done(run), saving))
         started = (run / "recipe.toml").exists()  # killed before that, there is nothing to go on with
         command = Command(home, *(["resume", run.name] if started else command.arguments))
     assert command.wait() == 0, command.said
-    return moments
+    return found
+
+
+def assert_fell_everywhere(kills: Sequence[str]) -> None:
+    """Most kills fell when there was a checkpoint to resume from, and some before that and while one was written."""
+    fell = Counter(kills)
+    print(dict(fell))
+    assert set(fell) == {"before the first checkpoint", "while saving", "after a checkpoint"}, fell
+    assert fell["after a checkpoint"] + fell["while saving"] > len(kills) / 2, fell
 
 
 def wait_for(moment: str, run: Path, command: Command, random: Random, apart: int) -> None:
     mine = str(command.pid)
     wait_until(lambda: mine in text(run / "lock"), command)
     match moment:
+        case "in the first step":
+            wait_until((run / "history.jsonl").exists, command)  # written when all is loaded
         case "while starting":
             time.sleep(random.uniform(0, 0.3))
         case "while saving":

@@ -1,7 +1,7 @@
 """What else changes in a run (critics, coefficients, reward models, the place in the data) survives a kill as well."""
 
 import pytest
-from kill_cases import assert_same, killed_and_resumed
+from kill_cases import assert_fell_everywhere, assert_same, killed_and_resumed
 from run_cases import outdo_, timeless
 
 USUAL = ("steps=20", "eval.every=0", "data.eval_path=", "checkpoint.every=1")
@@ -45,5 +45,17 @@ def test_a_run_that_is_killed_and_resumed_equals_an_uninterrupted_one(family, me
     outdo_(family, "train", "recipe.toml", f"run=./{straight.name}", *USUAL, *FAMILY[method])
     for name in CHANGES[method]:
         assert len({line.get(name) for line in timeless(straight)}) > 1, name
-    killed_and_resumed(family, killed, 3, *USUAL, *FAMILY[method], apart=4)
+    kills = killed_and_resumed(family, killed, 3, *USUAL, *FAMILY[method], apart=4)
+    assert any(kill.fell == "after a checkpoint" for kill in kills)
+    assert_same(killed, straight)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["ppo", "judged"])
+def test_twenty_five_kills_change_nothing(family, method):
+    more = (*USUAL, *FAMILY[method], "checkpoint.every=4", "steps=120")
+    straight, killed = family / f"long-{method}", family / f"long-killed-{method}"
+    outdo_(family, "train", "recipe.toml", f"run=./{straight.name}", *more)
+    kills = killed_and_resumed(family, killed, 25, *more, apart=6)
+    assert_fell_everywhere([kill.fell for kill in kills])
     assert_same(killed, straight)

@@ -6,6 +6,7 @@ import re
 import signal
 
 import pytest
+from kill_cases import assert_fell_everywhere
 from run_cases import Command, outdo_, wait_until
 from supervised_cases import arguments, assert_same_model, killed_and_continued, saved_steps, steps_said
 
@@ -37,6 +38,16 @@ def stopped(home, command, out, number, *more):
     assert "Traceback" not in running.said
     (step,) = saved_steps(home / out)
     return running.said, step
+
+
+@pytest.mark.long
+@COMMANDS
+def test_twenty_five_kills_change_nothing(home, command):
+    long = ("--steps", 400)
+    outdo_(home, *arguments(home, command, f"long-{command}", *long))
+    moments = killed_and_continued(home, command, f"long-killed-{command}", 25, *long)
+    assert_fell_everywhere(moments)
+    assert_same_model(home, f"long-killed-{command}", f"long-{command}")
 
 
 @pytest.mark.parametrize(("command", "number"), [("sft", signal.SIGTERM), ("reward-model", signal.SIGINT)])
