@@ -215,6 +215,7 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
             "completions/mean_length": 20 + 4 * progress,
         },
         **{"completions/min_length": 8.0, "completions/max_length": 24.0, "completions/clipped_ratio": 0.02},
+        **{"num_completions": 32.0, "num_scored": 32.0, "num_groups": 4.0, "num_trained_tokens": 640.0},
         **{"num_tokens": 640.0, "advantage": noise, "entropy": 0.9 * math.exp(-2 * progress) + abs(noise)},
         **{"clip_ratio/low_mean": clipped / 2, "clip_ratio/high_mean": clipped / 2, "clip_ratio/region_mean": clipped},
         **{"sampling/sampling_logp_difference/mean": 8e-4, "sampling/sampling_logp_difference/max": 3e-3},
@@ -231,6 +232,7 @@ def _evaluation(progress: float) -> dict[str, float]:
     greedy = 0.25 + 0.6 * (1 - math.exp(-3 * progress))
     return {
         **{"eval/greedy": greedy, "eval/greedy_low": greedy - 0.08, "eval/greedy_high": greedy + 0.08},
+        "eval/questions": 150.0,
         **{"eval/sampled": greedy - 0.1, "eval/sampled_low": greedy - 0.18, "eval/sampled_high": greedy - 0.02},
     }
 
@@ -240,7 +242,8 @@ def _reward_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
     scored = [row for row in rows if row["reward"] is not None]
     mean = sum(row["reward"] for row in scored) / len(scored)
     unscored = {f"reward_status/{row['status']}": 1.0 for row in rows if row["reward"] is None}
-    return {"reward": mean, "right": sum(row["right"] for row in scored) / len(scored), **unscored}
+    numbers = {"num_scored": float(len(scored)), "num_completions": float(len(rows))}
+    return {"reward": mean, **numbers, "right": sum(row["right"] for row in scored) / len(scored), **unscored}
 
 
 # ------------------------------------------------------------------------------------------------------------ rollouts

@@ -25,6 +25,7 @@ class Entry:
     healthy: str  # its values in a run that goes well
     otherwise: str  # what to do with other values
     better: Literal["up", "down"] | None = None
+    n: str | None = None  # the metric with the sample size, of a mean or a share whose sample size a run writes
     topic: Topic
 
 

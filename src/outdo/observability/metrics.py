@@ -29,8 +29,10 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     _, sizes = batch.group[batch.scored].unique_consecutive(return_counts=True)
     spreads = rewards.split(sizes.tolist())  # of each group with scored rollouts
     metrics: dict[str, float | None] = {"reward": _mean(rewards)} | _right_metrics(step.groups)
+    metrics |= {"num_scored": float(len(rewards))}
     if spreads:
         metrics |= {
+            "num_groups": float(len(spreads)),
             "reward_std": sum(map(_standard_deviation, spreads)) / len(spreads),
             "frac_reward_zero_std": 1.0 - sum(group.informative for group in step.groups) / len(spreads),
         }
@@ -69,6 +71,7 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
         "completions/min_length": float(min(lengths, default=0)),
         "completions/max_length": float(max(lengths, default=0)),
         "completions/clipped_ratio": cut / max(1, len(rollouts)),
+        "num_completions": float(len(lengths)),
         "num_tokens": float(sum(lengths)),
     }
 
@@ -83,6 +86,7 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
     old = tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
     gap = (old - batch.rollout_logprobs)[mask].abs()
     metrics = {
+        "num_trained_tokens": float(mask.sum()),
         "advantage": None if batch.advantages is None else _mean(batch.advantages[mask]),
         "entropy": _mean(tokens["entropy"][mask]),
         "clip_ratio/low_mean": _mean(clipped * (log_ratio < 0)),
