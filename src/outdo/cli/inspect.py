@@ -2,13 +2,16 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outdo.cli import points
 from outdo.cli.arguments import no_run, not_writable
-from outdo.observability.page.collect import View, collect_run
+from outdo.observability.page.collect import View
+from outdo.observability.page.held_out import compare_evaluations
 from outdo.observability.page.html import render_page
-from outdo.observability.page.select import DEFAULT_BYTES, CheckpointComparison, select_rows
+from outdo.observability.page.runs import MOST_RUNS, collect_runs
+from outdo.observability.page.select import CheckpointComparison, select_rows
 from outdo.observability.record import parquet
 from outdo.observability.terminal import QUANTITIES, show_group
 from outdo.storage.atomic import write_text_atomically
@@ -26,7 +29,7 @@ class InspectArguments:
 
     steps: Sequence[int] = ()  # whose tokens are shown
     groups: int | None = None  # of each step; None: as many as fit
-    compare: tuple[str, str] | None = None  # two checkpoints, compared on the answers of one step
+    compare: tuple[str, str] | None = None  # two points of a run: evaluations, checkpoints or both (`points`)
     out: Path | None = None
     serve: bool | None = None  # None: if the run is alive
     port: int = 0
@@ -36,7 +39,7 @@ class InspectArguments:
 
 
 def run_inspect(runs: Sequence[Path], arguments: InspectArguments, display: Display) -> None:
-    """Write the page of one run, or of two to compare, to RUN/report.html or `out`, and print where it is.
+    """Write the page of one run, or of several to compare, to RUN/report.html or `out`, and print where it is.
 
     While the run is alive, the page is served on this machine instead and follows the run, unless `out` or `serve`
     decides otherwise. With `terminal`, one group of a step is printed.
@@ -50,9 +53,10 @@ def run_inspect(runs: Sequence[Path], arguments: InspectArguments, display: Disp
     if arguments.terminal:
         _print_group(runs[0], arguments, display)
         return
-    compare, steps, out = arguments.compare, arguments.steps, arguments.out
-    comparison = None if compare is None else _comparison(runs[0], compare, steps)
-    view = View(steps=steps, groups=arguments.groups, size=DEFAULT_BYTES // len(runs), comparison=comparison)
+    compare, out = arguments.compare, arguments.out
+    view = View(steps=arguments.steps, groups=arguments.groups)
+    if compare is not None:
+        view = _compared(runs[0], compare, view, display)
     live = arguments.serve
     if live is None:
         live = out is None and compare is None and any(map(is_alive, runs))
@@ -60,7 +64,7 @@ def run_inspect(runs: Sequence[Path], arguments: InspectArguments, display: Disp
         _serve(runs, view, arguments.port, display)
         return
     target = out or runs[0] / "report.html"
-    write_text_atomically(target, render_page([collect_run(run, view) for run in runs]))
+    write_text_atomically(target, render_page(collect_runs(runs, view)))
     size = target.stat().st_size / 1e6
     display.say(f"the page is {target} ({size:.1f} MB); it opens in any browser and needs no other file")
 
@@ -85,13 +89,13 @@ def _page_conflicts(runs: Sequence[Path], arguments: InspectArguments) -> dict[s
     """Return the possible mistakes in the options of a page, and whether each applies."""
     comparing, groups, port = arguments.compare is not None, arguments.groups, arguments.port
     serving = arguments.serve is True
-    same_checkpoint = comparing and len(set(map(_checkpoint_name, arguments.compare or ()))) < 2
+    steps = {points.step_of(point) for point in arguments.compare or ()}
     return {
-        "give one run, or two to compare": not 1 <= len(runs) <= 2,
+        f"{len(runs)} runs: a page holds one to {MOST_RUNS}": not 1 <= len(runs) <= MOST_RUNS,
         "the same run is given twice": len({run.resolve() for run in runs}) < len(runs),
         "--serve keeps the page in memory; leave out --out": serving and arguments.out is not None,
-        "--compare takes two checkpoints of one run": comparing and len(runs) > 1,
-        "--compare takes two different checkpoints": same_checkpoint,
+        "--compare takes two points of one run": comparing and len(runs) > 1,
+        "--compare takes two different points": comparing and len(steps) < 2 and None not in steps,
         "--compare shows one step; give --step once": comparing and len(arguments.steps) > 1,
         "--compare writes a file; leave out --serve": comparing and serving,
         f"--groups {groups}: a page shows at least one group": groups is not None and groups < 1,
@@ -119,10 +123,12 @@ def _missing_from(run: Path, arguments: InspectArguments) -> Iterator[str]:
     known = parquet.recorded_steps(run)
     missing = [step for step in arguments.steps if step not in known]
     yield from (_not_recorded(run, step, known) for step in missing)
-    yield from (problem for name in arguments.compare or () if (problem := _no_checkpoint(run, name)))
+    if arguments.compare:
+        yield from points.unusable(run, arguments.compare)
     if known and not missing and arguments.group is not None:
         yield from _no_group(run, _chosen_step(arguments.steps, known), arguments.group)
-    if not known and (arguments.terminal or arguments.compare):
+    needs_tokens = arguments.terminal or (arguments.compare and points.evaluations(run, arguments.compare) is None)
+    if not known and needs_tokens:
         yield f"{run}: no step is recorded"
 
 
@@ -147,19 +153,6 @@ def _no_group(run: Path, step: int, group: int) -> list[str]:
     return [f"{run}: step {step} has no group {group}; its groups are {known[0]} to {known[-1]}"]
 
 
-def _checkpoint_name(checkpoint: str) -> str:
-    """Return the folder's name for `20`, `step_20` or `step_000020`."""
-    number = checkpoint.removeprefix("step_")
-    return f"step_{int(number):06d}" if number.isascii() and number.isdigit() and len(number) < 16 else checkpoint
-
-
-def _no_checkpoint(run: Path, name: str) -> str | None:
-    kept = sorted(path.name for path in (run / "checkpoints").glob("step_*") if path.is_dir())
-    if _checkpoint_name(name) in kept:
-        return None
-    return f"{run}: --compare {name}: no such checkpoint; there are {', '.join(kept) or 'none'}"
-
-
 # ----------------------------------------------------------------------------------------------------------- output
 
 
@@ -175,15 +168,25 @@ def _print_group(run: Path, arguments: InspectArguments, display: Display) -> No
     show_group(parquet.read(run, step), group, display.console, by=arguments.by or "moved")
 
 
-def _comparison(run: Path, names: tuple[str, str], steps: Sequence[int]) -> CheckpointComparison:
+def _compared(run: Path, compare: points.Points, view: View, display: Display) -> View:
+    """Return the view with what is compared: the held-out answers, a step's answers under two checkpoints, or both."""
+    evaluations, checkpoints = points.evaluations(run, compare), points.checkpoints(run, compare)
+    if evaluations is not None:
+        display.say(points.sentence(compare_evaluations(run, *evaluations)))
+    comparison = None if checkpoints is None else _comparison(run, checkpoints, view.steps)
+    return replace(view, evaluations=evaluations, comparison=comparison)
+
+
+def _comparison(run: Path, checkpoints: tuple[int, int], steps: Sequence[int]) -> CheckpointComparison | None:
     """Compare on the chosen step, or else on the last one recorded when the later checkpoint was written."""
     from outdo.observability.page.compare import compare_checkpoints
 
-    folders = [run / "checkpoints" / _checkpoint_name(name) for name in names]
     recorded = parquet.recorded_steps(run)
-    latest = max(int(folder.name.removeprefix("step_")) for folder in folders)
+    if not recorded:
+        return None
+    latest = max(checkpoints)
     step = steps[0] if steps else max((each for each in recorded if each <= latest), default=recorded[0])
-    return compare_checkpoints(step, *folders)
+    return compare_checkpoints(step, *(points.checkpoint_folder(run, each) for each in checkpoints))
 
 
 def _serve(runs: Sequence[Path], view: View, port: int, display: Display) -> None:

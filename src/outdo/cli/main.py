@@ -337,7 +337,7 @@ def export(
 
 @app.command()
 def inspect(
-    runs: Annotated[list[Path], typer.Argument(help="a run folder, or two to compare", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help="a run folder, or up to ten to compare", show_default=False)],
     *,
     out: Annotated[Path | None, typer.Option(help="the file to write; unset: report.html in the run folder")] = None,
     step: Annotated[
@@ -345,7 +345,8 @@ def inspect(
         typer.Option(help="a step whose tokens are shown; may be given several times; unset: the most telling steps"),
     ] = None,
     compare: Annotated[
-        tuple[str, str] | None, typer.Option(help="compare two checkpoints on the same answers: step_40 step_80")
+        tuple[str, str] | None,
+        typer.Option(help="compare two evaluations and checkpoints of the run: start step_80, or step_40 step_80"),
     ] = None,
     serve: Annotated[
         bool | None, typer.Option("--serve/--file", help="serve a live page, or write a file; unset: live if it runs")

@@ -13,8 +13,9 @@ from browser import MISSING, chromium, launch, watched_page
 from playwright.sync_api import Browser, Page, sync_playwright
 from run_folders import write_small_run
 
-from outdo.observability.page.collect import DEFAULT_VIEW, View, collect_run
+from outdo.observability.page.collect import DEFAULT_VIEW, View
 from outdo.observability.page.html import render_page as html
+from outdo.observability.page.runs import collect_runs
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +38,11 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes the page of one run, or of two, as a file."""
+    """Writes the page of one run, or of several, as a file."""
 
     def write(*runs: Path, shown: View = DEFAULT_VIEW) -> Path:
         path = tmp_path_factory.mktemp("pages") / "report.html"
-        path.write_text(html([collect_run(run, shown) for run in runs]), encoding="utf-8")
+        path.write_text(html(collect_runs(runs, shown)), encoding="utf-8")
         return path
 
     return write

@@ -55,7 +55,7 @@ def test_metrics_have_six_digits_and_a_glossary_entry(small_run: Path):
     assert run["metrics"]["values"]["eval/greedy"][:2] == [0.25, None]  # before the first step, as summary.json has it
     assert all(len(f"{value!r}") <= 12 for value in run["metrics"]["values"]["entropy"][1:])
     assert run["words"]["reward"]["title"]
-    assert set(run["words"]["reward"]) == {"title", "what", "healthy", "otherwise", "better", "topic"}
+    assert set(run["words"]["reward"]) == {"title", "what", "healthy", "otherwise", "better", "topic", "n"}
     assert run["recorded"] == [1, 2, 3, 4, 5, 6]
     assert run["alive"] is False
     assert json.loads(json.dumps(run, allow_nan=False)) == run
@@ -119,7 +119,7 @@ def test_metrics_since_a_step_contain_only_later_steps(small_run: Path):
     assert told["metrics"]["steps"] == [5, 6]
     assert told["recorded"] == [1, 2, 3, 4, 5, 6]
     assert told["chosen"] == []
-    assert set(told) == set(collect_run(small_run))
+    assert set(told) == {*collect_run(small_run), "evaluated"}
 
 
 # -------------------------------------------------------------------------------------------------------- the tokens

@@ -1,23 +1,33 @@
-"""Held-out answers before and after: what was fixed, what was broken, and whether that can be chance."""
+"""Held-out answers of any two evaluations: what was fixed, what was broken, and whether that can be chance."""
 
+import base64
+import gzip
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import by_test_id, open_page
 from playwright.sync_api import Page, expect
+from rich.console import Console
 from run_folders import write_small_run
 
-from outdo.observability.page.held_out import held_out_change, mcnemar
+from outdo.cli.inspect import InspectArguments, run_inspect
+from outdo.observability.page.collect import View
+from outdo.observability.page.held_out import compare_evaluations, held_out_data, mcnemar
 from outdo.storage import held_out_answers
+from outdo.trainer.display import Display
+from outdo.utils.errors import RunFolderError, UserError
 
 
-def answers(rights: str, *, kind: str = "greedy", reward: float | None = None) -> list[dict]:
+def answers(rights: str, *, kind: str = "greedy", reward: float | None = None, text: str = "it is") -> list[dict]:
     """One answer per letter: r(ight), w(rong), ? (no verdict)."""
     return [
         {
             **{"kind": kind, "id": str(n), "sample": 0, "prompt": f"question {n}", "answer": "5", "status": "ok"},
-            "completion": f"it is {letter}",
+            "completion": f"{text} {letter}",
             "right": {"r": True, "w": False, "?": None}[letter],
             "reward": float(letter == "r") if reward is None else reward * (n + 1),
         }
@@ -31,6 +41,19 @@ def record(folder: Path, evaluations: dict[int, list[dict]]) -> Path:
     return folder
 
 
+def content(data: dict[str, Any] | None) -> dict[str, Any]:
+    """The content of the blob, as the page reads it."""
+    assert data is not None
+    return json.loads(gzip.decompress(base64.b64decode(data["blob"])))
+
+
+def said_by_inspect(run: Path, *points: str, out: Path) -> str:
+    console = Console(file=io.StringIO(), width=1000)
+    first, last = points
+    run_inspect([run], InspectArguments(compare=(first, last), out=out), Display(console))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_mcnemar_is_the_binomial_test_of_the_changed_pairs():
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(5, 0) == pytest.approx(2 / 32)
@@ -40,7 +63,6 @@ def test_mcnemar_is_the_binomial_test_of_the_changed_pairs():
 
 
 def test_answers_are_paired_by_question(tmp_path: Path):
-    assert held_out_change(tmp_path) is None
     record(
         tmp_path,
         {
@@ -49,39 +71,126 @@ def test_answers_are_paired_by_question(tmp_path: Path):
             40: [*reversed(answers("rrwwr?")), *answers("w" * 6, kind="sampled")],
         },
     )
-    change = held_out_change(tmp_path)
-    assert change is not None
-    assert {name: change[name] for name in ("first", "last", "by", "questions", "right")} == {
-        **{"first": 0, "last": 40, "by": "right", "questions": 5, "right": 3},
-    }
-    assert (change["fixed"], change["broken"], change["unchanged"]) == (2, 1, 2)
-    assert change["p"] == mcnemar(2, 1)
-    shown = [(each["id"], each["change"]) for each in change["shown"]]
-    assert sorted(shown) == [("0", "fixed"), ("1", "fixed"), ("3", "broken")]
-    assert change["shown"][0]["before"] == "it is w"
-    assert change["shown"][0]["after"] == "it is r"
+    change = compare_evaluations(tmp_path, 0, 40)
+    assert (change.by, change.questions, change.fixed, change.broken, change.unchanged) == ("right", 5, 2, 1, 2)
+    assert change.p == mcnemar(2, 1)
+    later = compare_evaluations(tmp_path, 20, 40)
+    assert (later.questions, later.fixed, later.broken) == (5, 0, 2)
+
+
+def test_one_sample_of_each_question_is_compared_where_no_answer_is_greedy(tmp_path: Path):
+    samples = [{**each, "sample": 1, "right": True} for each in answers("www", kind="sampled")]
+    record(tmp_path, {0: answers("www", kind="sampled") + samples, 8: answers("rrw", kind="sampled") + samples})
+    change = compare_evaluations(tmp_path, 0, 8)
+    assert (change.questions, change.fixed, change.broken) == (3, 2, 0)
 
 
 def test_without_verdicts_better_rewards_are_counted(tmp_path: Path):
     record(tmp_path, {0: answers("???", reward=0.2), 8: answers("???", reward=0.3)})
-    change = held_out_change(tmp_path)
-    assert change is not None
-    assert (change["by"], change["fixed"], change["broken"], change["right"]) == ("reward", 3, 0, None)
+    change = compare_evaluations(tmp_path, 0, 8)
+    assert (change.by, change.fixed, change.broken) == ("reward", 3, 0)
+    assert content(held_out_data(tmp_path))["values"] == [[0.2, 0.4, 0.6], [0.3, 0.6, 0.9]]
 
 
-def test_a_damaged_evaluation_is_no_comparison(tmp_path: Path):
-    record(tmp_path, {0: answers("w"), 8: answers("r")})
-    held_out_answers.path_of(tmp_path, 8).write_text("{")
-    assert held_out_change(tmp_path) is None
+def test_a_damaged_evaluation_is_left_out_of_the_page_and_cannot_be_compared(tmp_path: Path):
+    assert held_out_data(tmp_path) is None
+    record(tmp_path, {0: answers("w"), 4: answers("w"), 8: answers("r")})
+    held_out_answers.path_of(tmp_path, 4).write_text("{")
+    data = held_out_data(tmp_path)
+    assert data is not None
+    assert data["steps"] == [0, 8]
+    with pytest.raises(RunFolderError, match=r"step_000004\.jsonl: is damaged"):
+        compare_evaluations(tmp_path, 0, 4)
+
+
+def test_a_page_has_the_values_of_all_evaluations_and_the_texts_that_fit(tmp_path: Path):
+    steps = range(0, 60, 10)
+    record(tmp_path, {step: answers("wr" * 50, text=f"{step} " + "0123456789abcdef" * 9) for step in steps})
+    record(tmp_path, {50: answers("wr" * 49 + "rr", text="changed")})
+    whole = held_out_data(tmp_path)
+    found = content(whole)
+    assert whole is not None
+    assert whole["steps"] == [*steps]
+    assert whole["pair"] == [0, 50]
+    assert all(len(values) == 100 for values in found["values"])
+    assert None not in [text for texts in found["texts"] for text in texts]
+    small = held_out_data(tmp_path, size=len(whole["blob"]) // 2)
+    assert small is not None
+    assert len(small["blob"]) <= len(whole["blob"]) // 2
+    found = content(small)
+    assert found["values"] == content(whole)["values"]
+    changed = found["ids"].index("98")
+    assert found["questions"][changed] == ["question 98", "5"]
+    assert found["texts"][0][changed].startswith("0 0123")  # the question that changed comes first
+    assert None in found["texts"][2]
+
+
+def test_only_so_many_evaluations_are_on_a_page_but_always_the_two_compared(tmp_path: Path):
+    record(tmp_path, {step: answers("w") for step in range(200)})
+    data = held_out_data(tmp_path, pair=(3, 77))
+    assert data is not None
+    assert len(data["steps"]) == 64
+    assert {0, 3, 77, 199} <= set(data["steps"])
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_inspect_compares_any_two_evaluations(tmp_path: Path):
+    run = record(write_small_run(tmp_path / "run"), {0: answers("wwwr"), 4: answers("rrrw"), 6: answers("rrrr")})
+    said = said_by_inspect(run, "start", "step_4", out=tmp_path / "page.html")
+    assert (
+        "held-out answers before the first step and after step 4: of 4 questions 3 became right, 1 became wrong" in said
+    )
+    assert "0 did not change; p = 0.62 (McNemar's exact test, n = 4 that changed)" in said
+    assert "of 4 questions 1 became right" in said_by_inspect(run, "4", "step_000006", out=tmp_path / "page.html")
+
+
+def test_points_that_cannot_be_compared_are_named_with_those_that_can(tmp_path: Path):
+    run = record(write_small_run(tmp_path / "run"), {0: answers("w"), 6: answers("r")})
+    (run / "checkpoints/step_000004").mkdir(parents=True)
+    with pytest.raises(
+        UserError, match="--compare strat: neither an evaluation nor a checkpoint; evaluations: start, step_6; "
+    ):
+        said_by_inspect(run, "strat", "6", out=tmp_path / "page.html")
+    with pytest.raises(UserError, match=r"takes two evaluations or two checkpoints; .*checkpoints: step_4"):
+        said_by_inspect(run, "start", "4", out=tmp_path / "page.html")
+    with pytest.raises(UserError, match="--compare takes two different points"):
+        said_by_inspect(run, "start", "0", out=tmp_path / "page.html")
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_shows_both_answers_and_the_test(page: Page, page_of: Callable[..., Path], tmp_path: Path):
     run = record(write_small_run(tmp_path / "run"), {0: answers("wwwwwwwr"), 6: answers("rrrrrrrw")})
     open_page(page, page_of(run))
     section = by_test_id(page, "held-out")
-    expect(section).to_contain_text("Of 8 questions, 7 became right, 1 became wrong, 0 did not change.")
-    expect(section).to_contain_text("p = 0.07 (McNemar's exact test, n = 8 changed)")
+    expect(section).to_contain_text("Of 8 questions: 7 became right, 1 became wrong, 0 did not change.")
+    expect(section).to_contain_text("p = 0.07 (McNemar's exact test, n = 8 that changed)")
     first = by_test_id(page, "held-out-answer").first
     first.locator("summary").click()
     expect(first).to_contain_text("it is w")
     expect(first).to_contain_text("it is r")
+    page.locator('[data-test="answers-of"][data-kind="broken"]').click()
+    expect(by_test_id(page, "held-out-answer")).to_have_count(1)
+    expect(by_test_id(page, "held-out-answer")).to_contain_text("question 7")
+
+
+def test_any_two_evaluations_can_be_chosen_on_the_page(page: Page, page_of: Callable[..., Path], tmp_path: Path):
+    evaluations = {0: answers("wwwww"), 2: answers("rrrww"), 4: answers("wrrrr"), 6: answers("rrrrr")}
+    run = record(write_small_run(tmp_path / "run"), evaluations)
+    open_page(page, page_of(run, shown=View(evaluations=(2, 4))))
+    paired = by_test_id(page, "paired")
+    expect(paired).to_contain_text("Of 5 questions: 2 became right, 1 became wrong, 2 did not change.")
+    by_test_id(page, "compare-b").select_option(label="before the first step")  # the earlier one always comes first
+    expect(paired).to_contain_text("3 became right, 0 became wrong, 2 did not change")
+    by_test_id(page, "compare-a").select_option(label="after step 6")
+    expect(paired).to_contain_text("5 became right, 0 became wrong, 0 did not change")
+    expect(paired).to_contain_text("p = 0.063")
+
+
+@pytest.mark.parametrize(("fixed", "broken"), [(0, 0), (5, 0), (1, 7), (30, 18), (900, 840)])
+def test_the_page_computes_the_same_test(page: Page, small_page: Path, fixed: int, broken: int):
+    open_page(page, small_page)
+    assert page.evaluate(f"() => mcnemar({fixed}, {broken})") == pytest.approx(mcnemar(fixed, broken), rel=1e-9)

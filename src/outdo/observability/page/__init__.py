@@ -3,5 +3,6 @@
 read.py     reads the files of a run, with size limits    encode.py   the tokens of a step as bytes
 select.py   chooses steps, groups and tokens              html.py     data and scripts as one HTML file
 collect.py  collects a run folder as plain data           server.py   serves the page on this machine
-compare.py  scores one text under two checkpoints
+runs.py     several runs: what differs between them       compare.py  scores one text under two checkpoints
+held_out.py compares evaluations question by question     leverage.py finds the contexts that were trained most
 """

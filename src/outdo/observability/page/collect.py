@@ -4,10 +4,11 @@ Damaged or partial data is left out, and a finding reports it. Reading is limite
 of these only the groups to show, one column at a time; and at most `MOST_POINTS` points per curve.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pyarrow import parquet
 from outdo.observability import doctor, glossary
 from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
-from outdo.observability.page.held_out import held_out_change
+from outdo.observability.page.held_out import held_out_data
 from outdo.observability.page.leverage import where_training_happened
 from outdo.observability.page.select import (
     DEFAULT_BYTES,
@@ -27,12 +28,22 @@ from outdo.observability.page.select import (
     spread_out,
 )
 from outdo.observability.record import parquet as files
+from outdo.storage import held_out_answers
 from outdo.storage.run_folder import is_alive
 from outdo.storage.run_state import run_state
 from outdo.utils.errors import RunFolderError
 
 MOST_POINTS = 2_000
 """The maximum number of points of a curve. A longer run shows the last value of every few steps."""
+
+LEAST_POINTS = 100
+"""A curve has so many points in any case, also if many runs with many metrics share a page."""
+
+POINT_BYTES = 9
+"""About how many bytes a value of a metric takes in the page's file."""
+
+PAGE_BYTES = 7_700_000
+"""The default size of all data on a page, in bytes of its file: with scripts and styles it stays below 8 MB."""
 
 MOST_CURVES = 1_000
 """The maximum number of metrics of a run; a run has about a hundred."""
@@ -53,7 +64,13 @@ class View:
     steps: Sequence[int] = ()  # empty: the most informative ones, then as many others as fit
     groups: int | None = None  # per step; None: as many as fit
     size: int = DEFAULT_BYTES  # of the tokens in the page's file
+    total: int = PAGE_BYTES  # of everything about the run in the page's file
     comparison: CheckpointComparison | None = None
+    evaluations: tuple[int, int] | None = None  # the two whose answers are compared first; None: the first and the last
+
+    def shared(self, runs: int) -> "View":
+        """Return the view of each run if so many runs share the bytes of a page."""
+        return replace(self, size=self.size // runs, total=self.total // runs)
 
 
 DEFAULT_VIEW = View()
@@ -68,17 +85,19 @@ def collect_run(folder: Path, view: View = DEFAULT_VIEW) -> PageData:
     recorded = files.recorded_steps(folder)
     leverage = where_training_happened(folder, recorded)
     moved_most = leverage["moved_most"] if leverage else None
-    entries = _encoded_steps(folder, _leading_steps(recorded, run_data, view, moved_most), recorded, run_data, view)
     comparison = view.comparison
-    compared = {"step": comparison.step, "a": comparison.a, "b": comparison.b} if comparison else None
-    record = {
+    rest = {
+        **run_data.to_dict(after=-1, size=view.total // 6),
+        "about": _description(folder, run_data, recorded),
         "recorded": recorded,
-        "chosen": entries,
-        "compared": compared,
+        "compared": {"step": comparison.step, "a": comparison.a, "b": comparison.b} if comparison else None,
         "leverage": leverage,
-        "held_out": held_out_change(folder),
+        "held_out": held_out_data(folder, pair=view.evaluations, size=view.total // 14),
     }
-    return {**run_data.to_dict(after=-1), "about": _description(folder, run_data, recorded), **record}
+    size = min(view.size, view.total - len(json.dumps(rest, separators=(",", ":"))))
+    leading = _leading_steps(recorded, run_data, view, moved_most)
+    entries = _encoded_steps(folder, leading, recorded, run_data, replace(view, size=size))
+    return {**rest, "chosen": entries, "findings": run_data.all_findings}
 
 
 def _encoded_steps(
@@ -113,11 +132,15 @@ def _encoded_step(folder: Path, step: int, why: str, view: View, size: int) -> d
 
 
 def metrics_since(run_data: "RunData", *, after: int) -> PageData:
-    """Return what is new in a run since step `after`: metrics, findings and recorded steps, without tokens."""
+    """Return what is new in a run since step `after`: metrics, findings and recorded steps, without tokens.
+
+    `evaluated` are the steps of its evaluations, of which `held_out_data` has the answers.
+    """
     run_data.refresh()
     folder = run_data.folder
     recorded = files.recorded_steps(folder)
     record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None, "held_out": None}
+    record["evaluated"] = held_out_answers.evaluated_steps(folder)
     return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
 
 
@@ -178,25 +201,31 @@ class RunData:
         """Add a finding about the files of the run, not about its metrics."""
         self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
 
-    def to_dict(self, *, after: int) -> PageData:
-        """Return what the page shows except tokens, with the metrics after a step."""
+    @property
+    def all_findings(self) -> list[dict[str, Any]]:
+        """The findings about the run, and about what was left out of its files."""
+        return [*self.findings, *self.left_out]
+
+    def to_dict(self, *, after: int, size: int = PAGE_BYTES) -> PageData:
+        """Return what the page shows except tokens, with the metrics after a step in about `size` bytes."""
         lines = [line for line in self.metrics if line["step"] > after]
         written = sorted({name for line in lines for name in line} - {"step"})
         names = [name for name in written if len(name) <= LONGEST_NAME][:MOST_CURVES]
         if len(names) < len(written):
             self.add_warning(f"The page shows {len(names):,} of {len(written):,} metrics.")
-        every = -(-len(lines) // MOST_POINTS) or 1
+        most = max(LEAST_POINTS, min(MOST_POINTS, size // (POINT_BYTES * max(1, len(names)))))
+        every = -(-len(lines) // most) or 1
         bins = [lines[max(0, end - every) : end] for end in range(len(lines), 0, -every)][::-1]
         values = {name: [_last_value(name, some) for some in bins] for name in names}
         if every > 1:
             self.add_warning(f"The run is long: the curves show the last value of every {every} steps.")
         return {
-            "name": _redacted(self.folder.resolve().name),
+            "name": redacted(self.folder.resolve().name),
             "alive": is_alive(self.folder),
             "state": str(run_state(self.folder)),
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _glossary_texts(names),
-            "findings": [*self.findings, *self.left_out],
+            "findings": self.all_findings,
         }
 
 
@@ -213,7 +242,7 @@ def _last_value(name: str, lines: Sequence[Mapping[str, float]]) -> float | None
 def _glossary_texts(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the glossary entries of the metrics that have one."""
     entries = {name: glossary.entry(name) for name in names}
-    fields = ("title", "what", "healthy", "otherwise", "better", "topic")
+    fields = ("title", "what", "healthy", "otherwise", "better", "topic", "n")
     return {name: {key: getattr(each, key) for key in fields} for name, each in entries.items() if each is not None}
 
 
@@ -232,7 +261,7 @@ def _description(folder: Path, run_data: RunData, recorded: Sequence[int]) -> li
         **{name: environment.get(name) for name in ("device", "started", "outdo", "torch", "transformers", "python")},
     }
     description["outdo"] = description["outdo"] or record.get("version")
-    return [[label, _redacted(value)] for label, value in description.items() if isinstance(value, str | int)]
+    return [[label, redacted(value)] for label, value in description.items() if isinstance(value, str | int)]
 
 
 def _subtable(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -248,6 +277,6 @@ def _record_metadata(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]
         return {}  # a finding reports that its tokens are left out
 
 
-def _redacted(value: Any) -> str:
+def redacted(value: Any) -> str:
     """Return a value as short text, without anything that looks like a secret."""
     return shortened(SECRET.sub("***", str(value)), 200)

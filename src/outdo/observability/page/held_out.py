@@ -1,110 +1,234 @@
-"""The held-out answers of the first and the last evaluation of a run, question by question."""
+"""The held-out answers of a run: its evaluations question by question, and the comparison of two of them.
 
+One answer to each question is compared, because McNemar's test needs pairs that are independent of each other: the
+greedy one, or else the first sample.
+"""
+
+import base64
+import gzip
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outdo.observability.page.encode import number_or_none, shortened
 from outdo.observability.page.read import file_inside
+from outdo.observability.page.select import spread_out
 from outdo.storage import held_out_answers
 from outdo.utils.errors import RunFolderError
 
 LARGEST_FILE = 64_000_000
 """The maximum size of a file of answers in bytes; a larger one is not read."""
 
-MOST_SHOWN, LONGEST = 40, 1_500
-"""How many changed answers of each kind a page shows, and how many characters of each text."""
+MOST_EVALUATIONS = 64
+"""How many evaluations of a run a page has at most: the first, the last and others spread over the run."""
+
+DEFAULT_BYTES = 600_000
+"""The default size of all held-out answers on a page, in bytes of its file."""
+
+LONGEST, LONGEST_REFERENCE = 1_500, 300
+"""The maximum number of characters shown of a question and of an answer, and of a reference answer."""
+
+MOST_CHARACTERS = 16_000_000
+"""How many characters of answers are kept in memory at most while a page is made."""
+
+Answers = Mapping[str, Mapping[str, Any]]
+"""The answers of one evaluation by the id of the question."""
 
 
-def held_out_change(folder: Path) -> dict[str, Any] | None:
-    """Compare the greedy answers of the first and the last evaluation; None if fewer than two were recorded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two evaluations of a run, paired by question. Only questions with a verdict (or a reward) in both count."""
 
-        first, last       the steps after which the two evaluations were made; 0 is before the first step
-        by                "right", or "reward" where right is not defined: then better and worse rewards are counted
-        questions         how many answers are in both evaluations, with a verdict in both
-        fixed, broken     how many became right, or wrong; `unchanged` the others, `right` how many are right now
-        p                 the exact two-sided McNemar test: the probability of a difference between `fixed` and `broken`
-                          at least as large if an answer changed in both directions with equal probability
-        shown             of the fixed and the broken: question, reference, both answers, both rewards
+    first: int  # the steps after which they were made; 0 is before the first step
+    last: int
+    by: str  # "right", or "reward" where right is not defined: then better and worse rewards are counted
+    questions: int
+    fixed: int  # became right
+    broken: int  # became wrong
 
-    Answers of sampled evaluations are used where there are no greedy ones.
-    """
-    try:
-        steps = held_out_answers.evaluated_steps(folder)
-        if len(steps) < 2:
-            return None
-        before, after = (_answers(folder, step) for step in (steps[0], steps[-1]))
-    except (OSError, RunFolderError):
-        return None
-    by = "right" if _any_verdict(before) or _any_verdict(after) else "reward"
-    pairs = _pairs(before, after, by)
-    fixed = [pair for pair in pairs if _change(pair, by) > 0]
-    broken = [pair for pair in pairs if _change(pair, by) < 0]
-    return {
-        "first": steps[0],
-        "last": steps[-1],
-        "by": by,
-        "questions": len(pairs),
-        "fixed": len(fixed),
-        "broken": len(broken),
-        "unchanged": len(pairs) - len(fixed) - len(broken),
-        "right": sum(after["right"] is True for _, after in pairs) if by == "right" else None,
-        "p": mcnemar(len(fixed), len(broken)),
-        "shown": [*_shown(fixed, "fixed", by), *_shown(broken, "broken", by)],
-    }
+    @property
+    def unchanged(self) -> int:
+        """The number of questions that are neither fixed nor broken."""
+        return self.questions - self.fixed - self.broken
+
+    @property
+    def p(self) -> float:
+        """The p-value of McNemar's exact test."""
+        return mcnemar(self.fixed, self.broken)
 
 
 def mcnemar(fixed: int, broken: int) -> float:
     """Return the p-value of McNemar's exact two-sided test: min(1, 2 P(X <= min(fixed, broken))), X ~ Bin(n, 1/2).
 
-    n = fixed + broken are the pairs that changed (McNemar 1947, in its exact binomial form); 1 without any.
+    n = fixed + broken are the pairs that changed (McNemar 1947, in its exact binomial form); 1 without any. It is the
+    probability of a difference at least as large if an answer changed in both directions with equal probability.
     """
     n, least = fixed + broken, min(fixed, broken)
-    return min(1.0, 2.0 * math.fsum(math.comb(n, k) / 2**n for k in range(least + 1)))
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
 
 
-def _answers(folder: Path, step: int) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Return the greedy answers of an evaluation by question and sample, or else the sampled ones."""
-    if file_inside(folder, held_out_answers.path_of(folder, step)).stat().st_size > LARGEST_FILE:
-        return {}
+def compare_evaluations(folder: Path, first: int, last: int) -> Comparison:
+    """Compare the evaluations after the steps `first` and `last`. Raises: RunFolderError if one cannot be read."""
+    evaluations = [_answers(folder, step) for step in (first, last)]
+    by = _compared_by(evaluations)
+    changes = [_change(before, after, by) for _, before, after in _pairs(*evaluations)]
+    return Comparison(
+        first=first,
+        last=last,
+        by=by,
+        questions=sum(change is not None for change in changes),
+        fixed=sum(change is not None and change > 0 for change in changes),
+        broken=sum(change is not None and change < 0 for change in changes),
+    )
+
+
+def held_out_data(
+    folder: Path, *, pair: tuple[int, int] | None = None, size: int = DEFAULT_BYTES
+) -> dict[str, Any] | None:
+    """Return the evaluations of a run as the page shows them, in about `size` bytes; None if none can be read.
+
+        steps       the steps after which they were made; 0 is before the first step
+        pair        the two that the page opens with: the given ones, or the first and the last
+        blob        gzip and base64 of a JSON object:
+            by          "right" or "reward"
+            ids         of the questions
+            questions   of each [question, reference], or null if left out
+            values      of each evaluation and question: 1 right, 0 wrong (or the reward), null for no verdict
+            texts       of each evaluation and question: the answer, or null if left out
+
+    If the texts need more bytes, those are left out that come last: first come the questions that changed between the
+    two evaluations of `pair`, then their other questions, then the answers of the other evaluations.
+    """
+    recorded = held_out_answers.evaluated_steps(folder)
+    if not recorded:
+        return None
+    pair = pair or (recorded[0], recorded[-1])
+    steps = sorted([*dict.fromkeys([*pair, recorded[0], recorded[-1], *spread_out(recorded)])][:MOST_EVALUATIONS])
+    evaluations = {step: answers for step in steps if (answers := _answers_or_none(folder, step)) is not None}
+    if not evaluations:
+        return None
+    data = _data(evaluations, pair)
+    order = _by_priority(data, [*evaluations], pair)
+    texts = sum(len(text) for answers in data["texts"] for text in answers if text)
+    most = texts + sum(len(text) for question in data["questions"] for text in question)
+    while len(blob := _blob(_with_texts(data, order, most))) > size and most > 0:
+        most = int(0.9 * most * size / len(blob)) if most > 100 else 0
+    return {"steps": [*evaluations], "pair": [*pair], "blob": blob}
+
+
+# ---------------------------------------------------------------------------------------------------- reading answers
+
+
+def _answers(folder: Path, step: int) -> Answers:
+    """Return the greedy answers of an evaluation by question, or else the first sampled one. Raises RunFolderError."""
+    path = held_out_answers.path_of(folder, step)
+    try:
+        if file_inside(folder, path).stat().st_size > LARGEST_FILE:
+            raise RunFolderError(f"{path}: has more than {LARGEST_FILE / 1e6:.0f} MB; it is not read")
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
     answers = held_out_answers.read(folder, step)
     kind = "greedy" if any(each["kind"] == "greedy" for each in answers) else "sampled"
-    return {(str(each["id"]), int(each["sample"])): each for each in answers if each["kind"] == kind}
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in answers:
+        if each["kind"] == kind:
+            found.setdefault(str(each["id"]), each)
+    return found
 
 
-def _any_verdict(answers: Mapping[Any, Mapping[str, Any]]) -> bool:
-    return any(each.get("right") is not None for each in answers.values())
+def _answers_or_none(folder: Path, step: int) -> Answers | None:
+    try:
+        return _answers(folder, step)
+    except RunFolderError:
+        return None
 
 
-def _pairs(
-    before: Mapping[Any, Mapping[str, Any]], after: Mapping[Any, Mapping[str, Any]], by: str
-) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the two answers of each question that has a verdict, or a reward, in both evaluations."""
-    pairs = [(before[key], after[key]) for key in before if key in after]
-    return [(one, other) for one, other in pairs if _value(one, by) is not None and _value(other, by) is not None]
+def _compared_by(evaluations: Sequence[Answers]) -> str:
+    verdicts = (answer.get("right") for answers in evaluations for answer in answers.values())
+    return "right" if any(verdict is not None for verdict in verdicts) else "reward"
 
 
-def _value(answer: Mapping[str, Any], by: str) -> float | None:
-    return number_or_none(answer.get(by))
+def _pairs(before: Answers, after: Answers) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    return ((question, answer, after[question]) for question, answer in before.items() if question in after)
 
 
-def _change(pair: Sequence[Mapping[str, Any]], by: str) -> float:
-    before, after = (_value(each, by) or 0.0 for each in pair)
-    return after - before
+def _value(answer: Mapping[str, Any] | None, by: str) -> float | None:
+    """Return 1 for right and 0 for wrong, or the reward with six significant digits; None without either."""
+    value = None if answer is None else number_or_none(answer.get(by))
+    return None if value is None else float(f"{value:.6g}")
 
 
-def _shown(
-    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], change: str, by: str
-) -> Iterable[dict[str, Any]]:
-    """Yield the changed answers, those that changed most first."""
-    for before, after in sorted(pairs, key=lambda pair: -abs(_change(pair, by)))[:MOST_SHOWN]:
-        yield {
-            "change": change,
-            "id": shortened(str(after["id"]), 100),
-            "prompt": shortened(str(after.get("prompt", "")), LONGEST),
-            "answer": shortened(str(after.get("answer", "")), 300),
-            "before": shortened(str(before["completion"]), LONGEST),
-            "after": shortened(str(after["completion"]), LONGEST),
-            "rewards": [number_or_none(before.get("reward")), number_or_none(after.get("reward"))],
-        }
+def _change(before: Mapping[str, Any], after: Mapping[str, Any], by: str) -> float | None:
+    first, last = _value(before, by), _value(after, by)
+    return None if first is None or last is None else last - first
+
+
+# ------------------------------------------------------------------------------------------------------ for the page
+
+
+def _data(evaluations: Mapping[int, Answers], pair: tuple[int, int]) -> dict[str, Any]:
+    """Return the content of the blob with all texts, as far as `MOST_CHARACTERS` allow it."""
+    by = _compared_by([*evaluations.values()])
+    first = {question: answer for answers in evaluations.values() for question, answer in answers.items()}
+    left, texts = MOST_CHARACTERS, {}
+    for step in sorted(evaluations, key=lambda step: step not in pair):
+        texts[step] = _texts(evaluations[step], first) if left > 0 else [None] * len(first)
+        left -= sum(len(text or "") for text in texts[step])
+    return {
+        "by": by,
+        "ids": [shortened(question, 100) for question in first],
+        "questions": [_question(answer) for answer in first.values()],
+        "values": [[_number(_value(answers.get(each), by)) for each in first] for answers in evaluations.values()],
+        "texts": [texts[step] for step in evaluations],
+    }
+
+
+def _texts(answers: Answers, questions: Iterable[str]) -> list[str | None]:
+    found = (answers.get(question) for question in questions)
+    return [None if answer is None else shortened(str(answer["completion"]), LONGEST) for answer in found]
+
+
+def _question(answer: Mapping[str, Any]) -> list[str]:
+    """Return the question that was answered, and its reference answer."""
+    return [
+        shortened(str(answer.get("prompt", "")), LONGEST),
+        shortened(str(answer.get("answer", "")), LONGEST_REFERENCE),
+    ]
+
+
+def _number(value: float | None) -> float | int | None:
+    """Return whole numbers as integers, which are shorter in JSON."""
+    return int(value) if value is not None and value.is_integer() else value
+
+
+def _by_priority(data: Mapping[str, Any], steps: Sequence[int], pair: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return `(evaluation, question)` of every text, the most important first; evaluation -1 is the question itself."""
+    chosen = [steps.index(step) for step in pair if step in steps]
+    others = [place for place in spread_out(range(len(steps))) if place not in chosen]
+    shown = [data["values"][place] for place in chosen]
+    questions = sorted(range(len(data["ids"])), key=lambda q: len({values[q] for values in shown}) < 2)
+    return [
+        *((place, question) for question in questions for place in (-1, *chosen)),
+        *((place, question) for place in others for question in questions),
+    ]
+
+
+def _with_texts(data: Mapping[str, Any], order: Sequence[tuple[int, int]], most: int) -> dict[str, Any]:
+    """Return the data with the first `most` characters of texts in this order; later texts are None."""
+    questions: list[Any] = [None] * len(data["ids"])
+    texts: list[list[Any]] = [[None] * len(data["ids"]) for _ in data["texts"]]
+    for place, question in order:
+        found = data["questions"][question] if place < 0 else data["texts"][place][question]
+        most -= sum(map(len, found or ""))
+        if most < 0:
+            break
+        (questions if place < 0 else texts[place])[question] = found
+    return {**data, "questions": questions, "texts": texts}
+
+
+def _blob(data: Mapping[str, Any]) -> str:
+    content = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()

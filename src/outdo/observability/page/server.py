@@ -3,8 +3,9 @@
     GET /?token=T                   the page
     GET /data?token=T&after=40      what is new since step 40 (`collect.metrics_since`)
     GET /step/40?token=T            the tokens of a step (`collect.step_tokens`)
+    GET /held_out?token=T           the answers of the evaluations (`held_out.held_out_data`)
 
-`run=1` in a query means the second of two runs. The server listens only on the loopback address and answers only
+`run=1` in a query means the second run. The server listens only on the loopback address and answers only
 requests with the token: none from a page of another site (`Origin`), and none for another host name that points here
 (`Host`). It never uses a part of a request as a path: a step is a number that must be among the recorded ones.
 """
@@ -25,8 +26,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from outdo.observability.page.collect import DEFAULT_VIEW, RunData, View, collect_run, metrics_since, step_tokens
+from outdo.observability.page.collect import DEFAULT_VIEW, RunData, View, metrics_since, step_tokens
+from outdo.observability.page.held_out import held_out_data
 from outdo.observability.page.html import render_page, security_policy
+from outdo.observability.page.runs import collect_runs
 from outdo.utils.errors import RunFolderError, UserError
 
 HOST = "127.0.0.1"
@@ -55,10 +58,11 @@ def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIE
             return PlainTextResponse("run and after must be numbers, and the run must exist", 400)
         match request.scope["path"].split("/"):
             case ["", ""]:
-                page_data = [collect_run(each, view) for each in runs]
-                return HTMLResponse(render_page(page_data, live={"url": "/", "token": token}))
+                return HTMLResponse(render_page(collect_runs(runs, view), live={"url": "/", "token": token}))
             case ["", "data"]:
                 return _json(metrics_since(data_of(runs[run]), after=after))
+            case ["", "held_out"]:
+                return _json(held_out_data(runs[run], pair=view.evaluations))
             case ["", "step", number] if (step := _number(number)) is not None:
                 tokens = step_tokens(runs[run], step)
                 return PlainTextResponse("this step is not recorded", 404) if tokens is None else _json(tokens)

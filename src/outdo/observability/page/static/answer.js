@@ -54,14 +54,11 @@ function verdict({ first, last }) {
   return last.value > first.value ? 'Probably.' : 'Not so far.';
 }
 
-function Lead({ runs, run }) {
+function Lead({ run }) {
   const metric = evaluationsOf([run])[0]?.[0];
-  const name =
-    runs.length > 1 &&
-    html`<i class=${`stroke ${run === runs[1] ? 'b' : 'a'}`}></i><bdi>${plainText(run.name)}</bdi>: `;
   if (!metric) {
     const reward = summary(run, 'reward');
-    return reward && html`<p class="lead" data-test="lead">${name}The run has fewer than two evaluations on held-out
+    return reward && html`<p class="lead" data-test="lead">The run has fewer than two evaluations on held-out
       questions. The mean reward in training changed from
       ${' '}<b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
   }
@@ -69,11 +66,11 @@ function Lead({ runs, run }) {
     word = verdict(ends);
   const overlap = word === UNDECIDED && ' The 95\u00a0% intervals overlap.';
   if (!isAccuracy(metric))
-    return html`<p class="lead" data-test="lead">${name}<b>${word}</b> The mean reward of held-out answers is
+    return html`<p class="lead" data-test="lead"><b>${word}</b> The mean reward of held-out answers is
       ${' '}<b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
       ${' '}<b>${figure(ends.first.value)}</b>.${overlap} <span class="quiet">No rule of this run says which answers are
       right.</span></p>`;
-  return html`<p class="lead" data-test="lead">${name}<b>${word}</b> The policy answers
+  return html`<p class="lead" data-test="lead"><b>${word}</b> The policy answers
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
     ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b>.${overlap}</p>`;
 }
@@ -81,7 +78,7 @@ function Lead({ runs, run }) {
 const rangeText = ({ low, high }) => `${figure(100 * low)}–${figure(100 * high)}`;
 
 /** Draw both intervals on an axis from 0 to 100 %: a hollow mark for before, a filled one for after. */
-function Intervals({ first, last, second }) {
+function Intervals({ first, last }) {
   const x = (share) => `${100 * share}%`;
   const line = ({ value, low, high }, y, kind) => html`<g class=${kind}>
     <line class="rail" x1="0" x2="100%" y1=${y} y2=${y} />
@@ -89,7 +86,7 @@ function Intervals({ first, last, second }) {
     <circle cx=${x(value)} cy=${y} r="4.5" /></g>`;
   const said = ({ value, low, high }) =>
     `${percent(value)}${known(low) && known(high) ? ` (${percent(low)} to ${percent(high)})` : ''}`;
-  return html`<svg class=${`intervals ${second ? 'b' : 'a'}`} role="img"
+  return html`<svg class="intervals" role="img"
       aria-label=${`${when(first)} ${said(first)}, ${when(last)} ${said(last)}; from 0 to 100 %`}>
     ${line(first, 8, 'before')}${line(last, 24, 'after')}</svg>
     ${known(first.low) && known(last.low) &&
@@ -104,29 +101,31 @@ function Tile({ title, detail, children }) {
 const Way = ({ from, to, form }) => html`<p class="way"><span class="from">${form(from)}</span>
   <span class="quiet" aria-label="to"> → </span><b>${form(to)}</b></p>`;
 
-/** Draw one tile per quantity, with one line per run. */
-function Answer({ runs }) {
-  const told = (of) => runs.map((run, i) => [of(run), i]).filter(([ends]) => ends);
-  const evaluations = evaluationsOf(runs).map(([metric, title, detail]) => {
-    const ends = told((run) => evaluated(run, metric)),
+/** Return the mean of "moved as pushed" over a run's steps, and of how many; null if it was never measured. */
+function movedAsPushed(run) {
+  const shares = (run.metrics.values.moved_right_way ?? []).filter(known);
+  const tokens = (run.metrics.values['moved/tokens'] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
+  return shares.length ? { share: mean(shares), steps: shares.length, tokens } : null;
+}
+
+/** Answer for one run: in a sentence, then with one tile per quantity. */
+function Answer({ run }) {
+  const evaluations = evaluationsOf([run]).map(([metric, title, detail]) => {
+    const { first, last } = evaluated(run, metric),
       form = isAccuracy(metric) ? percent : figure;
-    return ends.length > 0 && html`<${Tile} title=${title} detail=${detail}>${ends.map(
-      ([{ first, last }, i]) => html`<${Way} from=${first.value} to=${last.value} form=${form} />
-        ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} second=${i} />`}`)}<//>`;
+    return html`<${Tile} title=${title} detail=${detail}>
+      <${Way} from=${first.value} to=${last.value} form=${form} />
+      ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} />`}<//>`;
   });
-  const rewards = told((run) => summary(run, 'reward'));
-  const moved = told((run) => {
-    const shares = (run.metrics.values.moved_right_way ?? []).filter(known);
-    const tokens = (run.metrics.values['moved/tokens'] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
-    return shares.length ? { share: mean(shares), steps: shares.length, tokens } : null;
-  });
-  return html`${runs.map((run) => html`<${Lead} runs=${runs} run=${run} />`)}
+  const reward = summary(run, 'reward'),
+    moved = movedAsPushed(run);
+  return html`<${Lead} run=${run} />
     <div class="tiles">${evaluations}
-      ${moved.length > 0 && html`<${Tile} title="Moved as pushed" detail="each step">${moved.map(
-        ([{ share, steps, tokens }]) => html`<p class="way"><b>${percent(share)}</b></p>
-        <p class="said quiet">of the pushed tokens, weighted by how far the pushes
-          could move them; ${count(tokens, 'token')} measured in ${count(steps, 'step')}</p>`)}<//>`}
-      ${rewards.length > 0 && html`<${Tile} title="Mean reward" detail="in training">${rewards.map(
-        ([[from, to]]) => html`<${Way} from=${from} to=${to} form=${figure} />`)}
+      ${moved && html`<${Tile} title="Moved as pushed" detail="each step">
+        <p class="way"><b>${percent(moved.share)}</b></p>
+        <p class="said quiet">of the pushed tokens, weighted by how far the pushes could move them;
+          ${' '}${count(moved.tokens, 'token')} measured in ${count(moved.steps, 'step')}</p><//>`}
+      ${reward && html`<${Tile} title="Mean reward" detail="in training">
+        <${Way} from=${reward[0]} to=${reward[1]} form=${figure} />
         <p class="said quiet">means of the first and the last tenth of the steps</p><//>`}</div>`;
 }

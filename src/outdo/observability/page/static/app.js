@@ -88,18 +88,20 @@ function useOpening(data, place) {
   return { runs, setRuns, which, changeRun, number, open, openNear, message };
 }
 
-function WhichRun({ runs, which, onChange }) {
+function WhichRun({ runs, which, onChange, label }) {
   if (runs.length < 2) return null;
   const choice = (run, i) => html`<button type="button" aria-pressed=${String(i === which)}
     onClick=${() => onChange(i)}>
     ${plainText(run.name)}</button>`;
-  return html`<div class="steps" role="group" aria-label="Run whose tokens are shown">${runs.map(choice)}</div>`;
+  return html`<div class="steps" role="group" aria-label=${label}>${runs.map(choice)}</div>`;
 }
 
 function App({ data }) {
   const place = useRef(readLink());
   const { runs, setRuns, which, changeRun, number, open, openNear, message } = useOpening(data, place);
   const [range, setRange] = useState(null);
+  const [apart, setApart] = useState(false);
+  const lines = useMemo(() => drawnLines(runs, apart), [runs, apart]);
   const follow = useFollowing(data.live, runs, setRuns);
   const run = runs[which];
   const { step, error } = useStep(run, number);
@@ -127,16 +129,19 @@ function App({ data }) {
   const where = number === null ? 'no tokens recorded' : `step ${number} of ${run.metrics.steps.at(-1) ?? number}`;
   const about = data.live ? 'Served on this machine only.' : 'This file is complete: it makes no network requests.';
   return html`<${Bar} run=${run} place=${where} follow=${follow} sections=${sectionsOf(run, step)} />
-    <main><h1 class="hidden">${`Run ${plainText(run.name)}`}</h1>
-      <${About} runs=${runs} />
-      <${Section} id="curves" number="1" title="Did training help?"><${Answer} runs=${runs} />
+    <main><h1 class="hidden">${titleOf(runs)}</h1>
+      ${runs.length > 1 ? html`<${RunsTable} runs=${runs} lines=${lines} />` : html`<${About} run=${run} />`}
+      <${Section} id="curves" number="1" title="Did training help?">
+        ${runs.length === 1 && html`<${Answer} run=${run} />`}
         <${Findings} runs=${runs} onFinding=${showFinding} />
-        ${runs.map((each) => html`<${HeldOut} run=${each} runs=${runs} />`)}
-        ${runs.map((each) => html`<${Where} run=${each} runs=${runs} />`)}
-        <${Curves} runs=${runs} chosen=${chosen} at=${number} range=${range} onStep=${openNear} /><//>
+        <${HeldOut} runs=${runs} />
+        <${WhichRun} runs=${runs} which=${which} onChange=${changeRun} label="Run to look into" />
+        <${Where} run=${run} several=${runs.length > 1} />
+        <${Curves} runs=${runs} lines=${lines} apart=${apart} setApart=${setApart} chosen=${chosen} at=${number}
+          range=${range} onStep=${openNear} /><//>
       <section id="steps" aria-labelledby="steps-title">
         <h2 id="steps-title" class="small" tabindex="-1">Steps with tokens</h2>
-        <${WhichRun} runs=${runs} which=${which} onChange=${changeRun} />
+        <${WhichRun} runs=${runs} which=${which} onChange=${changeRun} label="Run whose tokens are shown" />
         <${Steps} run=${run} at=${number} onOpen=${open} canFetch=${Boolean(data.live)} />
         ${data.live && html`<label class="control"><input type="checkbox" data-test="follow-newest" checked=${newest}
           onChange=${(event) => setNewest(event.target.checked)} /><span>Always show the newest step</span></label>`}
@@ -148,6 +153,8 @@ function App({ data }) {
     <footer><p class="quiet">Log-probabilities and entropies are in nats; numbers have four significant digits.
       ${' '}${about}</p></footer>`;
 }
+
+const titleOf = (runs) => (runs.length > 1 ? count(runs.length, 'run') : `Run ${plainText(runs[0].name)}`);
 
 const sectionsOf = (run, step) => [
   'curves',

@@ -124,7 +124,9 @@ function Numbers({ step, i, compared }) {
 }
 
 function Card({ compared, onClose }) {
-  const [token, setToken] = useState(activeToken.get());
+  const [token, setToken] = useState(activeToken.get()),
+    card = useRef(null);
+  useLayoutEffect(() => placeUnderToken(card.current, token), [token]);
   useEffect(() => {
     setToken(activeToken.get()); // it may have changed since this was drawn: the address can set it, for example
     return activeToken.watch(setToken);
@@ -145,7 +147,7 @@ function Card({ compared, onClose }) {
   const clip = step.column('clip') && step.clipWords[step.column('clip')[i]];
   const identity = [`id ${id}`, hex && `bytes ${spacedHex(hex)}`, piece === '' && 'part of a character'];
   const words = sentence(step, i);
-  return html`<aside class="card" data-test="card" aria-label="Token">
+  return html`<aside class="card" data-test="card" aria-label="Token" ref=${card}>
     <div class="card-head"><span class="piece"><bdi>${step.line(step.token(row, index))}</bdi></span>
       <p>Token ${(placeOf(row, index) + 1).toLocaleString('en-US')} of
         ${' '}${(row.length + row.omitted).toLocaleString('en-US')}${' '}

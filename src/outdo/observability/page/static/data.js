@@ -9,12 +9,17 @@ const REACHED = 1,
 
 const pageData = () => JSON.parse(document.getElementById('outdo-data').textContent);
 
-async function decodeStep(entry) {
-  const text = atob(entry.blob),
+/** Decode text in base64 that gzip has compressed. */
+async function unpacked(blob) {
+  const text = atob(blob),
     packed = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
-  const buffer = await new Response(stream).arrayBuffer();
+  return new Response(stream).arrayBuffer();
+}
+
+async function decodeStep(entry) {
+  const buffer = await unpacked(entry.blob);
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   return stepOf(header, new Uint8Array(buffer, 4 + length), entry);

@@ -67,19 +67,17 @@ function shortFact(value) {
   return text.startsWith('/') && parts.length > 3 ? `…/${parts.slice(-2).join('/')}` : text;
 }
 
-/** Show the facts about each run; those about the machine and the software in smaller letters. */
-function About({ runs }) {
-  const fact = ([label, value]) => html`<div><dt>${label}</dt><dd title=${plainText(String(value))}>
-    <bdi>${shortFact(value)}</bdi></dd></div>`;
-  const isLeading = ([label]) => LEADING_FACTS.includes(label);
-  return html`<div class="about">${runs.map(
-    (run, i) => html`<section aria-label=${`Run ${run.name}`}>
-    <p class="run-title">${runs.length > 1 && html`<i class=${`stroke ${i ? 'b' : 'a'}`}></i>`}
-      <bdi>${plainText(run.name)}</bdi>
+const fact = ([label, value]) => html`<div><dt>${label}</dt><dd title=${plainText(String(value))}>
+  <bdi>${shortFact(value)}</bdi></dd></div>`;
+const isLeading = ([label]) => LEADING_FACTS.includes(label);
+
+/** Show the facts about a run; those about the machine and the software in smaller letters. */
+function About({ run }) {
+  return html`<div class="about"><section aria-label=${`Run ${run.name}`}>
+    <p class="run-title"><bdi>${plainText(run.name)}</bdi>
       ${run.state && html`<span class="badge" data-test="run-state">${run.state}</span>`}</p>
     <dl>${run.about.filter(isLeading).map(fact)}</dl>
-    <dl class="minor">${run.about.filter((each) => !isLeading(each)).map(fact)}</dl></section>`,
-  )}</div>`;
+    <dl class="minor">${run.about.filter((each) => !isLeading(each)).map(fact)}</dl></section></div>`;
 }
 
 /** Return what was found, how often, and what to do about it. */
@@ -99,10 +97,11 @@ function Findings({ runs, onFinding }) {
     .flatMap((run, i) => run.findings.map((finding) => ({ ...finding, run: i })))
     .filter(({ level, metric }) => level !== 'good' || !ANSWERED.has(metric))
     .sort((a, b) => urgency(a) - urgency(b));
-  if (!findings.length) return html`<p class="note quiet">No other findings.</p>`;
+  const title = runs.length > 1 ? 'Findings' : 'Other findings';
+  if (!findings.length) return html`<p class="note quiet">No ${title.toLowerCase()}.</p>`;
   const steps = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first}–${last}`);
   return html`<section class="findings" aria-labelledby="findings-title">
-    <h3 id="findings-title">Other findings</h3>
+    <h3 id="findings-title">${title}</h3>
     <ul>${findings.map(
       (finding) => html`<li class=${`${finding.level}${finding.cause ? ' symptom' : ''}`} data-test="finding">
       <span class="glyph" role="img"

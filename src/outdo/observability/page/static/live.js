@@ -34,7 +34,10 @@ async function newsOf(live, run, i) {
   const last = lastStep(run);
   const news = await ask(live, 'data', { after: Math.max(0, last - 1), run: i });
   const went = last > 0 && (news.metrics.steps[0] !== last || partingStep(run, news) <= last);
-  return went ? { ...(await ask(live, 'data', { after: 0, run: i })), whole: true } : news;
+  if (news.evaluated.join() !== (run.evaluated ?? run.held_out?.steps ?? []).join())
+    news.held_out = await ask(live, 'held_out', { run: i });
+  if (!went) return news;
+  return { ...(await ask(live, 'data', { after: 0, run: i })), held_out: news.held_out, whole: true };
 }
 
 /** Append what is new to a run. After a resume the repeated steps replace the old ones and their tokens. */
@@ -48,7 +51,7 @@ function grown(run, news) {
     const before = run.metrics.values[name]?.slice(0, kept) ?? new Array(kept).fill(null);
     values[name] = [...before, ...(news.metrics.values[name] ?? new Array(news.metrics.steps.length).fill(null))];
   }
-  const { about, findings, recorded, alive, state } = news;
+  const { about, findings, recorded, alive, state, evaluated } = news;
   const stays = ({ step }) => step < replaced && recorded.includes(step);
   return {
     ...run,
@@ -57,6 +60,8 @@ function grown(run, news) {
     recorded,
     alive,
     state,
+    evaluated,
+    held_out: news.held_out ?? run.held_out,
     chosen: run.chosen.every(stays) ? run.chosen : run.chosen.filter(stays),
     metrics: { steps, values },
     words: { ...run.words, ...news.words },

@@ -5,6 +5,7 @@
 const activeToken = watched(null); // {step, row, index, pinned, byKey} of the token in the card
 
 const MARGIN = '900px'; // how far outside the pane rows are already filled
+const MOST_PRINTED = 30_000; // tokens; a printed page has the rows up to here
 const CHARACTERS_A_LINE = 115,
   LINE = 23; // pixels; to estimate the height of a row before it is filled
 
@@ -71,6 +72,8 @@ class Pane {
       root,
       rootMargin: MARGIN,
     });
+    this.printed = () => printing.matches && this.makeAll();
+    printing.addEventListener('change', this.printed);
     for (const kind of ['pointerover', 'pointerleave', 'click', 'keydown', 'focusin'])
       root.addEventListener(kind, this);
   }
@@ -143,6 +146,15 @@ class Pane {
     held.tokens.style.minHeight = '';
     held.made = true;
     if (this.at?.row === row.number) held.tokens.children[this.at.index]?.setAttribute('tabindex', '0');
+  }
+
+  /** Fill the rows for a printed page, as far as it is of use: the first of them. */
+  makeAll() {
+    let tokens = 0;
+    for (const held of this.rows.values()) {
+      tokens += held.row.length;
+      if (tokens <= MOST_PRINTED) this.make(held);
+    }
   }
 
   unmake(held) {
@@ -236,6 +248,7 @@ class Pane {
 
   close() {
     this.near.disconnect();
+    printing.removeEventListener('change', this.printed);
     this.root.replaceChildren();
   }
 }

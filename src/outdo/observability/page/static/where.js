@@ -23,21 +23,20 @@ function Context({ context, most }) {
     <td>${courseOf(context)}</td></tr>`;
 }
 
-function Where({ run, runs }) {
+function Where({ run, several }) {
   const found = run.leverage;
   if (!found?.contexts.length) return null;
   const few = found.contexts.slice(0, 8),
     most = few[0].leverage,
     together = few.reduce((sum, { leverage }) => sum + leverage, 0),
     share = few.reduce((sum, { tokens }) => sum + tokens, 0) / found.tokens;
-  return html`<section class="where-trained" data-test="where" aria-labelledby=${`where-${runs.indexOf(run)}`}>
-    <h3 id=${`where-${runs.indexOf(run)}`}>Where training happened${
-      runs.length > 1 && html`: <bdi>${plainText(run.name)}</bdi>`}</h3>
+  return html`<section class="where-trained" data-test="where" aria-labelledby="where-title">
+    <h3 id="where-title">Where training happened${several && html`: <bdi>${plainText(run.name)}</bdi>`}</h3>
     <p class="note">Half of all leverage is on <b>${percent(found.half)}</b> of the tokens. These
       ${' '}${count(few.length, 'context')} have <b>${percent(together)}</b> of the leverage and ${percent(share)} of
       the tokens. <span class="quiet">Read: ${count(found.tokens, 'trained token')} in ${count(found.steps, 'step')}.
       The leverage of a token is how strongly it was pushed, times how far its probability could move.</span></p>
-    <div class="scroller" tabindex="0" role="region" aria-label="Contexts with most leverage"><table>
+    <div class="scroller" tabindex="0" role="region" aria-label="Contexts with most leverage"><table class="static">
       <thead><tr><th scope="col">Token, after</th>
         <th scope="col"><span class="hidden">Leverage as a bar</span></th><th scope="col" class="number">Leverage</th>
         <th scope="col" class="number">Tokens</th><th scope="col">Pushed</th>

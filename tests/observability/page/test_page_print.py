@@ -1,0 +1,60 @@
+"""A printed page has no blank places: curves, tokens and tables are on paper as they are on the screen."""
+
+from pathlib import Path
+
+from browser import by_test_id, open_page, watched_page
+from playwright.sync_api import Browser, Page, expect
+from run_folders import write_run
+
+PAPER = 700
+"""CSS pixels between the margins of A4."""
+
+CURVES = """() => [...document.querySelectorAll('.curve')].map(curve => {
+    const canvas = curve.querySelector('canvas');
+    if (!canvas) return 0;
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    return data.filter((value, i) => i % 4 === 3 && value > 0).length;
+})"""
+
+
+def printed(browser: Browser, path: Path) -> Page:
+    """A page in print, as soon as it has opened: the browser has not yet drawn what is far from its window."""
+    page = browser.new_context().new_page()
+    page.add_init_script("window.requestIdleCallback = () => 0")
+    open_page(page, path)
+    assert page.locator(".curve canvas").count() < page.locator(".curve").count()
+    page.emulate_media(media="print")
+    return page
+
+
+def test_every_curve_is_drawn_in_print(browser: Browser, small_page: Path):
+    page = printed(browser, small_page)
+    inks = page.evaluate(CURVES)
+    assert len(inks) > 10
+    assert min(inks) > 200
+    page.set_viewport_size({"width": PAPER, "height": 1000})
+    widths = "() => [...document.querySelectorAll('.curve canvas')].map(each => each.getBoundingClientRect().right)"
+    assert max(page.evaluate(widths)) <= PAPER
+    page.context.close()
+
+
+def test_a_dark_page_is_printed_in_the_colours_of_the_light_theme(browser: Browser, small_page: Path):
+    ink = "() => inkOf('ink')"
+    with watched_page(browser) as page:
+        open_page(page, small_page)
+        by_test_id(page, "theme").select_option("light")
+        light = page.evaluate(ink)
+        by_test_id(page, "theme").select_option("dark")
+        assert page.evaluate(ink) != light
+        page.emulate_media(media="print")
+        assert page.evaluate(ink) == light
+
+
+def test_rows_far_from_the_window_have_their_tokens_in_print(browser: Browser, page_of, tmp_path: Path):
+    run = write_run(tmp_path / "run", steps=1, groups=1, group_size=40, length=60, even=True)
+    page = printed(browser, page_of(run))
+    rows = by_test_id(page, "rollout")
+    expect(rows).to_have_count(40)
+    expect(rows.last.locator("[data-index]")).to_have_count(60)
+    assert not page.evaluate("() => [...document.querySelectorAll('.tokens')].some(each => !each.textContent)")
+    page.context.close()
