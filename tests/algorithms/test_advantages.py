@@ -40,6 +40,7 @@ from outdo.algorithms.advantages import (
     rewards_of,
     sign,
     to_go,
+    tree,
     without_truncated,
 )
 from outdo.algorithms.objectives.divergences import k1
@@ -65,6 +66,7 @@ EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELA
     "rejection": partial(rejection, threshold=1.0),
     "gae": gae,
     "optimal_token": optimal_token,
+    "tree": tree,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "remax": remax,

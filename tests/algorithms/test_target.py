@@ -16,11 +16,11 @@ from outdo.algorithms.objectives.target.progress import target_metrics
 from outdo.algorithms.objectives.target.rules import (
     clip_rule,
     power_rule,
-    prefix_tree,
     rest,
     target_logprobs,
     tilt_rule,
 )
+from outdo.algorithms.prefix_tree import prefix_tree
 from outdo.types import Batch, TokenScores
 
 FOOTNOTE = [0.25, 0.25, 0.25, 0.25], [1.0, 1.0, 1.0, -1.0]

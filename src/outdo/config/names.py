@@ -72,6 +72,7 @@ ADVANTAGES = {
     "reward": "outdo.algorithms.advantages.group:reward",
     "gdpo": "outdo.algorithms.advantages.token:gdpo",
     "length_weighted": "outdo.algorithms.advantages.token:length_weighted",
+    "tree": "outdo.algorithms.advantages.tree:tree",
     "optimal_token": "outdo.algorithms.advantages.optimal_token:optimal_token",
     "gae": "outdo.algorithms.advantages.token:gae",
     "reinforce_pp": "outdo.algorithms.advantages.token:reinforce_pp",

@@ -38,6 +38,7 @@ from outdo.algorithms.advantages.token import (
     whitened,
     without_truncated,
 )
+from outdo.algorithms.advantages.tree import tree
 
 __all__ = [
     "Advantage",
@@ -72,6 +73,7 @@ __all__ = [
     "terminal_rewards",
     "to_go",
     "token_rewards_of",
+    "tree",
     "whitened",
     "without_truncated",
 ]

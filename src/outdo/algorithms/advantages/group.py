@@ -28,7 +28,7 @@ def group_standardised(
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
-    return centred / (_deviation(centred, same) + eps)
+    return centred / (deviation(centred, same) + eps)
 
 
 def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
@@ -54,7 +54,7 @@ def leave_one_out(
     if not whiten:
         return advantages
     compared = (size > 1)[:, None] & (size > 1)  # [B, B]
-    return advantages / (_deviation(advantages, compared) + eps)
+    return advantages / (deviation(advantages, compared) + eps)
 
 
 def batch_standardised(
@@ -66,7 +66,7 @@ def batch_standardised(
     REINFORCE++-baseline divides by the deviation of the centred rewards instead (`reinforce_pp_baseline`).
     """
     one = torch.zeros_like(group)
-    spread = _deviation(group_centred(rewards, one), one[:, None] == one)  # [B]
+    spread = deviation(group_centred(rewards, one), one[:, None] == one)  # [B]
     return group_centred(rewards, group) / (spread + eps)
 
 
@@ -82,7 +82,7 @@ def best_of_group(
     others = same & ~torch.eye(len(group), dtype=torch.bool, device=group.device)
     rival = torch.where(others, rewards, -torch.inf).amax(1)
     ahead = (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
-    return ahead / (_deviation(group_centred(rewards, group), same) + eps) if scale else ahead
+    return ahead / (deviation(group_centred(rewards, group), same) + eps) if scale else ahead
 
 
 @requires(right=True)
@@ -149,7 +149,7 @@ def reward(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor
     return rewards
 
 
-def _deviation(centred: Float[Tensor, "B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, "B"]:
+def deviation(centred: Float[Tensor, "B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, "B"]:
     """Compute the standard deviation of each row's group, with the divisor G - 1, from centred values.
 
     It is computed in units of the largest deviation, so that the square of a huge reward does not overflow.

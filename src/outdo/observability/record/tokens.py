@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, as_it_is, given
-from outdo.algorithms.objectives.target.rules import prefix_tree
+from outdo.algorithms.prefix_tree import prefix_tree
 from outdo.observability.record.bounds import bounds, is_unreachable, policy_push
 from outdo.types import Batch, Step
 
