@@ -372,3 +372,76 @@ def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
         for token, (b, t) in taken.items():
             sign = batch.advantages[here & (tokens == token)].clamp(-1, 1).mean()  # type: ignore[index]
             assert float(sign * (prepared.targets[b, t] - batch.old_logprobs[b, t])) >= -1e-9  # type: ignore[index]
+
+
+# --------------------------------------------------------- where probability comes from, and what a context counts
+
+
+def one_target(probabilities: Sequence[float], signs: Sequence[float], **options: object) -> tuple[Tensor, Tensor]:
+    """Return the targets of one-token answers of one context, and the gradient of the loss by the logits at π_old."""
+    batch, logits = one_context(signs), vocabulary(probabilities).requires_grad_()
+    objective = target(**options)  # type: ignore[arg-type]
+    batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, logits).detach()))
+    loss = objective(TokenScores(logprobs=logprobs_of(batch, logits)), batch).loss
+    assert batch.targets is not None
+    return batch.targets[:, 1].exp(), torch.autograd.grad(loss, logits)[0]
+
+
+def test_shared_targets_are_divided_by_their_sum_and_that_of_the_rest():
+    found, _ = one_target(*FOOTNOTE, unsampled="share")
+    assert_close(found, doubles([0.5, 0.5, 0.5, 0.0625]) / 1.5625)
+    found, gradient = one_target([0.25, 0.25], [1.0, -1.0], unsampled="share")
+    assert_close(found, doubles([0.5, 0.0625]) / 1.0625)
+    # the rest had 1/2, keeps 0.5 / 1.0625, and its four tokens change in proportion
+    assert_close(gradient[2:], torch.full((4,), (0.5 - 0.5 / 1.0625) / 4, dtype=torch.float64))
+
+
+def test_fixed_the_rest_keeps_its_probability_and_only_siblings_exchange_theirs():
+    found, gradient = one_target([0.25, 0.25], [1.0, -1.0], unsampled="fixed")
+    assert_close(found, doubles([0.5, 0.0625]) / 0.5625 * 0.5)
+    assert_close(gradient[2:], doubles([0.0] * 4))
+    for signs in ([1.0], [1.0, 1.0]):  # one sampled token, or two that are equally good and probable
+        _, gradient = one_target([0.25] * len(signs), signs, unsampled="fixed")
+        assert_close(gradient, torch.zeros_like(gradient))
+
+
+def test_fixed_a_token_without_a_sibling_is_not_pulled_back_in_later_passes():
+    batch = one_context([1.0])
+    objective = target(unsampled="fixed")
+    batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.25]))))
+    _, gradient = evaluate(objective, logprobs_of(batch, vocabulary([0.9])), batch)
+    assert gradient.eq(0).all()
+
+
+def test_by_visits_a_context_counts_once_for_each_answer_in_it():
+    options = {"rule": "tilt", "eta": 0.5}
+    _, once = one_target([0.3, 0.4], [1.0, -1.0], **options)
+    _, visits = one_target([0.3, 0.4], [1.0, -1.0], **options, count="visits")
+    assert_close(visits, 2 * once)
+
+
+def test_small_tilts_by_visits_are_the_policy_gradient_of_all_sampled_actions():
+    """n (π - τ) = -n η p_v (s_v - Σ_S p s) + O(η²), the rest having s = 0."""
+    p, s, eta = doubles([0.3, 0.4]), doubles([2.0, -0.5]), 1e-6
+    _, gradient = one_target(p, s, rule="tilt", eta=eta, unsampled="share", count="visits", limit=9.0)  # type: ignore[arg-type]
+    assert_close(gradient[:2] / eta, -2 * p * (s - (p * s).sum()), tolerance=1e-5)
+
+
+def test_an_advantage_counts_up_to_the_limit():
+    found, _ = one_target([0.1, 0.1], [2.0, -5.0], rule="tilt", limit=3.0, unsampled="share")
+    raw = 0.1 * doubles([2.0, -3.0]).exp()
+    assert_close(found, raw / (raw.sum() + 0.8))
+
+
+@given(trees(), st.sampled_from(["share", "fixed"]))
+def test_normalised_targets_are_probabilities(batch, unsampled):
+    prepared = target(unsampled=unsampled, limit=3.0).prepare(batch)
+    contexts, tokens = prefix_tree(batch)
+    for context in contexts[batch.loss_mask].unique():
+        here = batch.loss_mask & (contexts == context)
+        places = list({int(tokens[b, t]): (b, t) for b, t in here.nonzero().tolist()}.values())
+        total = sum(float(prepared.targets[place].exp()) for place in places)
+        before = sum(float(batch.old_logprobs[place].exp()) for place in places)
+        assert total <= 1 + 1e-9
+        if unsampled == "fixed":
+            assert abs(total - before) < 1e-9

@@ -27,6 +27,8 @@ NOISE = 1e-5
 FULL = 1e-6
 """A token that leaves less probability than this to all others cannot grow, and is not trained."""
 HALVINGS = 50
+TINY = 1e-300
+"""The lowest divisor: the sampled tokens of a context may have no probability that float64 can tell from 0."""
 
 
 def power_rule(power: float = 2.0) -> Rule:
@@ -104,31 +106,67 @@ def target_logprobs(
     return targets(low)
 
 
+def normalised_logprobs(
+    logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], context: Int[Tensor, "N"], *, rule: Rule, fixed: bool
+) -> Float[Tensor, "N"]:
+    """Compute log τ [N] of N distinct tokens: the targets of the rule, divided by their sum in the context.
+
+    The rest of the context is neutral: the sum contains its old probability, and it is divided too. With `fixed` it
+    keeps its probability, and only the sampled tokens share theirs: a token alone in its context has the target p.
+    Unlike in `target_logprobs` a good token may lose, where the others of its context are better.
+    """
+    complete = rule(logprobs, sign, torch.ones_like(sign))
+    left = rest(logprobs, context)  # [C]
+    sampled = _sum(complete.exp(), context, len(left))
+    size = sampled / (1 - left).clamp(min=TINY) if fixed else sampled + left
+    return complete - size.log()[context]
+
+
 def rest(logprobs: Float[Tensor, "N"], context: Int[Tensor, "N"]) -> Float[Tensor, "C"]:
     """Compute 1 - Σ_S e^logprobs, the probability of the tokens that no answer sampled: [N] -> [C]."""
     contexts = int(context.max()) + 1 if len(context) else 0
     return (1 - _sum(logprobs.exp(), context, contexts)).clamp(min=0)
 
 
-def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bool = False) -> Batch:
+class Setting(NamedTuple):
+    """How targets are set; the values are those of `outdo.algorithms.objectives.target.objective.target`."""
+
+    rule: Rule
+    keep: float
+    merge: bool
+    hold: bool = False
+    unsampled: str = "absorb"
+    visits: bool = False
+    limit: float = 1.0
+
+
+def with_targets(batch: Batch, setting: Setting) -> Batch:
     """Return the batch with `targets`, log τ [B, T], and with the values of `Aim` in `prepared`; 0 where not trained.
 
-    `merge` shares contexts on the prefix tree of the group. A context in which no token is good or bad is not trained,
-    unless `hold` is set: then its tokens keep their probability.
+    A context in which no target differs from the old probability is not trained, unless `setting.hold` is set: then its
+    tokens keep their probability.
     """
-    mask = batch.loss_mask
+    mask, rule = batch.loss_mask, setting.rule
     old, advantages = known_logprobs(batch), given(batch.advantages, "advantages")
-    contexts, tokens = prefix_tree(batch) if merge else own_contexts(batch)
+    contexts, tokens = prefix_tree(batch) if setting.merge else own_contexts(batch)
 
     _, token, rows = tokens[mask].unique(return_inverse=True, return_counts=True)  # N distinct tokens
     context = torch.zeros_like(rows).scatter(0, token, contexts[mask]).unique(return_inverse=True)[1]  # [N]
     logprobs = (_sum(old[mask].double(), token, len(rows)) / rows).clamp(max=0.0)
-    sign = _sum(advantages[mask].double().clamp(-1, 1), token, len(rows)) / rows
-    targets = target_logprobs(logprobs, sign, context, rule=rule, keep=keep)
+    strength = advantages[mask].double().clamp(-setting.limit, setting.limit)
+    sign = _sum(strength, token, len(rows)) / rows
+    if setting.unsampled == "absorb":
+        targets = target_logprobs(logprobs, sign, context, rule=rule, keep=setting.keep)
+        moving = sign != 0
+    else:
+        fixed = setting.unsampled == "fixed"
+        targets = normalised_logprobs(logprobs, sign, context, rule=rule, fixed=fixed)
+        moving = (targets - logprobs).abs() > NOISE
     in_full = rule(logprobs, sign, torch.ones_like(sign))
-    has_sign = _sum((sign != 0).double(), context, len(rows)) > 0  # by context; of [N] as there are no more
-    trained = (-logprobs.expm1() > FULL) & (has_sign[context] | hold)
+    active = _sum(moving.double(), context, len(rows)) > 0  # by context; of [N] as there are no more
+    trained = (-logprobs.expm1() > FULL) & (active[context] | setting.hold)
     held = (sign > 0) & (in_full - logprobs > NOISE) & (targets - logprobs <= NOISE)
+    visits = _sum(rows.to(logprobs), context, len(rows))[context]
 
     def spread(values: Shaped[Tensor, "N"]) -> Shaped[Tensor, "B T"]:
         """Put the value of a token at every place that sampled it: [N] -> [B, T]."""
@@ -138,6 +176,7 @@ def with_targets(batch: Batch, *, rule: Rule, keep: float, merge: bool, hold: bo
     aim = {
         "context": spread(context),
         "share": spread(trained.to(logprobs) / rows),
+        "weight": spread(visits if setting.visits else torch.ones_like(visits)),
         "rest": spread(rest(targets, context)[context]),
         "old_rest": spread(rest(logprobs, context)[context]),
         "unreachable": spread((in_full > 0) | held),
@@ -156,9 +195,8 @@ class Aim(NamedTuple):
     """The prepared values of the N trained tokens of a batch."""
 
     context: Int[Tensor, "N"]  # equal where tokens share a context
-    share: Float[
-        Tensor, "N"
-    ]  # 1 / (rows that sampled this token in this context), so that it counts once; 0: not trained
+    share: Float[Tensor, "N"]  # 1 / (rows that sampled this token in this context), so it counts once; 0: untrained
+    weight: Float[Tensor, "N"]  # of the context: 1, or the number of rows in it
     target: Float[Tensor, "N"]  # log τ
     rest: Float[Tensor, "N"]  # 1 - Σ_S τ of the context
     old: Float[Tensor, "N"]  # log p
@@ -173,6 +211,7 @@ class Aim(NamedTuple):
         return cls(
             context=batch.prepared["context"][mask],
             share=batch.prepared["share"][mask],
+            weight=batch.prepared["weight"][mask],
             target=batch.targets[mask],
             rest=batch.prepared["rest"][mask],
             old=batch.old_logprobs[mask],
