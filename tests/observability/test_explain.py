@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from outdo.algorithms.objectives.base import ComposedObjective, Objective
-from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, likelihood, luspo, ppo, reinforce
+from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, gspo, likelihood, luspo, ppo, reinforce
 from outdo.algorithms.objectives.surrogates import log_likelihood, unclipped
 from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.tpo import tpo
@@ -205,10 +205,22 @@ def test_the_command_prints_speed_distance_and_destination() -> None:
         (likelihood(), -1.0, "The policy term pulls down, and has no bound."),
         (tpo(), 1.0, "The policy term has no gradient."),
         (tpo(), 1.0, "here there is only one."),
+        (gspo(), 1.0, "until πθ = 0.90036, a ratio of 1.0004."),
+        (gspo(), 1.0, "It has no gradient from 0.90036 to 1."),
+        (gspo(), 1.0, "takes πθ from 0.9 to 0.90036."),
+        (gspo(), -1.0, "until πθ = 0.89973, a ratio of 0.9997."),
     ],
 )
 def test_the_command_describes_special_cases(objective: Objective, advantage: float, line: str) -> None:
     assert line in said(objective, ExplainArguments(old=0.9, ref=0.9, advantage=advantage))
+
+
+def test_numbers_near_1_and_near_the_old_probability_show_their_distance() -> None:
+    page = said(gspo(), ExplainArguments(old=0.1234567, news=[0.1234568, 0.2]))
+    assert "π_old = 0.1234567, Â = 1" in page
+    assert re.search(r"0\.1234568 +1\.00000081 +1\.00000081 +1\.00000081 ", page)
+    assert re.search(r"0\.2 +1\.62 +1\.0004 +1\.0004 +0\n", page)
+    assert "takes πθ from 0.1234567 to 0.123506." in page
 
 
 def test_the_equation_of_deepseekmath_is_shown_only_for_its_divergence() -> None:

@@ -220,8 +220,8 @@ def _reference_rows(points: Sequence[Point]) -> tuple[list[str], list[list[str]]
 
 
 def _head(title: str, explanation: Explanation) -> str:
-    reference = "" if explanation.ref is None else f", π_ref = {_short(explanation.ref)}"
-    return f"{title}: one token, π_old = {_short(explanation.old)}{reference}, Â = {_short(explanation.advantage)}"
+    reference = "" if explanation.ref is None else f", π_ref = {_given(explanation.ref)}"
+    return f"{title}: one token, π_old = {_given(explanation.old)}{reference}, Â = {_given(explanation.advantage)}"
 
 
 def _rows(explanation: Explanation, points: Sequence[Point]) -> Table:
@@ -231,15 +231,15 @@ def _rows(explanation: Explanation, points: Sequence[Point]) -> Table:
     def place(point: Point) -> str:
         at_edge = point.new != point.old and any(abs(edge - point.new) < 1e-9 for edge in edges)
         side = ("⁻" if point.new > point.old else "⁺") if at_edge else ""
-        return f"{_short(point.new)}{side}"
+        return f"{_given(point.new)}{side}"
 
     names = ["πθ", "ratio", "clipped ratio", "objective", "dJ/dπθ"]
     rows = [
         [
             place(p),
-            _short(p.ratio),
-            "-" if p.clipped_ratio is None else _short(p.clipped_ratio),
-            _short(p.objective),
+            _short(p.ratio, beside=1.0),
+            "-" if p.clipped_ratio is None else _short(p.clipped_ratio, beside=1.0),
+            _short(p.objective, beside=p.advantage),
             _signed(p.policy_gradient),
         ]
         for p in points
@@ -272,21 +272,25 @@ def _sentences(objective: Objective, explanation: Explanation) -> Iterator[str]:
 
 
 def _how_much(explanation: Explanation) -> Iterator[str]:
+    def probability(value: float) -> str:
+        return _short(value, beside=explanation.old)
+
     way = "up" if explanation.advantage > 0 else "down"
     if explanation.bound is None:
         still = explanation.flat == ((0.0, 1.0),)
         yield "The policy term has no gradient." if still else f"The policy term pulls {way}, and has no bound."
     else:
         beyond = "" if explanation.reachable else ", which no probability reaches"
-        ratio = _short(explanation.bound / explanation.old)
-        yield f"The policy term pulls {way} until πθ = {_short(explanation.bound)}, a ratio of {ratio}{beyond}."
+        ratio = _short(explanation.bound / explanation.old, beside=1.0)
+        yield f"The policy term pulls {way} until πθ = {probability(explanation.bound)}, a ratio of {ratio}{beyond}."
     if explanation.bound is not None and explanation.flat:
-        intervals = " and ".join(f"from {_short(low)} to {_short(high)}" for low, high in explanation.flat)
+        intervals = " and ".join(f"from {probability(low)} to {probability(high)}" for low, high in explanation.flat)
         yield f"It has no gradient {intervals}."
     for turn in explanation.turns:
         how = "at a kink" if turn.kink else "stationary"
-        yield f"All terms together have a {turn.kind} at {_short(turn.probability)} ({how})."
-    yield f"Any number of small updates takes πθ from {_short(explanation.old)} to {_short(explanation.destination)}."
+        yield f"All terms together have a {turn.kind} at {probability(turn.probability)} ({how})."
+    end = probability(explanation.destination)
+    yield f"Any number of small updates takes πθ from {_given(explanation.old)} to {end}."
 
 
 def _equation_21(objective: Objective, explanation: Explanation) -> Iterator[str]:
@@ -326,8 +330,18 @@ def _fraction(value: float) -> str:
     return str(fraction) if exact and fraction.denominator > 1 and value < 0.5 else _short(value)
 
 
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+def _given(value: float) -> str:
+    """Format a value that the user has given: as it was typed."""
+    return f"{value:.10g}"
+
+
+def _short(value: float, *, beside: float | None = None) -> str:
+    """Format a value in four digits, or in as many as its distance from `beside` needs for two: 1.0004 is not 1."""
+    distance = 0.0 if beside is None else abs(value - beside)
+    if not value or distance <= 1e-9 * abs(value):  # no distance, or one of rounding errors
+        return f"{value:.4g}"
+    digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(distance)) + 2
+    return f"{value:.{max(4, digits)}g}"
 
 
 def _signed(value: float) -> str:
