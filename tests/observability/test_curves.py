@@ -3,6 +3,7 @@
 import builtins
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from outdo.cli.plot import run_plot
 from outdo.observability import glossary
-from outdo.observability.curves import DEFAULT_METRICS, metric_names, plot
+from outdo.observability.curves import DEFAULT_METRICS, metric_names, plot, smoothed
 from outdo.storage.run_folder import read_metrics
 from outdo.utils.errors import RunFolderError, UserError
 
@@ -54,6 +55,22 @@ def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         plot({"run": LINES}, tmp_path / f"{name}.svg", names=["reward", "eval/greedy"])
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_cliff_stays_a_cliff() -> None:
+    assert smoothed([1.0] * 100 + [0.0] * 100) == [1.0] * 100 + [0.0] * 100
+    noisy = [0.5 + 0.1 * (-1) ** n for n in range(100)]
+    assert all(abs(value - 0.5) <= 0.1 for value in smoothed(noisy))
+    spike = [0.0] * 50 + [1.0] + [0.0] * 50
+    assert max(smoothed(spike)) == 0.0  # the thin line shows it
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_the_marks_of_the_steps_are_whole_numbers(tmp_path: Path, count: int) -> None:
+    plot({"run": [{"step": n, "reward": 0.5} for n in range(1, count + 1)]}, tmp_path / "a.svg")
+    marks = re.findall(r'<g id="xtick_\d+">.*?<!-- (.*?) -->', drawn(tmp_path / "a.svg"), re.DOTALL)
+    assert "1" in marks or count == 8
+    assert all(mark.isdecimal() for mark in marks)
 
 
 def test_a_png_file_has_the_png_signature(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A group or a step in a notebook: what it shows, and that text of a model is nothing but text in it."""
 
+import math
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -63,10 +64,11 @@ def group(*rollouts: Rollout, prompt: str = "1+1=") -> Group:
 
 
 def step(*groups: Group, passes: int = 2) -> Step:
-    """In every pass, token t of row b is pushed by t - 4."""
+    """In every pass, token t of row b is pushed by t - 4; all tokens have probability 0.75 before the step."""
     batch = Batch.from_groups(groups)
     push = (torch.arange(batch.token_ids.shape[1]) - 4.0).expand_as(batch.token_ids)
-    updates = [Update(metrics={}, tokens={"policy_push": push})] * passes
+    tokens = {"push": push, "logprobs": torch.full(push.shape, math.log(0.75))}
+    updates = [Update(metrics={}, tokens=tokens)] * passes
     return Step(index=40, sampled=Sampled(groups=groups), batch=batch, updates=updates)
 
 
@@ -94,16 +96,40 @@ def test_chat_messages_are_shown_with_their_roles() -> None:
     assert "user: what is <b>?" in Parsed(show(replace(group(rollout("a")), prompt=asked))).text
 
 
-def test_tokens_are_coloured_by_the_policy_push_of_all_passes() -> None:
+def test_tokens_are_coloured_by_their_leverage() -> None:
+    """Two passes push token t of each row by t - 4, and every token had probability 0.75."""
     parsed = Parsed(show(step(group(rollout("one two three 4567"))), TOKENIZER))
     tokens = [attributes for tag, attributes in parsed.tags if tag == "span" and "title" in attributes]
     count = len(rollout("one two three 4567").token_ids)
-    pushes = [2 * (2 + n - 4) for n in range(count)]  # two tokens of prompt come before, and there are two passes
-    assert [each["title"] for each in tokens] == [f"push {push:+.3g}" for push in pushes]
+    pushes = [2 * (2 + n - 4) for n in range(count)]  # two tokens of prompt come before
+    assert [each["title"] for each in tokens] == [f"net push {push:+.3g}, probability 0.75" for push in pushes]
     kinds = [each.get("class", "")[:-1] for each in tokens]
     assert kinds == ["down" if push < 0 else "up" if push > 0 else "" for push in pushes]
     assert tokens[-1]["class"] == "up4"
+    assert f"at most {0.25 * max(pushes):.3g}" in parsed.text
     assert "Step 40, group 0 of 1" in parsed.text
+
+
+def test_equal_pushes_are_told_apart_by_what_they_can_move() -> None:
+    """The push of GRPO is the same for all tokens of an answer: a certain token cannot follow it."""
+    made = step(group(rollout("one two three 4567")))
+    tokens = made.updates[0].tokens
+    certain = torch.arange(made.batch.token_ids.shape[1]) % 2 == 0
+    logprobs = torch.where(certain, 0.0, math.log(0.75)).expand_as(tokens["push"])
+    pushed = Update(metrics={}, tokens={"push": torch.ones_like(tokens["push"]), "logprobs": logprobs})
+    parsed = Parsed(show(replace(made, updates=[pushed]), TOKENIZER))
+    spans = [attributes for tag, attributes in parsed.tags if tag == "span" and "title" in attributes]
+    assert [each.get("class") for each in spans][:4] == [None, "up4", None, "up4"]
+
+
+def test_answers_with_the_same_beginning_show_the_sum_of_their_pushes() -> None:
+    same = step(group(rollout("one two"), rollout("one two")), passes=1)
+    push = same.updates[0].tokens["push"] * torch.tensor([[1.0], [-1.0]])
+    opposed = Update(metrics={}, tokens={**same.updates[0].tokens, "push": push})
+    parsed = Parsed(show(replace(same, updates=[opposed]), TOKENIZER))
+    spans = [attributes for tag, attributes in parsed.tags if tag == "span"]
+    assert {each.get("title") for each in spans} == {"net push +0, probability 0.75"}
+    assert not any("class" in each for each in spans)
 
 
 def test_the_requested_group_is_shown_with_its_own_pushes() -> None:

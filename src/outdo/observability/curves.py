@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from outdo.observability import glossary
@@ -65,7 +66,7 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
     """Draw the metrics `names` (or the default ones) of one or two runs into an .svg or .png file.
 
     `runs` maps the name of a run to lines as in `metrics.jsonl`. Thin lines show the measured values, thick lines their
-    mean over neighbouring steps, and bands 95 % confidence intervals. Equal pictures are equal files, byte for byte.
+    median over neighbouring steps, and bands 95 % confidence intervals. Equal pictures are equal files, byte for byte.
     Raises `UserError` for another suffix, for more than two runs, for metrics that no run has, and without matplotlib
     (extra `plot`).
     """
@@ -73,6 +74,7 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise UserError([f'{path}: pictures need the package matplotlib: pip install "outdo[plot]"']) from None
     with rc_context(STYLE):
@@ -89,6 +91,7 @@ def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequ
             if number + across >= len(drawn):
                 axes.tick_params(labelbottom=True)
                 axes.set_xlabel("step", color=GREY)
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         figure.align_ylabels()
         if len(runs) > 1:
             lines = [
@@ -139,7 +142,7 @@ def _draw(axes: "Axes", lines: Sequence[Metrics], name: str, look: Mapping[str, 
         axes.plot(steps, values, linewidth=1.4, markersize=3.5, **look)
     else:
         axes.plot(steps, values, linewidth=0.6, alpha=0.4, color=look["color"])
-        axes.plot(steps, _smooth(values), linewidth=1.7, **line_look)
+        axes.plot(steps, smoothed(values), linewidth=1.7, **line_look)
     band = [(step, line.get(f"{name}_low"), line.get(f"{name}_high")) for step, _, line in known]
     if band and all(_finite(low) and _finite(high) for _, low, high in band):
         places, lows, highs = zip(*band, strict=True)
@@ -154,16 +157,17 @@ def _label(axes: "Axes", name: str) -> None:
         axes.text(0, 1.03, name, transform=axes.transAxes, fontsize=7, color=GREY, family="monospace")
     if name.startswith(SHARES):
         axes.set_ylim(-0.03, 1.03)
-    axes.locator_params(axis="x", integer=True)
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.margins(x=0.02)
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
-    """Return the moving mean: over a fifteenth of all steps on each side, fewer at the ends."""
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the moving median: over a fifteenth of all steps on each side, fewer at the ends.
+
+    Where a metric falls or jumps from one step to the next, a mean would draw a slope that never was.
+    """
     reach = max(2, len(values) // 15)
-    near = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
-    return [math.fsum(some) / len(some) for some in near]
+    return [median(values[max(0, place - reach) : place + reach + 1]) for place in range(len(values))]
 
 
 def _finite(value: object) -> bool:

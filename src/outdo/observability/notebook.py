@@ -8,11 +8,13 @@ backgrounds; underlines show the same without colours.
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from outdo.observability.record.token_text import TokenTexts
+from outdo.observability.record.tokens import net_pushes
 from outdo.types import Group, Rollout, Step
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
@@ -21,7 +23,7 @@ LONGEST = 10_000
 """The maximum number of characters shown of a text."""
 
 LEVELS = 4
-"""Colour levels in each direction; they grow with the square root of the push, so that small pushes are visible."""
+"""Colour levels in each direction; they grow with the square root of the leverage, so that a small one is visible."""
 
 STYLE = """<style>
 .outdo-view { font: 13px/1.5 system-ui, sans-serif; max-width: 70em }
@@ -54,7 +56,9 @@ def show(shown: Step | Group, tokenizer: PreTrainedTokenizerBase | None = None, 
     """Show a group in a notebook: its prompt and its rollouts, the highest reward first.
 
     For a step, `group` is the index of the group, from 0. With the policy's `tokenizer`, each token is coloured by its
-    policy push, summed over all passes. Raises `UserError` if the step has no such group.
+    leverage: the push of all passes, summed over the answers with the same beginning (`net_pushes`), times 1 - π_old.
+    The push alone is nearly the same for all tokens of an answer; the leverage says which of them it could move. Raises
+    `UserError` if the step has no such group.
     """
     if isinstance(shown, Group):
         answers = [_row(rollout, _text(rollout.text)) for rollout in _sorted(shown)]
@@ -66,20 +70,20 @@ def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int
     if not 0 <= group < len(step.groups):
         raise UserError([f"step {step.index} has {len(step.groups)} groups, counted from 0: there is no group {group}"])
     shown = step.groups[group]
-    pushes = _pushes(step, group)
-    most = max((abs(push) for row in pushes for push in row), default=0.0)
+    pushed = _pushed(step, group)
+    most = max((abs(each.leverage) for row in pushed for each in row), default=0.0)
     token_texts = None if tokenizer is None else TokenTexts(tokenizer)
     before = shown.prompt.token_ids
     texts = [
         _text(rollout.text) if token_texts is None else _tokens(token_texts, rollout, before, row, most)
-        for rollout, row in zip(shown.rollouts, pushes, strict=True)
+        for rollout, row in zip(shown.rollouts, pushed, strict=True)
     ]
     by_rollout = {id(rollout): text for rollout, text in zip(shown.rollouts, texts, strict=True)}
     answers = [_row(rollout, by_rollout[id(rollout)]) for rollout in _sorted(shown)]
     legend = ""
     if tokenizer is not None and most > 0:
         legend = (
-            f'; policy push, at most {most:.3g}: <span class="up3">pushed up</span>, '
+            f'; leverage: net push × (1 - probability), at most {most:.3g}: <span class="up3">pushed up</span>, '
             '<span class="down3">pushed down</span>'
         )
     return _view(shown, f"Step {step.index}, group {group} of {len(step.groups)}{legend}", answers)
@@ -90,27 +94,45 @@ def _sorted(group: Group) -> list[Rollout]:
     return sorted(group.rollouts, key=lambda rollout: -rollout.reward if rollout.scored else math.inf)
 
 
-def _pushes(step: Step, group: int) -> list[list[float]]:
-    """Return the policy push of each token of each completion of a group."""
+class _Pushed(NamedTuple):
+    """How a token was pushed."""
+
+    net: float  # the sum of the pushes on its probability
+    probability: float  # before the step
+
+    @property
+    def leverage(self) -> float:
+        return self.net * (1 - self.probability)
+
+
+def _pushed(step: Step, group: int) -> list[list[_Pushed]]:
+    """Return how each token of each completion of a group was pushed."""
     batch = step.batch
-    rows = (batch.group == group).nonzero().squeeze(1).tolist()
-    passes = [update.tokens["policy_push"] for update in step.updates if update.tokens]
-    pushes: list[list[float]] = []
-    for row, rollout in zip(rows, step.groups[group].rollouts, strict=True):
+    rows = (batch.group == group).nonzero().squeeze(1)
+    passes = [update.tokens for update in step.updates if update.tokens]
+    nothing = torch.zeros(batch.loss_mask.shape)
+    net, probability = nothing, nothing
+    if passes:
+        net, _ = net_pushes(batch, torch.stack([tokens["push"] for tokens in passes]).sum(0))
+        old = passes[0]["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
+        probability = old.exp().where(batch.loss_mask, 0.0)
+    found: list[list[_Pushed]] = []
+    for row, rollout in zip(rows.tolist(), step.groups[group].rollouts, strict=True):
         first = int(batch.prompt_lengths[row])
-        by_pass = [each[row, first : first + len(rollout.token_ids)].tolist() for each in passes]
-        pushes.append([sum(of_token) for of_token in zip(*by_pass, strict=True)] or [0.0] * len(rollout.token_ids))
-    return pushes
+        numbers = torch.stack([net[row], probability[row]], 1)[first : first + len(rollout.token_ids)]  # [t, 2]
+        found.append([_Pushed(*each) for each in numbers.tolist()])
+    return found
 
 
 def _tokens(
-    token_texts: TokenTexts, rollout: Rollout, after: Sequence[int], pushes: Sequence[float], most: float
+    token_texts: TokenTexts, rollout: Rollout, after: Sequence[int], pushed: Sequence[_Pushed], most: float
 ) -> str:
     spans: list[str] = []
-    for piece, push in zip(token_texts.pieces(rollout.token_ids, after=after), pushes, strict=True):
-        level = round(LEVELS * math.sqrt(abs(push) / most)) if most else 0
-        kind = f' class="{"up" if push > 0 else "down"}{level}"' if level else ""
-        spans.append(f'<span{kind} title="push {push:+.3g}">{_escaped_token(_truncated(piece))}</span>')
+    for piece, each in zip(token_texts.pieces(rollout.token_ids, after=after), pushed, strict=True):
+        level = round(LEVELS * math.sqrt(abs(each.leverage) / most)) if most else 0
+        kind = f' class="{"up" if each.net > 0 else "down"}{level}"' if level else ""
+        title = f"net push {each.net:+.3g}, probability {each.probability:.3g}"
+        spans.append(f'<span{kind} title="{title}">{_escaped_token(_truncated(piece))}</span>')
     return "".join(spans)
 
 

@@ -62,6 +62,13 @@ def _mapped(name: str, change: Callable[[float], float]) -> Callable[[Row], Valu
     return mapped
 
 
+def _leverage(row: Row) -> Values | None:
+    net, old = row.get("net_push"), row.get("old_logprobs")
+    if net is None or old is None:
+        return None
+    return [None if a is None or b is None else a * -math.expm1(min(b, 0.0)) for a, b in zip(net, old, strict=True)]
+
+
 QUANTITIES: Mapping[str, Quantity] = {
     "moved": Quantity(
         "change of the log-probability", "less likely", "more likely", _difference("new_logprobs", "old_logprobs")
@@ -78,27 +85,33 @@ QUANTITIES: Mapping[str, Quantity] = {
     ),
     "gap": Quantity("gap to the target or bound", "should fall", "should rise", _difference("bound", "new_logprobs")),
     "entropy": Quantity("entropy", "", "uncertain", _column("entropy")),
+    "leverage": Quantity("net push × (1 - probability)", "pushed down", "pushed up", _leverage),
     "policy_push": Quantity("policy push", "pushed down", "pushed up", _column("policy_push")),
     "kl_pull": Quantity("KL pull", "pulled down", "pulled up", _column("kl_pull")),
 }
 """The same as on the page."""
 
+INSTEAD = ("leverage", "policy_push")
+"""What is shown of a group that was not measured. The policy push comes last: it is nearly the same for all tokens of
+an answer, so that it shows little more than the sign of the advantage."""
+
 
 def show_group(table: Table, group: int, console: Console, *, by: str = "moved") -> None:
     """Print a group of a step's record, the rollouts with the highest rewards first, coloured by the quantity `by`.
 
-    If the quantity is not known for this group (`moved` of a group that was not measured), it says so and shows the
-    policy push instead. Raises `UserError` for an unknown group or quantity.
+    If the quantity is not known for this group (`moved` of a group that was not measured), it says so and shows another
+    one of `INSTEAD`. Raises `UserError` for an unknown group or quantity.
     """
     step = table.to_pylist()
     rows = _rows(step, group)
     _check(by, rows, group, table)
-    shown = by if _largest(by, rows) is not None else "policy_push"
+    shown = next((each for each in (by, *INSTEAD) if _largest(each, rows) is not None), by)
+    known = _largest(shown, rows) is not None
     largest = _largest(shown, step) or 0.0  # over the whole step, so that noise is pale in every group
     first = rows[0]
     _print(console, Text(f"step {first['step']}, group {group}: {_on_one_line(first['prompt_id'])}", style="bold"))
-    if shown != by:
-        instead = "policy_push is not known either" if _largest(shown, rows) is None else f"colours show {shown}"
+    if shown != by or not known:
+        instead = f"colours show {shown}" if known else f"{' and '.join(INSTEAD)} are not known either"
         _print(console, Text(f"{by} is not known for this group; {instead}"))
     _print(console, Text.assemble(("prompt  ", "dim"), _on_one_line(first["prompt"])))
     if first.get("answer") is not None:

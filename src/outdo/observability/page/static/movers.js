@@ -64,7 +64,7 @@ function Mover({ step, mover, most, onJump }) {
     <span class="quiet origin">group ${step.groups[row.group].number}, rollout ${row.rollout}${' '}
       <span aria-hidden="true">${verdict.glyph}</span><span class="hidden">${verdict.word}</span>${
         others > 0 ? ` and ${others} more` : ''
-      } · ${step.push[i] > 0 ? 'pushed up' : step.push[i] < 0 ? 'pushed down' : 'not pushed'}</span>
+      } · ${step.push[i] > 0 ? 'pushed up' : step.push[i] < 0 ? 'pushed down' : 'net push 0'}</span>
       </button></li>`;
 }
 

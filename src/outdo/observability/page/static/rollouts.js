@@ -12,7 +12,8 @@ const ROW_ORDERS = {
 
 /** Return the requested quantity if the step has it, else the first one that it has. */
 function knownQuantity(step, name) {
-  return [name, 'moved', 'policy_push', 'advantage', 'surprise'].find((each) => step.hasQuantity(each)) ?? 'moved';
+  const order = [name, 'moved', 'leverage', 'policy_push', 'advantage', 'surprise'];
+  return order.find((each) => step.hasQuantity(each)) ?? 'moved';
 }
 
 /** Show the prompt; a long one is folded, and a button shows all of it. */
@@ -84,7 +85,7 @@ function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compar
     ${!plain && html`<${Legend} scale=${scale} />`}
     ${blank && html`<p class="note">This group was not measured after the step, so it is not known
       how far its tokens moved. <button type="button" class="plain"
-      onClick=${() => setBy('policy_push')}>Colour by policy push</button></p>`}
+      onClick=${() => setBy('leverage')}>Colour by leverage</button></p>`}
     ${rows.length < group.rows.length &&
     html`<p class="note">${rows.length} of ${count(group.rows.length, 'rollout')} match the search.</p>`}
     <div class="bench"><${Tokens} step=${step} rows=${rows} scale=${scale} filter=${filter} plain=${plain} jump=${jump}

@@ -97,6 +97,18 @@ const QUANTITIES = [
     of: (column) => column('net'),
   },
   {
+    name: 'leverage',
+    title: 'Leverage',
+    unit: '',
+    kind: 'diverging',
+    ends: ['pushed down', 'pushed up'],
+    what: 'Net push times (1 − probability before the step): how far the push can move the token.',
+    of: (column) => {
+      const [net, old] = ['net', 'old'].map(column);
+      return net && old && net.map((push, i) => -push * Math.expm1(Math.min(old[i], 0)));
+    },
+  },
+  {
     name: 'weight',
     title: 'Weight',
     unit: '',
