@@ -1,7 +1,8 @@
 """Which finding explains which: causes first, and beneath each the symptoms that follow from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from outdo.observability.doctor.series import MIN_STEPS, Finding, Level
 
@@ -48,20 +49,57 @@ CAUSES: Mapping[str, Sequence[str]] = {
 }
 """The rules that can explain a rule's finding, the likeliest first."""
 
+ADVISES: Mapping[str, Mapping[str, Literal["raise", "lower"]]] = {
+    "truncation": {"sampling.max_tokens": "raise"},
+    "groups_missing": {"train.dynamic_sampling": "raise"},
+    "too_hard": {"train.group_size": "raise"},
+    "steps_too_small": {"optim.lr": "raise", "train.passes": "raise"},
+    "steps_too_large": {"optim.lr": "lower", "train.passes": "lower", "train.prompts": "raise"},
+    "reward_outweighed": {"beta": "lower"},
+    "kl_explosion": {"beta": "raise", "optim.lr": "lower"},
+    "entropy_explosion": {"entropy_bonus": "lower", "optim.lr": "lower"},
+    "entropy_collapse": {"entropy_bonus": "raise", "clip_high": "raise"},
+    "overshooting": {"optim.lr": "lower", "train.passes": "lower"},
+    "clipped_too_much": {"train.passes": "lower", "clip_high": "raise"},
+    "clip_never_acts": {"train.passes": "lower"},
+    "accuracy_fell": {"optim.lr": "lower"},
+    "answers_got_worse": {"optim.lr": "lower"},
+    "worse_at_next_visit": {"optim.lr": "lower"},
+    "reward_fell": {"optim.lr": "lower"},
+}
+"""The settings that a rule's advice raises or lowers, so that no report does both with one setting."""
+
 
 def causes_first(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with their `cause`: warnings first, and every symptom, without its advice, after its cause.
 
-    `findings` are in causal order, as the rules are.
+    `findings` are in causal order, as the rules are. Two causes can be far apart in a run, and their advice opposite:
+    the second one then points to the first instead.
     """
     parents = {each: _parent(each, findings) for each in findings}
     roots = {each: _root(each, parents, findings) for each in findings}
     causes = sorted((each for each in findings if roots[each] is each), key=lambda each: LEVELS.index(each.level))
     ordered: list[Finding] = []
-    for cause in causes:
+    for cause, printed in zip(causes, _without_contradictions(causes), strict=True):
         symptoms = (each for each in findings if roots[each] is cause and each is not cause)
-        ordered += [cause, *(replace(each, cause=cause.rule, advice="") for each in symptoms)]
+        ordered += [printed, *(replace(each, cause=cause.rule, advice="") for each in symptoms)]
     return ordered
+
+
+def _without_contradictions(causes: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the causes; one that would raise a setting that an earlier one lowers, or the opposite, without advice."""
+    advised: dict[str, tuple[str, str]] = {}  # by setting: raise or lower, and the rule that advises it
+    for cause in causes:
+        wanted = ADVISES.get(cause.rule, {}) if cause.advice else {}
+        against = {rule: setting for setting, (way, rule) in advised.items() if wanted.get(setting, way) != way}
+        if against:
+            rule, setting = next(iter(against.items()))
+            yield replace(
+                cause, advice=f"The advice above ({rule}) changes {setting}: follow it first, and look again."
+            )
+        else:
+            advised |= {setting: (way, cause.rule) for setting, way in wanted.items() if setting not in advised}
+            yield cause
 
 
 def _parent(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
