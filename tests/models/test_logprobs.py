@@ -17,6 +17,7 @@ from outdo.models.logprobs import (
     sequence_logprobs,
     token_entropy,
     token_logprobs,
+    top_tokens,
 )
 
 VOCABULARY, HIDDEN, TOKENS = 11, 6, 13
@@ -82,6 +83,15 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
     ):
         assert value.dtype == torch.float32
         assert value.equal(expected)
+
+
+def test_the_most_probable_tokens_by_hand() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, -1.0, 5.0]], dtype=torch.float64) * 0.5
+    token_ids, logprobs = top_tokens(logits, torch.tensor([0.5, 0.5]), 2)
+    assert token_ids.tolist() == [[1, 2], [2, 0]]
+    first = math.log(math.e**1 + math.e**3 + math.e**2)
+    assert logprobs[0].tolist() == pytest.approx([3 - first, 2 - first])
+    assert top_tokens(logits, 1.0, 5)[0].shape == (2, 3)  # no more than there are tokens
 
 
 def test_the_entropy_is_that_of_the_whole_distribution() -> None:

@@ -166,6 +166,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Seven steps, in which some questions are asked twice, and answers to a question may begin alike."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
     how = ("steps=7", "train.prompts=2", "train.group_size=8", "sampling.temperature=0.3", "optim.lr=3e-3")
+    how += ("record.top=5",)
     trained(home, folder, *how, *METHODS[request.param])
     return folder
 
@@ -207,6 +208,31 @@ def test_whether_fresh_answers_followed_can_be_computed_from_the_record(run: Pat
     assert said
 
 
+def test_measured_tokens_have_the_most_probable_tokens_before_and_after(run: Path) -> None:
+    sampled = 0
+    for step in recorded_steps(run):
+        rows = pd.read_parquet(run / "tokens" / f"step_{step:06d}.parquet")
+        assert rows["new_top"].notna().equals(rows["measured"])
+        assert rows["old_top"].notna().equals(rows["measured"])
+        for row in rows[rows["measured"]].to_dict("records"):
+            for when in ("old", "new"):
+                places = zip(
+                    row["token_ids"], row["loss_mask"], row[f"{when}_logprobs"], row[f"{when}_top"], strict=True
+                )
+                for token, trained_on, logprob, top in places:
+                    assert (top is not None) == trained_on
+                    if top is None:
+                        continue
+                    found = {each["token_id"]: each["logprob"] for each in top}
+                    assert [*found.values()] == sorted(found.values(), reverse=True)
+                    assert len(found) == 5
+                    assert sum(np.exp([*found.values()])) <= 1 + 1e-5
+                    sampled += token in found
+                    assert logprob == pytest.approx(found.get(token, logprob), abs=1e-4)
+                    assert token in found or logprob <= min(found.values())
+    assert sampled > 100
+
+
 # ------------------------------------------------------------------------------------------- which groups are measured
 
 
@@ -234,8 +260,10 @@ def test_every_third_step_is_recorded(home: Path, tmp_path: Path) -> None:
 
 
 def test_while_a_critic_warms_up_nothing_is_measured(home: Path, tmp_path: Path) -> None:
-    trained(home, tmp_path / "run", "steps=3", "train.objective=ppo", 'train.critic={name = "head", warmup = 2}')
+    how = ("train.objective=ppo", 'train.critic={name = "head", warmup = 2}', "record.top=5")
+    trained(home, tmp_path / "run", "steps=3", *how)
     assert measured(tmp_path / "run") == {1: [], 2: [], 3: [0, 1]}
+    assert pd.read_parquet(tmp_path / "run/tokens/step_000002.parquet")["old_top"].notna().sum() == 0
     clip = pd.read_parquet(tmp_path / "run/tokens/step_000002.parquet")["clip"].explode()
     assert set(clip) <= {"untrained", "environment"}
 

@@ -246,6 +246,10 @@ class Record(Section):
         default=0.0625,
         description="share of the groups, or all, that is scored again after the update, to measure what changed",
     )
+    top: CountOrZero = Field(
+        default=0,
+        description="most probable tokens recorded at each token of these groups, before and after the step; 0: none",
+    )
 
 
 def _reward_spec(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:

@@ -48,6 +48,16 @@ def token_collision(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor
     return _scaled(logits, temperature).softmax(-1).square().sum(-1)
 
 
+def top_tokens(logits: Tensor, temperature: Tensor | float, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` most probable tokens of softmax(logits / temperature) and their log-probabilities.
+
+    [..., V] -> [..., K] int64 and [..., K] in nats, the most probable first; K is V where that is less than `count`.
+    """
+    scaled = _scaled(logits, temperature)
+    values, token_ids = scaled.topk(min(count, scaled.shape[-1]))
+    return token_ids, values - scaled.logsumexp(-1, keepdim=True)
+
+
 def sequence_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     """Compute the log-probabilities [B, T] of a causal model's input [B, T] from its logits [B, T, V].
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outdo.models.attention.forward import Forward
-from outdo.models.logprobs import Entropy, token_collision
+from outdo.models.logprobs import Entropy, token_collision, top_tokens
 from outdo.types import Batch, TokenScores
 from outdo.utils.batching import accumulate
 from outdo.utils.errors import OutdoError
@@ -22,7 +22,7 @@ from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.timing import span
 
 Result = TypeVar("Result")
-COLLISION_CHUNK = 1024  # tokens whose logits exist at once in `Scorer.collision`
+LOGIT_CHUNK = 1024  # tokens whose logits exist at once in `Scorer._of_distributions`
 ByRows = list[tuple[list[int], Result]]  # for each micro-batch: the numbers of its rows, and what was computed of them
 
 
@@ -178,22 +178,49 @@ class Scorer:
         """Return log πθ [B, T] without gradients, on the CPU."""
         return self.measure(batch).logprobs
 
-    @torch.no_grad()
     def collision(self, batch: Batch) -> Tensor:
         """Compute Σ_v π(v)² of the distribution that each trained token was drawn from, 0 elsewhere: [B, T] on the CPU.
 
         It makes a forward pass of its own, in this process.
         """
-        parts: list[Tensor] = []
-        for micro in batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False):
-            here = micro.to(self.device)
+        (values,) = self._of_distributions(batch, lambda logits, temperature: (token_collision(logits, temperature),))
+        return values
+
+    def top(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
+        """Return the `count` most probable tokens at each trained token, and their log-probabilities; 0 elsewhere.
+
+        [B, T, K] int64 and float32 on the CPU: see `top_tokens`. It makes a forward pass of its own, in this process.
+        """
+        token_ids, logprobs = self._of_distributions(
+            batch, lambda logits, temperature: top_tokens(logits, temperature, count)
+        )
+        return token_ids, logprobs
+
+    @torch.no_grad()
+    def _of_distributions(
+        self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Return what `compute` makes of the logits [N, V] of the trained tokens and their temperatures [N].
+
+        Each [N, ...] that it returns becomes [B, T, ...] on the CPU, 0 outside the trained tokens.
+        """
+        found: list[tuple[Tensor, ...]] = []
+        numbers: list[int] = []
+        for rows in batch.micro_batch_rows(self.batch_sizes.micro_batch_tokens, whole_groups=False):
+            here = batch.rows(torch.tensor(rows)).to(self.device)
             hidden, source = self.forward.hidden(here)
-            rows, columns = here.loss_mask.nonzero(as_tuple=True)
-            chunks = zip(source[rows, columns].split(COLLISION_CHUNK), rows.split(COLLISION_CHUNK), strict=True)
-            found = [token_collision(self.forward.head(hidden[at]), here.temperature[row]) for at, row in chunks]
-            values = torch.cat(found) if found else hidden.new_zeros(0).float()
-            parts.append(values.new_zeros(here.token_ids.shape).index_put((rows, columns), values))
-        return stack(parts, batch.token_ids.shape[1])
+            row, column = here.loss_mask.nonzero(as_tuple=True)
+            for at, of in zip(source[row, column].split(LOGIT_CHUNK), row.split(LOGIT_CHUNK), strict=True):
+                found.append(tuple(each.cpu() for each in compute(self.forward.head(hidden[at]), here.temperature[of])))
+            numbers += rows
+        order = torch.tensor(numbers)
+        mask = batch.loss_mask[order]  # the rows in the order in which they were computed
+        placed: list[Tensor] = []
+        for values in map(torch.cat, zip(*found, strict=True)):
+            whole = values.new_zeros(*mask.shape, *values.shape[1:])  # [B, T, ...]
+            whole[mask] = values
+            placed.append(whole[order.argsort()])
+        return tuple(placed)
 
     def _halving_on_oom(self, compute: Callable[[], Result]) -> Result:
         """Compute; if memory does not suffice, try again with half as many tokens at once, down to a row at a time."""

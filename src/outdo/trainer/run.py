@@ -166,6 +166,8 @@ class _Training:
     def sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
         """Sample and score the answers of a step; then, before weights change, copy the last finished step."""
         sampled = self.run.sampler(policy, questions, step=step)
+        with span("record"):
+            self.run.recorder.before(step, Sampled.of(sampled).groups)
         if self.saved < self.progress.step:
             self.copy.take(self.run, self.progress)
         return sampled

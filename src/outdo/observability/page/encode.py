@@ -44,6 +44,9 @@ STORED_AS_DIFFERENCE: Mapping[str, str] = {
 }
 """Log-probabilities that are stored as differences from another one, because readers look at the differences."""
 
+TOP_COLUMNS, TOP_COUNT = ("old_top", "new_top"), 5
+"""Columns with the most probable tokens at each token, and how many of them are shown."""
+
 REQUIRED = ("group", "rollout", "token_ids", "pieces")
 """Columns that a record must have."""
 
@@ -82,18 +85,14 @@ def pack(table: Table) -> bytes:
     for name, column in FLOATS.items():
         if name not in ("a", "b") or column in table.column_names:
             columns[name] = _floats(table, column, lengths)
-    body = _Body()
     columns["others"] = _other_pushes(table, lengths)
-    places = {name: body.add(values) for name, values in columns.items() if name not in STORED_AS_DIFFERENCE}
-    for name in [name for name in STORED_AS_DIFFERENCE if name in columns]:
-        kept = COARSE_BITS if name in COARSE else KEPT_BITS
-        places[name] = _add_difference(
-            body, columns[name], columns.get(STORED_AS_DIFFERENCE[name]), STORED_AS_DIFFERENCE[name], kept
-        )
+    top_columns, top_starts = _top_tokens(table, vocabulary)
+    body = _Body()
+    places = _add_columns(body, columns) | _add_top_columns(body, top_columns)
     header = {
         "step": table["step"][0].as_py() if len(table) and "step" in table.column_names else None,
         "groups": groups,
-        "rows": _rows(table, numbers, lengths),
+        "rows": [row | top for row, top in zip(_rows(table, numbers, lengths), top_starts, strict=True)],
         "clip": words,
         "vocabulary": vocabulary.entries,
         "columns": places,
@@ -117,7 +116,8 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
 
 def _decoded_column(column: Mapping[str, Any], body: Array, total: int) -> Array:
     if column["kind"] == "constant":
-        return numpy.full(total, math.nan if column["value"] is None else column["value"], numpy.float32)
+        value, size = column["value"], column.get("count", total)
+        return numpy.full(size, math.nan if value is None else value, numpy.float32)
     width, start, count = (1 if column["kind"] == "u8" else 4), column["offset"], column["count"]
     planes = body[start : start + width * count].reshape(width, count).T
     dtype = {"u8": "u1", "u32": "<u4", "f32": "<f4"}[column["kind"]]
@@ -131,6 +131,22 @@ def rounded(values: Floats, kept: int = KEPT_BITS) -> Floats:
     half = numpy.uint32((1 << (dropped - 1)) - 1)
     nearest = (bits + half + ((bits >> dropped) & 1)) & numpy.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
     return numpy.where(numpy.isnan(values), numpy.float32(numpy.nan), nearest.view(numpy.float32)).astype("<f4")
+
+
+def _add_columns(body: "_Body", columns: Mapping[str, Array | None]) -> dict[str, dict[str, Any]]:
+    """Store the columns with one entry for each token, first those that others are stored as differences from."""
+    places = {name: body.add(values) for name, values in columns.items() if name not in STORED_AS_DIFFERENCE}
+    for name in [name for name in STORED_AS_DIFFERENCE if name in columns]:
+        kept = COARSE_BITS if name in COARSE else KEPT_BITS
+        places[name] = _add_difference(
+            body, columns[name], columns.get(STORED_AS_DIFFERENCE[name]), STORED_AS_DIFFERENCE[name], kept
+        )
+    return places
+
+
+def _add_top_columns(body: "_Body", columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
+    """Store the columns of the most probable tokens, whose length is their own."""
+    return {name: {**body.add(values, COARSE_BITS), "count": len(values)} for name, values in columns.items()}
 
 
 def _add_difference(body: "_Body", values: Floats | None, old: Floats | None, base: str, kept: int) -> dict[str, Any]:
@@ -195,10 +211,10 @@ class _Vocabulary:
         texts = table[pieces].combine_chunks().flatten().to_pylist()
         known = spelt in table.column_names
         octets = table[spelt].combine_chunks().flatten().to_pylist() if known else [None] * len(numbers)
-        indices = [self._index_of(*token) for token in zip(numbers, texts, octets, strict=True)]
+        indices = [self.index_of(*token) for token in zip(numbers, texts, octets, strict=True)]
         return numpy.array(indices, numpy.uint32)
 
-    def _index_of(self, number: int, piece: str, octets: bytes | None) -> int:
+    def index_of(self, number: int, piece: str, octets: bytes | None) -> int:
         differ = octets is not None and octets != piece.encode()
         key = (number, shortened(piece, LONGEST_PIECE), octets[:LONGEST_PIECE].hex() if octets and differ else None)
         if key not in self._index:
@@ -296,6 +312,43 @@ def _floats(table: Table, name: str, lengths: Array) -> Floats | None:
     flat = table[name].combine_chunks().flatten().cast(pyarrow.float32())
     values[numpy.repeat(own == lengths, lengths)] = flat.to_numpy(zero_copy_only=False)
     return values
+
+
+def _top_tokens(table: Table, vocabulary: _Vocabulary) -> tuple[dict[str, Array], list[dict[str, int]]]:
+    """Return the most probable tokens before and after the step, and for each row where its tokens begin in them.
+
+    A column has `TOP_COUNT` entries for each token of the rows with such tokens: the index of a token and its
+    log-probability, NaN where there is none. Before and after the step these are two columns each: `old_top`,
+    `old_top_logprobs`, `new_top` and `new_top_logprobs`.
+    """
+    columns: dict[str, Array] = {}
+    starts: list[dict[str, int]] = [{} for _ in range(len(table))]
+    for name in (name for name in TOP_COLUMNS if name in table.column_names):
+        lists = table[name].combine_chunks()
+        lengths = lengths_of(table, name)
+        for row, start in enumerate((numpy.cumsum(lengths) - lengths).tolist()):
+            starts[row] |= {name: start} if lengths[row] else {}
+        of_tokens = lists.flatten()
+        counts = of_tokens.value_lengths().fill_null(0).to_numpy()
+        entries = of_tokens.flatten()
+        place = numpy.arange(len(entries)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+        token = numpy.repeat(numpy.arange(len(counts)), counts)
+        shown = place < TOP_COUNT
+        at = (token * TOP_COUNT + place)[shown]
+        columns[name] = numpy.zeros(len(counts) * TOP_COUNT, numpy.uint32)
+        columns[name][at] = _top_indices(entries, vocabulary)[shown]
+        columns[f"{name}_logprobs"] = numpy.full(len(counts) * TOP_COUNT, numpy.nan, numpy.float32)
+        columns[f"{name}_logprobs"][at] = entries.field("logprob").to_numpy(zero_copy_only=False)[shown]
+    return columns, starts
+
+
+def _top_indices(entries: Any, vocabulary: _Vocabulary) -> Array:
+    """Return the indices of tokens in the vocabulary; a token id has one text here."""
+    ids = entries.field("token_id").to_numpy(zero_copy_only=False)
+    _, first, place = numpy.unique(ids, return_index=True, return_inverse=True)
+    distinct = entries.take(pyarrow.array(first)).to_pylist()
+    indices = [vocabulary.index_of(each["token_id"], each["piece"], each["token_bytes"]) for each in distinct]
+    return numpy.array(indices, numpy.uint32)[place] if indices else numpy.zeros(0, numpy.uint32)
 
 
 def _other_pushes(table: Table, lengths: Array) -> Floats | None:

@@ -15,7 +15,7 @@ import numpy
 import pyarrow
 from pyarrow import parquet
 
-from outdo.observability.page.encode import FLOATS, Array, Table, beginning, lengths_of, pack
+from outdo.observability.page.encode import FLOATS, TOP_COLUMNS, Array, Table, beginning, lengths_of, pack
 from outdo.observability.page.read import file_inside
 from outdo.observability.record import parquet as files
 from outdo.utils.errors import RunFolderError
@@ -29,7 +29,7 @@ DEFAULT_BYTES = 7_000_000
 LEADING_STEPS = 6
 """The maximum number of steps that a page names with the reason why they are worth opening."""
 
-TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push")
+TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push", *TOP_COLUMNS)
 SHOWN_COLUMNS = (
     *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
     *("status", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),

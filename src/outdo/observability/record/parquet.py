@@ -147,7 +147,9 @@ def _dictionary_columns(schema: pa.Schema) -> list[str]:
     def inside(name: str, kind: pa.DataType) -> list[str]:
         if pa.types.is_list(kind):
             return inside(f"{name}.list.element", kind.value_type)
-        return [] if pa.types.is_floating(kind) or pa.types.is_struct(kind) else [name]
+        if pa.types.is_struct(kind):
+            return [column for child in kind for column in inside(f"{name}.{child.name}", child.type)]
+        return [] if pa.types.is_floating(kind) else [name]
 
     return [name for field in schema for name in inside(field.name, field.type)]
 

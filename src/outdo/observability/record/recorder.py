@@ -1,7 +1,7 @@
 """Measure what a step did, and write it to disk. The training loop calls the recorder after every step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +13,11 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.models.policy import Policy
 from outdo.observability.record import parquet
 from outdo.observability.record.movement import movement_metrics
-from outdo.observability.record.table import record_table
+from outdo.observability.record.table import TopTokens, record_table
 from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.observability.record.transfer import Transfer
-from outdo.types import Group, Step
+from outdo.types import Batch, Group, Step
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 
@@ -28,6 +28,9 @@ class Recorder:
     done for the share `after` of the groups that were trained on, rounded up, or for "all" of them. The counter-based
     generator selects whole groups among those with a push; a run that was killed and resumed selects the same ones. The
     `moved_*` metrics are about these groups, and `moved/tokens` is their number of tokens.
+
+    With `top` the record also has that many most probable tokens at each token of these groups, before and after the
+    step. Those before it are computed by `before`, which has to be called between sampling and update.
     """
 
     def __init__(
@@ -37,15 +40,18 @@ class Recorder:
         *,
         every: int = 1,
         after: float | Literal["all"] = 0.0625,
+        top: int = 0,
         seed: int = 0,
     ) -> None:
         self.policy = policy
         self.objective = objective
         self.every = every
         self.share = 1.0 if after == "all" else after
+        self.top = top
         self.seed = seed
         self.transfer = Transfer()
         self.token_texts = TokenTexts(policy.tokenizer)
+        self._before: tuple[int, TopTokens] | None = None  # the step, and what `before` has measured of it
 
     def __call__(self, step: Step, folder: Path) -> dict[str, float]:
         """Record a step in the run folder `folder`, if it is due; return its metrics.
@@ -57,6 +63,23 @@ class Recorder:
             write()
         return metrics
 
+    def before(self, step: int, groups: Sequence[Group]) -> None:
+        """Measure the most probable tokens of the groups that were sampled for a step, before its first update.
+
+        Which groups will be measured after the step depends on the pushes. These are foreseen: groups whose rewards
+        differ get one, and all groups if the objective has other terms. Other groups have no such tokens before it.
+        """
+        self._before = None
+        if not self.top or not self.every or step % self.every or not groups:
+            return
+        batch = Batch.from_groups(groups)
+        trained = batch.group[batch.loss_mask.any(1)].unique().tolist()
+        requires = self.objective.requires
+        everywhere = requires.reference or requires.entropy
+        pushed = [number for number in trained if everywhere or groups[number].informative]
+        if chosen := self._choose(step, groups, pushed, trained):
+            self._before = step, self._top(batch, chosen)
+
     def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None] | None]:
         """Do what must run before the weights change; return the metrics, and a function that writes the record.
 
@@ -65,34 +88,59 @@ class Recorder:
         metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
         if not self.every or step.index % self.every or not len(step.batch):
             return metrics, None
-        record = token_record(step, self.objective, self.new_logprobs(step))
+        groups = self._groups_to_measure(step)
+        record = token_record(step, self.objective, self._new_logprobs(step, groups))
+        old_top = self._top_before(step, groups)
+        new_top = self._top(step.batch, groups) if groups and self.top else None
 
         def write() -> None:
-            parquet.write(folder, step.index, record_table(step, record, self.token_texts, about={}))
+            table = record_table(step, record, self.token_texts, about={}, old_top=old_top, new_top=new_top)
+            parquet.write(folder, step.index, table)
 
         return metrics | movement_metrics(record, step.batch), write
 
     def new_logprobs(self, step: Step) -> Tensor | None:
         """Compute log πθ [B, T] after the step; NaN in groups that are not measured, None if no group is."""
-        batch, groups = step.batch, self._groups_to_measure(step)
+        return self._new_logprobs(step, self._groups_to_measure(step))
+
+    def _new_logprobs(self, step: Step, groups: Sequence[int]) -> Tensor | None:
         if not groups:
             return None
-        rows = torch.isin(batch.group, torch.tensor(groups)).nonzero().squeeze(1)
-        logprobs = self.policy.logprobs(batch.rows(rows))  # [b, t]
-        new_logprobs = torch.full(batch.token_ids.shape, torch.nan)
+        rows = _rows_of(step.batch, groups)
+        logprobs = self.policy.logprobs(step.batch.rows(rows))  # [b, t]
+        new_logprobs = torch.full(step.batch.token_ids.shape, torch.nan)
         new_logprobs[rows, : logprobs.shape[1]] = logprobs
         return new_logprobs
 
+    def _top(self, batch: Batch, groups: Sequence[int]) -> TopTokens:
+        """Return the most probable tokens of these groups, under the policy as it is now."""
+        rows = _rows_of(batch, groups)
+        token_ids, logprobs = self.policy.top(batch.rows(rows), self.top)
+        return TopTokens(rows=rows.tolist(), token_ids=token_ids, logprobs=logprobs)
+
+    def _top_before(self, step: Step, groups: Sequence[int]) -> TopTokens | None:
+        """Return what `before` has measured of these groups; None if it was not called for this step."""
+        if self._before is None or self._before[0] != step.index:
+            return None
+        found, wanted = self._before[1], set(_rows_of(step.batch, groups).tolist())
+        kept = [place for place, row in enumerate(found.rows) if row in wanted]
+        rows = [found.rows[place] for place in kept]
+        return TopTokens(rows=rows, token_ids=found.token_ids[kept], logprobs=found.logprobs[kept])
+
     def _groups_to_measure(self, step: Step) -> list[int]:
-        """Return the groups to measure: all trained ones if `share` is 1, else some of those with a push."""
+        """Return the groups to measure after a step; none if no pass was made."""
         pushes = [update.tokens["push"] for update in step.updates if update.tokens]
         if not pushes:
             return []
         trained = step.batch.group[step.batch.loss_mask.any(1)].unique().tolist()
-        if self.share == 1:
-            return trained
         pushed = step.batch.group[(torch.stack(pushes) != 0).any(0).any(1)].unique().tolist()
-        ordered = sorted(pushed, key=lambda number: self._random_order(step.index, number, step.groups[number]))
+        return self._choose(step.index, step.groups, pushed, trained)
+
+    def _choose(self, step: int, groups: Sequence[Group], pushed: Sequence[int], trained: Sequence[int]) -> list[int]:
+        """Return the groups to measure: all trained ones if `share` is 1, else so many of the pushed ones."""
+        if self.share == 1:
+            return list(trained)
+        ordered = sorted(pushed, key=lambda number: self._random_order(step, number, groups[number]))
         return ordered[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, despite rounding errors
 
     def _random_order(self, step: int, number: int, group: Group) -> float:
@@ -107,3 +155,8 @@ class Recorder:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.transfer.load_state(state)
+
+
+def _rows_of(batch: Batch, groups: Sequence[int]) -> Tensor:
+    """Return the row numbers of some groups, in order. [R]"""
+    return torch.isin(batch.group, torch.tensor(groups)).nonzero().squeeze(1)

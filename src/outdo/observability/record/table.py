@@ -11,6 +11,7 @@ into them.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,35 @@ COLUMNS = (
 )
 """The columns with one number per token, float32; see `TokenRecord`."""
 
+TOP = pa.list_(
+    pa.list_(
+        pa.struct({"token_id": pa.int32(), "piece": pa.string(), "token_bytes": pa.binary(), "logprob": pa.float32()})
+    )
+)
+"""The type of `old_top` and `new_top`: for each token of a completion, the most probable tokens at its place."""
 
-def record_table(step: Step, record: TokenRecord, token_texts: TokenTexts, *, about: Mapping[str, str]) -> pa.Table:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopTokens:
+    """The K most probable tokens at each trained token of some rows of a batch, the most probable first."""
+
+    rows: Sequence[int]  # R row numbers of the batch, in order
+    token_ids: Tensor  # [R, T, K] int64
+    logprobs: Tensor  # [R, T, K] float32, in nats; NaN where fewer than K are known
+
+
+def record_table(
+    step: Step,
+    record: TokenRecord,
+    token_texts: TokenTexts,
+    *,
+    about: Mapping[str, str],
+    old_top: TopTokens | None = None,
+    new_top: TopTokens | None = None,
+) -> pa.Table:
     """Return the rollouts of a step as a table, in the order of its groups. `about` describes the run, as metadata.
+
+    `old_top` and `new_top` are the most probable tokens before the step and after its last update, where known.
 
     Half of a surrogate pair, which UTF-8 cannot hold, is written as its escape `\\ud83d`.
     """
@@ -72,6 +99,8 @@ def record_table(step: Step, record: TokenRecord, token_texts: TokenTexts, *, ab
             name: lists.numbers(values, where=measured if name == "new_logprobs" else None)
             for name, values in _numbers(record).items()
         },
+        "old_top": lists.top_tokens(old_top, token_texts),
+        "new_top": lists.top_tokens(new_top, token_texts),
     }
     described = {"format": FORMAT, "step": step.index, "version": version_of("outdo"), **about}
     return pa.table(columns, metadata={KEY: json.dumps(described)})
@@ -103,6 +132,22 @@ class _Lists:
         offsets = _offsets(np.where(rows, self.lengths, 0))
         return pa.ListArray.from_arrays(offsets, pa.array(flat, pa.float32(), from_pandas=True), mask=pa.array(~rows))
 
+    def top_tokens(self, top: TopTokens | None, token_texts: TokenTexts) -> pa.ListArray:
+        """Return lists with the most probable tokens of each token; null in rows without them and at untrained tokens.
+
+        The text of a token is the one that it has after another token.
+        """
+        if top is None:
+            return pa.nulls(len(self.lengths), TOP)
+        rows = np.isin(np.arange(len(self.lengths)), top.rows)
+        trained, inside = self.trained[rows], self.inside[rows]  # [R, T] each
+        known = trained[inside]  # for each token of the completions
+        chosen = trained[:, : top.token_ids.shape[1]]
+        token_ids, logprobs = (values.numpy()[chosen].ravel() for values in (top.token_ids, top.logprobs))
+        ends = _offsets(np.where(known, top.token_ids.shape[2], 0))
+        of_tokens = pa.ListArray.from_arrays(ends, _tokens(token_ids, logprobs, token_texts), mask=pa.array(~known))
+        return pa.ListArray.from_arrays(_offsets(np.where(rows, self.lengths, 0)), of_tokens, mask=pa.array(~rows))
+
     def means(self, values: Tensor | None) -> pa.Array:
         """Return the mean over the trained tokens of each row; null without any."""
         if values is None:
@@ -115,6 +160,19 @@ class _Lists:
 
 def _offsets(lengths: np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _tokens(ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any], token_texts: TokenTexts) -> pa.StructArray:
+    """Return N token ids and log-probabilities as structs. [N] each"""
+    distinct, place = np.unique(ids, return_inverse=True)
+    texts = [token_texts.pieces_and_bytes([number], after=[number]) for number in distinct.tolist()]
+    fields = (
+        pa.array(ids, pa.int32()),
+        pa.array([piece for (piece,), _ in texts], pa.string()).take(pa.array(place)),
+        pa.array([octets for _, (octets,) in texts], pa.binary()).take(pa.array(place)),
+        pa.array(logprobs, pa.float32()),
+    )
+    return pa.StructArray.from_arrays(fields, fields=list(TOP.value_type.value_type))
 
 
 def _numbers(record: TokenRecord) -> dict[str, Tensor | None]:

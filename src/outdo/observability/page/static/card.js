@@ -123,6 +123,26 @@ function Numbers({ step, i, compared }) {
       line(name, words, form, at(step, name, i), { rule: k === 0 }))}</tbody></table>`;
 }
 
+/** List the most probable tokens at the place of a token, before and after the step; the sampled one is marked. */
+function Alternatives({ step, row, index }) {
+  const top = step.top(row, index);
+  if (!top) return null;
+  const id = step.piece(step.token(row, index))[0];
+  const least = (side) => Math.min(...top.map((each) => each[side] ?? Infinity));
+  const cell = (each, side) =>
+    known(each[side]) ? probability(each[side]) : least(side) < Infinity ? `< ${probability(least(side))}` : UNKNOWN;
+  return html`<table class="numbers" data-test="alternatives">
+    <thead><tr><th scope="col"><span class="glyph"></span>most probable here</th><th scope="col">before</th>
+      <th scope="col">after</th></tr></thead>
+    <tbody>${top.map((each) => {
+      const sampled = step.piece(each.vocab)[0] === id;
+      return html`<tr class=${sampled ? 'sampled' : ''}><th scope="row"><span class="glyph"
+        aria-hidden="true">${sampled ? '▸' : ''}</span><bdi>${step.line(each.vocab)}</bdi>${
+          sampled && html`<span class="hidden"> (sampled)</span>`}</th>
+        <td>${cell(each, 'old')}</td><td>${cell(each, 'now')}</td></tr>`;
+    })}</tbody></table>`;
+}
+
 function Card({ compared, onClose }) {
   const [token, setToken] = useState(activeToken.get()),
     card = useRef(null);
@@ -160,6 +180,7 @@ function Card({ compared, onClose }) {
     <${Track} step=${step} i=${i} />
     ${clip && html`<p class="clip"><b>${clip}</b> <span class="quiet">${CLIP_WORDS[clip]}</span></p>`}
     <${Numbers} step=${step} i=${i} compared=${compared} />
+    <${Alternatives} step=${step} row=${row} index=${index} />
     <p class="hidden"
       aria-live="polite">${token.byKey ? `${step.line(step.token(row, index))}. ${words} ${clip ?? ''}` : ''}</p>
   </aside>`;

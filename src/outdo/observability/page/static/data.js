@@ -28,7 +28,7 @@ async function decodeStep(entry) {
 /** Decode a column; null if it has no values or does not exist.
  *  Numbers are stored as four byte planes, all lowest bytes first: gzip compresses similar neighbouring bytes well. */
 function columnOf({ kind, offset, count: size, value }, body, tokens) {
-  if (kind === 'constant') return value === null ? null : new Float32Array(tokens).fill(value);
+  if (kind === 'constant') return value === null ? null : new Float32Array(size ?? tokens).fill(value);
   if (kind === 'u8') return body.subarray(offset, offset + size);
   const bytes = new Uint8Array(size * 4);
   for (let plane = 0; plane < 4; plane++) {
@@ -65,6 +65,7 @@ function stepOf(header, body, entry) {
     piece,
     clipWords: header.clip ?? Object.keys(CLIP_WORDS),
     token: (row, index) => column('token')[row.start + index],
+    top: (row, index) => topOf(column, row, index),
     shown: cached((vocab) => tokenText(piece(vocab)[1], piece(vocab)[2])),
     line: cached((vocab) => tokenLine(piece(vocab)[1], piece(vocab)[2])),
     quantity: cached((name) => quantityOf(name).of(column)),
@@ -83,6 +84,26 @@ function stepOf(header, body, entry) {
   step.state = stateOf(step);
   step.groups = header.groups.map((group, index) => groupOf(step, group, index));
   return step;
+}
+
+const TOP = 5; // most probable tokens at each token
+
+/**
+ * Return the most probable tokens at the place of a token, before and after the step, most probable first:
+ * `{ vocab, old, now }` with log-probabilities, null where a token is not among the first. Null if none is known.
+ */
+function topOf(column, row, index) {
+  const found = new Map();
+  for (const [name, side] of [['old_top', 'old'], ['new_top', 'now']]) {
+    const [tokens, logprobs] = [column(name), column(`${name}_logprobs`)];
+    for (let k = 0; k < TOP && tokens && logprobs && row[name] !== undefined; k++) {
+      const i = (row[name] + index) * TOP + k;
+      if (Number.isNaN(logprobs[i])) continue;
+      found.set(tokens[i], { vocab: tokens[i], old: null, now: null, ...found.get(tokens[i]), [side]: logprobs[i] });
+    }
+  }
+  const most = ({ old, now }) => Math.max(old ?? -Infinity, now ?? -Infinity);
+  return found.size ? [...found.values()].sort((a, b) => most(b) - most(a)) : null;
 }
 
 /**
