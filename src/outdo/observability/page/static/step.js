@@ -70,7 +70,7 @@ function StepView({ step, run, place, onPlace }) {
 /** Show the sections below the tokens, with links back to tokens. */
 function Below({ step, group, compared, onJump, setBy }) {
   return html`<${Section} id="tree" number="4" title="Where do good and bad completions diverge?">
-      <${Tree} step=${step} group=${group} onJump=${onJump} /><//>
+      <${Forks} step=${step} group=${group} onJump=${onJump} /><//>
     <${Section} id="movers" number="5" title="What moved most, and what moved the wrong way?">
       <${Movers} step=${step} onJump=${onJump} /><//>
     ${compared && html`<${Section} id="compared" number="6" title="The same text under two checkpoints">

@@ -116,8 +116,15 @@ function Branch({ step, line, total, base, active, onActive, onToggle }) {
       <${RunText} step=${step} node=${node} /></span></div>`;
 }
 
-function Tree({ step, group, onJump }) {
+/** Show the prefix tree of a group, or the words that go with its rewards if the tree would only have single leaves. */
+function Forks({ step, group, onJump }) {
   const root = useMemo(() => markDecisive(treeOf(step, group.rows)), [group]);
+  return onlySingletons(root)
+    ? html`<${WordOdds} step=${step} group=${group} />`
+    : html`<${Tree} step=${step} group=${group} root=${root} onJump=${onJump} />`;
+}
+
+function Tree({ step, group, root, onJump }) {
   const [closed, setClosed] = useState(new Set()),
     [active, setActive] = useState('0'),
     box = useRef(null);
