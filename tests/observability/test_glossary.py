@@ -54,6 +54,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_sample_size_is_a_metric_with_an_entry() -> None:
+    sizes = {each.name: each.n for each in glossary.entries() if each.n}
+    assert sizes["reward"] == "num_scored"
+    assert not [name for name in sizes.values() if glossary.entry(name) is None]
+
+
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_every_metric_of_a_run_has_an_entry(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]

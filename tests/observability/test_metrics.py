@@ -41,3 +41,13 @@ def test_the_share_of_groups_with_signal_is_what_dynamic_sampling_keeps() -> Non
     ]
     kept = [each for each in groups if each.informative]
     assert metrics(*groups)["frac_reward_zero_std"] == 1 - len(kept) / len(groups) == 0.5
+
+
+def test_a_step_writes_the_sample_sizes_of_its_means() -> None:
+    found = metrics(
+        group(rollout(1, 0.5), rollout(1, 0.0, status="failed"), rollout(1, 1.0)),
+        group(rollout(1, 0.0, status="failed")),
+    )
+    assert {name: found[name] for name in ("num_completions", "num_scored", "num_groups")} == {
+        **{"num_completions": 4, "num_scored": 2, "num_groups": 1}
+    }

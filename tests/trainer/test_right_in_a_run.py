@@ -81,4 +81,5 @@ def test_a_killed_run_has_its_baseline_and_tells_its_state(own_home):
     answers = held_out_answers.read(run, 0)
     greedy = [answer["reward"] for answer in answers if answer["kind"] == "greedy"]
     before = json.loads((run / "summary.json").read_text())["before"]
+    assert before["questions"] == len(greedy)
     assert before["greedy_reward"] == pytest.approx(sum(greedy) / len(greedy))

@@ -36,5 +36,7 @@ def run_glossary(metric: str | None, console: Console) -> None:
         raise UserError([f"{metric}: outdo writes no such metric{hint}"])
     title, name = mark_invisible(entry.title, spaces=False), mark_invisible(entry.name)
     print_text(console, Text.assemble((title, "bold"), f"  ({name})"))
-    for label, text in (("what", entry.what), ("healthy", entry.healthy), ("otherwise", entry.otherwise)):
-        print_text(console, Text.assemble((f"{label}: ", "cyan"), text))
+    texts = {"what": entry.what, "sample size": entry.n, "healthy": entry.healthy, "otherwise": entry.otherwise}
+    for label, text in texts.items():
+        if text is not None:
+            print_text(console, Text.assemble((f"{label}: ", "cyan"), text))

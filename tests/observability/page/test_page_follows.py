@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
-from browser import by_test_id, watched_page
+from browser import by_test_id, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
 from run_folders import add_step, start_run
+from test_held_out import answers, record
 
 from outdo.observability.page.server import app
 
@@ -69,6 +70,28 @@ def test_both_of_two_live_runs_are_followed_and_new_steps_open(browser: Browser,
         slider.fill("4")
         expect(slider).to_have_attribute("aria-valuetext", "step 5")
         expect(by_test_id(page, "token").first).to_be_visible()
+
+
+def test_a_new_evaluation_can_be_compared(browser: Browser, tmp_path: Path):
+    run = record(begun(tmp_path / "run"), {0: answers("wwww")})
+    with followed(browser, run) as page:
+        expect(by_test_id(page, "paired")).to_have_count(0)
+        record(run, {3: answers("rrrw")})
+        expect(by_test_id(page, "paired")).to_contain_text("Of 4 questions: 3 became right, 0 became wrong")
+
+
+def test_the_points_of_a_very_long_run_are_thinned_without_losing_evaluations(browser: Browser, small_page: Path):
+    with watched_page(browser) as page:
+        open_page(page, small_page)
+        steps, reward, evaluated = page.evaluate("""() => {
+            const steps = Array.from({ length: 4001 }, (_, i) => i + 1);
+            const values = { reward: steps.map((step) => step / 2), rare: steps.map((s) => (s % 10 ? null : s)) };
+            const made = thinned({ steps, values });
+            return [made.steps, made.values.reward, made.values.rare.filter((value) => value !== null)];
+        }""")
+        assert steps == list(range(1, 4002, 2))
+        assert reward == [step / 2 for step in steps]
+        assert evaluated == list(range(10, 4001, 10))
 
 
 def test_steps_repeated_after_a_resume_replace_the_old_ones(browser: Browser, tmp_path: Path):

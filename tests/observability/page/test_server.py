@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from outdo.observability.page.html import security_policy
 from outdo.observability.page.server import HEADERS, app, serve
 from outdo.observability.record import parquet
+from outdo.storage import held_out_answers
 from outdo.utils.errors import UserError
 
 PORT, TOKEN = 8123, "right-token"
@@ -48,6 +49,25 @@ def test_new_data_and_single_steps_are_served(client: TestClient):
     entry = client.get(with_token("/step/3")).json()
     assert entry["step"] == 3
     assert entry["blob"]
+
+
+def test_the_answers_of_the_evaluations_are_served(tmp_path: Path):
+    run = write_small_run(tmp_path / "run")
+    client = TestClient(app([run], port=PORT, token=TOKEN), base_url=ADDRESS)
+    assert client.get(with_token("/held_out")).json() is None
+    answer = {
+        "kind": "greedy",
+        "id": "1",
+        "sample": 0,
+        "prompt": "1+1=",
+        "answer": "2",
+        "completion": "2",
+        "right": True,
+    }
+    held_out_answers.write(held_out_answers.path_of(run, 4), [answer])
+    assert client.get(with_token("/data")).json()["evaluated"] == [4]
+    assert client.get(with_token("/held_out")).json()["steps"] == [4]
+    assert client.get(with_token("/held_out", "wrong")).status_code == 403
 
 
 def test_each_of_two_runs_is_served(small_run: Path, tmp_path: Path):

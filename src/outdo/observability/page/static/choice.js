@@ -54,7 +54,7 @@ function sorted(runs, metrics) {
   for (const metric of [...metrics].sort((a, b) => rank(a) - rank(b))) {
     const twin = drawn.find((other) => isAlike(runs, metric, other));
     if (!ALWAYS.has(metric) && isConstant(runs, metric)) constant.push(metric);
-    else if (!ALWAYS.has(metric) && twin) alike.set(metric, twin);
+    else if (twin && (!ALWAYS.has(metric) || metric.endsWith('_reward'))) alike.set(metric, twin);
     else drawn.push(metric);
   }
   return { drawn, constant, alike };

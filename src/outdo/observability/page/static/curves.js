@@ -95,7 +95,7 @@ function Key({ lines, smooth }) {
     banded && 'of several seeds the range from the lowest to the highest, around their mean',
     interval && (banded ? 'of a run the 95\u00a0% interval' : '95\u00a0% interval'),
   ];
-  const thin = several && (banded || lines.length > 2) ? 'The lines are smoothed. ' : SMOOTHED;
+  const thin = banded || lines.length > 2 ? 'The lines are smoothed. ' : SMOOTHED;
   return html`<div class="key">${(several || banded) && html`<ul data-test="lines">${lines.map(
     (line) => html`<li><${Stroke} i=${line.ink} /><bdi>${plainText(line.name)}</bdi></li>`,
   )}</ul>`}

@@ -3,6 +3,7 @@
 
 const EVERY = 2000,
   AT_MOST = 60_000; // milliseconds
+const MOST_POINTS = 4_000; // of a curve; a page starts with at most half of them
 
 async function ask(live, path, query) {
   const address = new URL(path, new URL(live.url, location.href));
@@ -40,6 +41,17 @@ async function newsOf(live, run, i) {
   return { ...(await ask(live, 'data', { after: 0, run: i })), held_out: news.held_out, whole: true };
 }
 
+/** Halve the points of curves that have become very long: of two steps the later stays, with the last known values. */
+function thinned({ steps, values }) {
+  if (steps.length <= MOST_POINTS) return { steps, values };
+  const kept = steps.map((_, i) => i).filter((i) => i % 2 === (steps.length - 1) % 2);
+  const half = (of) => kept.map((i) => (known(of[i]) ? of[i] : (of[i - 1] ?? null)));
+  return {
+    steps: kept.map((i) => steps[i]),
+    values: Object.fromEntries(Object.entries(values).map(([name, of]) => [name, half(of)])),
+  };
+}
+
 /** Append what is new to a run. After a resume the repeated steps replace the old ones and their tokens. */
 function grown(run, news) {
   const from = news.whole ? 1 : (news.metrics.steps[0] ?? Infinity);
@@ -63,7 +75,7 @@ function grown(run, news) {
     evaluated,
     held_out: news.held_out ?? run.held_out,
     chosen: run.chosen.every(stays) ? run.chosen : run.chosen.filter(stays),
-    metrics: { steps, values },
+    metrics: thinned({ steps, values }),
     words: { ...run.words, ...news.words },
   };
 }

@@ -108,9 +108,12 @@ function drawSteps(plot, { chosen, at, range }) {
     ctx.fillRect(middle(range[0]) - ratio, bbox.top, middle(range[1]) - middle(range[0]) + 2 * ratio, bbox.height);
   }
   ctx.fillStyle = inkOf('accent');
+  let before = -Infinity; // marks that would overlap are left out
   for (const step of chosen) {
     const x = middle(step),
       y = bbox.top + bbox.height;
+    if (x - before < 8 * ratio) continue;
+    before = x;
     ctx.beginPath();
     ctx.moveTo(x, y - 5 * ratio);
     ctx.lineTo(x - 3 * ratio, y);
@@ -160,23 +163,29 @@ const printing = matchMedia('print');
 printing.addEventListener('change', () => redraws.set(redraws.get() + 1));
 
 /**
- * Draw a canvas when it comes near the window, because a run can have a hundred metrics; the others when the browser
- * has nothing else to do, or at once when the page is printed.
+ * Return whether a canvas has to be drawn: when it comes near the window, because a run can have a hundred metrics; the
+ * others when the browser has nothing else to do, or at once when the page is printed. `onSight` is called whenever it
+ * comes near again; `inSight` says whether it is.
  */
-function useNear(ref) {
-  const [near, setNear] = useState(false);
+function useNear(ref, onSight) {
+  const [near, setNear] = useState(false),
+    inSight = useRef(false),
+    told = useRef(onSight);
+  told.current = onSight;
   useEffect(() => {
-    const show = () => setNear(true);
+    const show = () => {
+      setNear(true);
+      told.current();
+    };
     const observer = new IntersectionObserver(
       ([entry]) => {
-        if (!entry.isIntersecting) return;
-        show();
-        observer.disconnect();
+        inSight.current = entry.isIntersecting;
+        if (entry.isIntersecting) show();
       },
       { rootMargin: '300px' },
     );
     observer.observe(ref.current);
-    const idle = requestIdleCallback(show);
+    const idle = requestIdleCallback(() => setNear(true));
     printing.addEventListener('change', show);
     return () => {
       observer.disconnect();
@@ -184,20 +193,29 @@ function useNear(ref) {
       printing.removeEventListener('change', show);
     };
   }, []);
-  return near;
+  return { near, inSight };
 }
 
 function Plot({ lines, metric, height, live, log = false, zoom = false, onCursor }) {
   const box = useRef(null),
     plot = useRef(null),
-    near = useNear(box);
-  const table = useMemo(() => tableOf(lines, metric), [lines, metric]);
+    drawn = useRef(null), // the lines that the canvas shows: those of a growing run are drawn only in sight
+    current = useRef(lines);
+  current.current = lines;
+  const refresh = () => {
+    if (!plot.current || drawn.current === current.current) return;
+    drawn.current = current.current;
+    plot.current.setData(tableOf(current.current, metric));
+  };
+  const { near, inSight } = useNear(box, refresh);
   const names = lines.map(({ name }) => name).join();
   // In the layout phase: a printed page does not wait for effects that run after the next frame.
   useLayoutEffect(() => {
     if (!near) return undefined;
     const size = () => ({ width: box.current.clientWidth, height });
-    plot.current = new uPlot(optionsOf({ lines, metric, size: size(), live, log, zoom, onCursor }), table, box.current);
+    const options = optionsOf({ lines, metric, size: size(), live, log, zoom, onCursor });
+    plot.current = new uPlot(options, tableOf(lines, metric), box.current);
+    drawn.current = lines;
     const resized = new ResizeObserver(() => plot.current.setSize(size()));
     resized.observe(box.current);
     const unwatch = redraws.watch(() => plot.current.redraw());
@@ -208,7 +226,9 @@ function Plot({ lines, metric, height, live, log = false, zoom = false, onCursor
       plot.current = null;
     };
   }, [near, metric, names, log]);
-  useEffect(() => plot.current?.setData(table), [table]);
+  useEffect(() => {
+    if (inSight.current) refresh();
+  }, [lines]);
   useEffect(() => plot.current?.redraw(false), [live.current.at, live.current.chosen, live.current.range]);
   return html`<div class="plot" ref=${box} style=${{ height: `${height}px` }} aria-hidden="true"></div>`;
 }

@@ -1,0 +1,67 @@
+"""Draw the pictures of the page from runs: python docs/pictures/page.py RUN [SEED SEED ...]
+
+RUN is a run of `outdo quickstart`; from it come page_top.png (and page_top_dark.png), page_tokens.png,
+page_card.png and page_tree.png. From runs that differ in the seed come page_runs.png and page_seeds.png. The pictures
+are written next to this script.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
+from browser import by_test_id, chromium, launch
+
+from outdo.observability.page.html import render_page
+from outdo.observability.page.runs import collect_runs
+
+HERE = Path(__file__).parent
+WIDTH = 1440
+
+
+def shoot(page: Page, name: str, first: str, height: int, above: int = 12) -> None:
+    """Take a picture of the page's whole width, from a little above an element."""
+    top = page.locator(first).first.evaluate("each => each.getBoundingClientRect().top + scrollY")
+    clip = {"x": 0, "y": max(0, top - above), "width": WIDTH, "height": height}
+    page.screenshot(path=HERE / name, full_page=True, clip=clip)  # type: ignore[arg-type]
+
+
+def open_run(page: Page, runs: list[Path], place: str = "") -> None:
+    """Open the page of runs, at a place as its address names it, with every curve drawn."""
+    with tempfile.NamedTemporaryFile(suffix=".html") as file:
+        Path(file.name).write_text(render_page(collect_runs(runs)), encoding="utf-8")
+        page.goto("about:blank")
+        page.goto(Path(file.name).as_uri() + place)
+        by_test_id(page, "token").first.wait_for()
+        by_test_id(page, "paired").wait_for()
+        page.wait_for_timeout(2000)  # until the browser had time for the curves that are far from its window
+
+
+def main(run: Path, seeds: list[Path]) -> None:
+    """Draw all pictures."""
+    with sync_playwright() as playwright:
+        executable = chromium(playwright)
+        assert executable
+        browser = launch(playwright, executable)
+        for theme, name in (("light", "page_top.png"), ("dark", "page_top_dark.png")):
+            page = browser.new_page(viewport={"width": WIDTH, "height": 905}, color_scheme=theme)  # type: ignore[arg-type]
+            open_run(page, [run])
+            page.screenshot(path=HERE / name)
+        page = browser.new_page(viewport={"width": WIDTH, "height": 905}, color_scheme="light")
+        open_run(page, [run])
+        open_run(page, [run], "#step=1&group=1&by=moved")
+        shoot(page, "page_tokens.png", "#rollouts", 740, above=-20)
+        open_run(page, [run], "#step=1&group=1&rollout=0&token=16&by=moved")
+        shoot(page, "page_card.png", ".bench", 620)
+        shoot(page, "page_tree.png", "#tree", 770, above=-20)
+        if seeds:
+            open_run(page, seeds)
+            page.screenshot(path=HERE / "page_runs.png")
+            shoot(page, "page_seeds.png", ".key", 470)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])
