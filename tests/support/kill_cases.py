@@ -33,24 +33,37 @@ class Kill:
         return "after a checkpoint" if self.saved else "before the first checkpoint"
 
 
+MOMENTS = ("in a step", "in a step", "while saving", "while starting")
+"""Where a process is killed: these moments in turn, in random order."""
+
+
 def killed_and_resumed(home: Path, run: Path, kills: int, *settings: str, apart: int = 2) -> list[Kill]:
     """Train in `run`, killed again and again, at most `apart` steps after the newest checkpoint if in a step.
 
-    The moments are random; the first is before the first checkpoint, some are in the middle of a save.
+    The first kill is before the first checkpoint. All others, but those while a process starts, come after a new one,
+    so that the next process continues from another step than the one before.
     """
-    random, found = Random(run.name), list[Kill]()
+    random, found, moments = Random(run.name), list[Kill](), ["in the first step"]
     command = Command(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
     while len(found) < kills:
-        moment = random.choice(["in a step", "in a step", "while saving", "while starting"])
-        wait_for(moment if found else "in the first step", run, command, random, apart)
+        moments = moments or random.sample(MOMENTS, len(MOMENTS))
+        wait_for(moments.pop(), run, command, random, apart)
         command.process.kill()
         assert command.wait() == -signal.SIGKILL, f"it ended before it was killed {kills} times: {command.said}"
         saving = any((run / "checkpoints").glob(f".tmp-*-{command.pid}*"))
-        found.append(Kill(max(saved(run), default=0), steps_done(run), saving))
+        found.append(Kill(newest(run), steps_done(run), saving))
         started = (run / "recipe.toml").exists()  # killed before that, there is nothing to go on with
         command = Command(home, *(["resume", run.name] if started else command.arguments))
     assert command.wait() == 0, command.said
     return found
+
+
+def assert_resumed_after(kills: Sequence[Kill], step: int) -> None:
+    """The run was resumed from several checkpoints of `step` or later ones.
+
+    A run that is killed before its first checkpoint starts again, and shows nothing about what a checkpoint holds.
+    """
+    assert len({kill.saved for kill in kills if kill.saved >= step}) > 1, kills
 
 
 def assert_fell_everywhere(kills: Sequence[str]) -> None:
@@ -62,7 +75,7 @@ def assert_fell_everywhere(kills: Sequence[str]) -> None:
 
 
 def wait_for(moment: str, run: Path, command: Command, random: Random, apart: int) -> None:
-    mine = str(command.pid)
+    mine, before = str(command.pid), newest(run)
     wait_until(lambda: mine in text(run / "lock"), command)
     match moment:
         case "in the first step":
@@ -70,11 +83,18 @@ def wait_for(moment: str, run: Path, command: Command, random: Random, apart: in
         case "while starting":
             time.sleep(random.uniform(0, 0.3))
         case "while saving":
+            wait_until(lambda: newest(run) > before, command)
             wait_until(lambda: any((run / "checkpoints").glob(f".tmp-*-{mine}*")), command)
         case _:
-            target = max(saved(run), default=0) + random.randint(1, apart)
+            wait_until(lambda: newest(run) > before, command)
+            target = newest(run) + random.randint(1, apart)
             wait_until(lambda: steps_done(run) >= target, command)
             time.sleep(random.uniform(0, 0.05))
+
+
+def newest(run: Path) -> int:
+    """The step of the newest checkpoint; 0 if there is none."""
+    return max(saved(run), default=0)
 
 
 def text(path: Path) -> str:
