@@ -354,6 +354,14 @@ def test_a_correction_multiplies_only_the_policy_term() -> None:
     assert_close((loss_half - kl, gradient_half - kl_gradient), (0.5 * (loss - kl), 0.5 * (gradient - kl_gradient)))
 
 
+def test_a_correction_has_no_gradient_of_its_own() -> None:
+    """Also one of your own, and also in a first pass, where its argument is the policy that is trained."""
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    objective = ComposedObjective(surrogate=log_likelihood, correction=lambda logprobs, batch: logprobs.exp())
+    fixed = replace(objective, correction=lambda _, batch: logprobs.exp())
+    assert_close(evaluate(objective, logprobs, batch), evaluate(fixed, logprobs, batch))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -182,6 +182,8 @@ def test_all_mistakes_are_reported_at_once(recipe):
         ("sampling.stop_token_ids=[2.5]", "sampling.stop_token_ids.0: expected a whole number, found 2.5"),
         ("optim.schedule=cosin", "optim.schedule: expected 'constant', 'linear' or 'cosine', found \"cosin\""),
         ("reference.sync.mix=0.5", "reference.sync.every: required"),
+        ("optim.lr=nan", "optim.lr: expected a finite number, found nan"),
+        ("optim.lr=-1e-6", "optim.lr: expected a number above 0.0, found -1e-06"),
     ],
 )
 def test_a_setting_of_several_kinds_gets_one_sentence(override, sentence):

@@ -153,8 +153,9 @@ def test_paths_of_data_sets_become_absolute_so_that_a_run_can_be_resumed_from_an
 
 def test_pipes_and_devices_are_refused_before_they_are_read(tmp_path, copy):
     os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "null.jsonl").symlink_to("/dev/null")  # first: reading it ends
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
-    for path in ("pipe.jsonl", "zero.jsonl", "/dev/zero"):
+    for path in ("null.jsonl", "pipe.jsonl", "zero.jsonl", "/dev/zero"):
         assert refusal(path) == f"{path}: is a pipe or a device; expected a file"
     os.mkfifo(copy / "main" / "more.jsonl")
     assert "more.jsonl: is a pipe, a device or a broken link" in refusal(f"{copy}/main")

@@ -131,6 +131,23 @@ def test_a_process_that_hangs_in_a_call_is_killed_and_named(process: Process, mo
         Replicated(Echo(), [process], 0).map("echo", [("own",), ("other",)])
 
 
+def test_a_silent_process_is_killed_at_its_deadline_and_not_later(process: Process, monkeypatch: pytest.MonkeyPatch):
+    """It would go on, and answer, long after the deadline."""
+    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 2.0)
+    os.kill(process._process.pid or 0, signal.SIGSTOP)
+    wake_up = threading.Timer(20.0, os.kill, (process._process.pid, signal.SIGCONT))
+    wake_up.start()
+    process.call(0, "echo", ("late",))
+    result = process.result()
+    wake_up.cancel()
+    assert isinstance(result, WorkerError)
+
+
+def test_a_call_ends_at_its_deadline_and_not_later(process: Process):
+    process.call(0, "echo", ("late", 20.0))
+    assert isinstance(process.result(2.0), WorkerError)
+
+
 def test_a_long_call_of_a_living_process_is_waited_for(process: Process, monkeypatch: pytest.MonkeyPatch):
     """Its thread for signs of life runs while it computes."""
     monkeypatch.setattr(outdo.distributed.process, "SILENCE", 5.0)

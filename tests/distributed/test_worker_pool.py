@@ -144,6 +144,7 @@ def test_a_killed_process_is_an_error_and_does_not_hang():
 
 
 def test_processes_ignore_signals_for_the_run(pool):
+    test_a_pool_samples_the_same_as_one_process(pool)  # they have started
     for other in pool.others:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(other._process.pid, number)

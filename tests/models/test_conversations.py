@@ -176,3 +176,11 @@ def test_a_chat_template_that_fails_or_does_not_end_is_one_sentence(body, monkey
     with pytest.raises(ModelError, match="row 3: the model's chat template refused it: ") as caught:
         encode_prompt(tokenizer_of(body + CHAT_TEMPLATE), "Hi", where="row 3")
     assert "endless" not in body or "within 0.5 seconds" in str(caught.value)
+
+
+def test_a_chat_template_has_a_limit_of_time(monkeypatch):
+    """This one would end by itself, after some seconds."""
+    monkeypatch.setattr(prompt_encoding, "LONGEST_RENDERING", 0.1)
+    body = "{% for i in range(500) %}{% for j in range(60000) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ModelError, match=r"row 3: .* it did not end within 0.1 seconds"):
+        encode_prompt(tokenizer_of(body + CHAT_TEMPLATE), "Hi", where="row 3")

@@ -264,6 +264,23 @@ def test_a_call_that_computes_too_long_times_out_however_busy_the_machine_is(
     assert outputs[1].reason == "endless computed for more than 0.5 s"
 
 
+def test_a_builtin_reward_has_a_limit_of_processor_time(
+    tmp_path: Path, sample: Sample, monkeypatch: pytest.MonkeyPatch
+):
+    """Its call would end by itself, long before any deadline."""
+    (tmp_path / "busy_of_test.py").write_text(
+        "import time\ndef f(completion):\n    end = time.process_time() + 5\n"
+        "    while completion == 'bad' and time.process_time() < end: pass\n    return 1.0"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(loading.BUILTIN, "busy", "busy_of_test:f")
+    monkeypatch.setattr(loading, "RUN_IN_WORKER", {"busy"})
+    monkeypatch.setattr(loading, "PROCESSOR_SECONDS", 0.5)
+    reward = load_reward("busy", timeout=6000.0)
+    assert statuses(reward, [sample("bad"), sample("1")]) == ["timed_out", "ok"]
+    reward.close()
+
+
 def test_several_workers_score_at_the_same_time_and_in_order(reward_of: Make, sample: Sample):
     source = """
         import os, time

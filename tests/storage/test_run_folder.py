@@ -80,6 +80,17 @@ def test_closing_twice_does_not_close_what_another_opened(tmp_path):
     second.close()
 
 
+def test_a_child_that_closes_the_folder_of_its_parent_leaves_it_locked(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(OSError):
+                folder.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
 def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be used as a run folder"):
@@ -158,6 +169,14 @@ def test_a_line_that_was_written_in_part_is_removed(tmp_path, monkeypatch):
         monkeypatch.setattr(atomic, "os", os)
         folder.append_metrics(2, {"reward": 0.5})
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_all_bytes_are_written_to_a_disk_that_accepts_a_part_of_them(tmp_path, monkeypatch):
+    disk = FaultyOs(0, lambda: None)
+    disk.write = lambda descriptor, content: os.write(descriptor, content[:3])
+    monkeypatch.setattr(atomic, "os", disk)
+    write_text_atomically(tmp_path / "summary.json", "ten letters")
+    assert (tmp_path / "summary.json").read_text() == "ten letters"
 
 
 @pytest.mark.parametrize("lasting", [False, True])

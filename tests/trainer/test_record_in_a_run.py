@@ -363,6 +363,14 @@ def test_the_record_of_a_step_that_was_lost_is_dropped(faulty: Path) -> None:
     assert recorded_steps(faulty / "run") == [1, 2, 4]
 
 
+def test_a_record_that_a_kill_cut_off_is_removed(home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(home, run, "steps=1")
+    (run / "tokens/.step_000009.parquet.tmp").write_bytes(b"PAR1")
+    outdo_(home, "resume", run, "steps=2")
+    assert sorted(path.name for path in (run / "tokens").iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+
+
 def test_a_file_in_the_place_of_the_records_is_found_before_a_model_is_loaded(home: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/tokens").write_text("mine")

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from run_cases import Command, contents, outdo_, saved, steps_done, wait_until, weights, write_rows
 
+from outdo.config.file import load
 from outdo.storage.checkpoint import load_state, save
 from outdo.storage.run_folder import RunFolder
+from outdo.trainer.display import Display
+from outdo.trainer.run import start
+from outdo.utils.errors import DiskFullError
 
 OPTIMISER = "state/tensors.safetensors"
 
@@ -135,7 +139,9 @@ def test_deleted_metrics_and_records_are_noticed(home, copy):
 
 
 def test_a_whole_run_is_not_reported_as_incomplete(home, copy):
-    assert "missing" not in outdo_(home, "resume", copy.name, "steps=7")
+    said = outdo_(home, "resume", copy.name, "steps=7")
+    assert "missing" not in said
+    assert f"runs code that the recipe names: {home / 'score.py'}:score" in said  # it may be a stranger's
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing"])
@@ -169,6 +175,15 @@ def test_a_second_run_in_the_same_folder_is_refused(home, six_steps):
     said = outdo_(home, "train", "recipe.toml", "run=./six", status=1)
     assert "holds a run already; `outdo resume six` continues it" in said
     assert contents(six_steps) == before
+
+
+def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused_before_its_first_step(own_home, monkeypatch):
+    monkeypatch.chdir(own_home)
+    usage = shutil.disk_usage(own_home)._replace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DiskFullError, match=r"the checkpoints will take about .* GiB, and 0.00 GiB are free"):
+        start(load("recipe.toml", ["workers=1"]), own_home / "run", Display(live=False))
+    assert steps_done(own_home / "run") == 0
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(home):

@@ -1,5 +1,6 @@
 """Runs that are asked to stop, that are complete, and that go on for longer."""
 
+import contextlib
 import json
 import math
 import os
@@ -13,8 +14,10 @@ from run_cases import Command, contents, metrics, outdo_, saved, steps_done, tim
 import outdo.trainer.run as run_module
 import outdo.trainer.saving as saving
 from outdo.config.file import load
+from outdo.trainer.build import build_run
 from outdo.trainer.display import Display
 from outdo.trainer.interrupt import Interrupted, stop_requested
+from outdo.utils.errors import RewardError
 
 HANGS = """
 import time
@@ -217,6 +220,23 @@ def test_a_signal_that_came_earlier_interrupts_what_may_be_interrupted():
     assert signals.exit_status == 143
 
 
+def test_only_the_first_signal_interrupts_and_the_third_ends():
+    with stop_requested() as signals:
+        with pytest.raises(Interrupted), signals.interrupting():
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_while_weights_may_change_interrupts_nothing():
+    with stop_requested() as signals:
+        with signals.interrupting():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.exit_status == 143
+
+
 def test_a_checkpoint_that_is_long_ago_is_followed_by_one_out_of_turn(own_home, monkeypatch):
     """Whatever `checkpoint.every` is, at most some minutes are lost."""
     monkeypatch.chdir(own_home)
@@ -254,3 +274,23 @@ def test_a_run_resumed_with_more_steps_equals_the_longer_run(home, straight, six
     longer = timeless(run)
     longer[5] = {name: value for name, value in longer[5].items() if not name.startswith("eval/")}
     assert longer == timeless(straight)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["it ends", "it fails"])
+def test_a_run_ends_the_processes_that_it_has_started(own_home, monkeypatch, fails):
+    """Also while somebody holds the run: nothing waits for the garbage collector."""
+    runs = []
+
+    def kept(*arguments, **settings):
+        runs.append(build_run(*arguments, **settings))
+        return runs[-1]
+
+    monkeypatch.chdir(own_home)
+    monkeypatch.setattr(run_module, "build_run", kept)
+    if fails:
+        (own_home / "score.py").write_text("def score(completion):\n    return 'no number'\n")
+    recipe = load("recipe.toml", ["steps=1", "eval.every=0", "data.eval_path="])
+    with pytest.raises(RewardError) if fails else contextlib.nullcontext():
+        run_module.start(recipe, own_home / "run", Display(live=False))
+    (worker,) = runs[0].reward.rewards[0].rewards[0]._workers
+    assert worker._process is None

@@ -92,9 +92,11 @@ def test_a_killed_run_leaves_no_temporary_folder(own_home, temporary: Path):
     wait_until(lambda: steps_done(own_home / "run") >= 2 or command.poll() is not None)
     assert command.poll() is None, ended(command)
     assert list(temporary.glob("pymp-*"))
+    others = family(command.pid)
     os.kill(command.pid, signal.SIGKILL)
     ended(command)
-    wait_until(lambda: not list(temporary.glob("pymp-*")))
+    wait_until(lambda: not any(alive(process) for process in others))
+    assert not list(temporary.glob("pymp-*"))
 
 
 def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_one_sentence(own_home, monkeypatch):

@@ -1,12 +1,15 @@
 """A clock's seconds: every moment belongs to one name."""
 
+import ast
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import profile
 
+import outdo
 from outdo.utils import timing
 from outdo.utils.timing import Clock, span
 
@@ -80,3 +83,15 @@ def test_a_profiler_sees_spans_with_and_without_a_clock():
         with Clock(), span("reward"):
             torch.ones(2).sum()
     assert {"sample", "reward"} <= {event.key for event in seen.key_averages()}
+
+
+def test_no_time_is_measured_by_a_clock_that_can_jump():
+    """`time.time` and `datetime.now` follow the clock of the machine, which a person or a server may set."""
+    found = [
+        (str(path), node.lineno)
+        for path in Path(outdo.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "datetime.now"))
+        or (isinstance(node, ast.ImportFrom) and node.module == "time" and "time" in [each.name for each in node.names])
+    ]
+    assert [Path(path).name for path, _ in found] == ["provenance.py"], found  # when a run was started, for people

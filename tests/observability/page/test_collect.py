@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -440,10 +441,11 @@ def test_a_table_outside_the_run_folder_is_left_out(tmp_path: Path, name: str):
     assert f"{name} cannot be read" in texts(collect_run(folder))
 
 
-def test_reading_does_not_wait_for_a_pipe(tmp_path: Path):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_reading_does_not_wait_for_a_pipe(tmp_path: Path, make: Callable[[Path], None]):
     folder = write_small_run(tmp_path / "run")
     files.path_of(folder, 6).unlink()
-    os.mkfifo(files.path_of(folder, 6))
+    make(files.path_of(folder, 6))
     assert "is not a file" in texts(collect_run(folder))
 
 
