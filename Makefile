@@ -13,7 +13,7 @@ BIN      := $(VENV)/bin
 EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long bench clean
+.PHONY: quickstart test check test-long mutants bench clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -27,6 +27,9 @@ bench: $(VENV)/.installed-for-tests
 test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q -m long
 
+mutants: $(VENV)/.installed-for-tests
+	$(BIN)/python tests/mutants/mutants.py $(ARGS)
+
 check: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -35,7 +38,7 @@ check: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q tests/test_budgets.py
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Each install leaves a stamp, so that a second call starts at once and a changed dependency installs again.
 

@@ -1,0 +1,66 @@
+"""The table of guards matches the source: else a guard could be lost, and nobody would notice."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from guard_table import ROOT, TABLES, Guard, read_guards
+
+GUARDS = read_guards()
+PYTHON = [guard for guard in GUARDS.values() if guard.file.endswith(".py")]
+
+
+def source(guard: Guard) -> str:
+    return (ROOT / "src/outdo" / guard.file).read_text(encoding="utf-8")
+
+
+def test_there_are_guards_of_every_folder():
+    assert len(GUARDS) >= 80
+    folders = {path.name for path in (ROOT / "src/outdo").iterdir() if (path / "__init__.py").exists()}
+    assert folders - {"cli"} == {table.stem for table in TABLES.glob("*.toml")} - {"outdo"}
+
+
+def test_the_code_of_each_guard_occurs_once_and_what_is_left_is_python():
+    changed = {guard.name: guard.taken_out_of(source(guard)) for guard in GUARDS.values()}
+    for guard in PYTHON:
+        assert ast.dump(ast.parse(changed[guard.name])) != ast.dump(ast.parse(source(guard))), guard.name
+
+
+def test_the_test_of_each_guard_exists():
+    known = {
+        file: functions(ROOT / "tests" / file) for file in {each.test.partition("::")[0] for each in GUARDS.values()}
+    }
+    for guard in GUARDS.values():
+        file, _, name = guard.test.partition("::")
+        assert name.partition("[")[0] in known[file], guard.name
+
+
+def functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_a_guard_is_one_sentence():
+    assert not [guard.name for guard in GUARDS.values() if not guard.guards.endswith(".") or "\n" in guard.guards]
+
+
+def test_no_guard_leaves_a_name_without_a_meaning(tmp_path: Path):
+    """A test that fails because of a NameError proves nothing."""
+    for guard in PYTHON:
+        file = tmp_path / f"{guard.name.replace('-', '_')}.py"
+        file.write_text(guard.taken_out_of(source(guard)), encoding="utf-8")
+    ruff = Path(sys.executable).with_name("ruff")
+    found = subprocess.run(
+        [ruff, "check", "--isolated", "--select", "E9,F821", "--ignore-noqa", "--output-format", "concise", tmp_path],
+        capture_output=True,
+        text=True,
+    )
+    undefined = [line for line in found.stdout.splitlines() if ": F821 Undefined name `" in line]
+    assert not [line for line in undefined if not is_annotation(line)]
+    assert "invalid-syntax" not in found.stdout
+
+
+def is_annotation(line: str) -> bool:
+    """Whether a name is a dimension: ruff reads the "B T" of Float[Tensor, "B T"] as an annotation."""
+    return len(line.split("`")[1]) == 1
