@@ -96,6 +96,9 @@ def test_gspo_token_has_the_value_of_the_sequence_and_the_gradient_of_the_token(
 @pytest.mark.parametrize(
     ("surrogate", "advantage", "old", "new", "value", "slope"),
     [
+        (clip(low=0.1, high=0.3), 1.0, 0.5, 0.8, 1.3, 0.0),
+        (clip(low=0.1, high=0.3), 1.0, 0.5, 0.6, 1.2, 1.2),
+        (clip(low=0.1, high=0.3), -1.0, 0.5, 0.4, -0.9, 0.0),
         (clip(low=0.2, high=0.2, dual=3.0), -1.0, 0.1, 0.2, -2.0, -2.0),
         (clip(low=0.2, high=0.2, dual=3.0), -1.0, 0.1, 0.5, -3.0, 0.0),
         (clip(low=0.2, high=0.2, dual=3.0), -1.0, 0.5, 0.1, -0.8, 0.0),
@@ -352,6 +355,17 @@ def test_a_correction_multiplies_only_the_policy_term() -> None:
     (loss, gradient), (loss_half, gradient_half) = (evaluate(each, logprobs, batch) for each in (objective, half))
     (kl, kl_gradient) = evaluate(objective, logprobs, batch.with_(advantages=torch.zeros_like(logprobs)))
     assert_close((loss_half - kl, gradient_half - kl_gradient), (0.5 * (loss - kl), 0.5 * (gradient - kl_gradient)))
+
+
+def test_what_a_piece_returns_outside_of_the_mask_does_not_count() -> None:
+    def undefined(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, batch: Batch) -> Tensor:
+        return (log_ratio.exp() * advantages).where(batch.loss_mask, torch.nan)
+
+    batch, logprobs = with_noise(batch_of(*RAGGED))
+    objective = ComposedObjective(surrogate=unclipped)
+    assert_close(
+        evaluate(replace(objective, surrogate=undefined), logprobs, batch), evaluate(objective, logprobs, batch)
+    )
 
 
 def test_a_correction_has_no_gradient_of_its_own() -> None:
