@@ -11,6 +11,7 @@ import pytest
 from run_cases import Command, contents, outdo_, saved, steps_done, wait_until, weights, write_rows
 
 from outdo.config.file import load
+from outdo.models.loading import load_classifier, load_tokenizer
 from outdo.storage.checkpoint import load_state, save
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.display import Display
@@ -121,6 +122,28 @@ def test_other_versions_are_shown_and_do_not_stop_a_run(home, copy):
     assert 'torch: "1.0" in the saved run, ' in said
     assert "can differ in their last bits" in said
     assert saved(copy)[-1] == 7
+
+
+def test_other_threads_are_shown_with_what_they_change(home, copy):
+    said = outdo_(home, "resume", copy.name, "steps=7", "threads=2", "workers=1")
+    assert "threads: 1 in the saved run, 2 now" in said
+    assert "with other threads, the steps from here on can differ in their last bits" in said
+    assert "last bits" not in outdo_(home, "resume", copy.name, "steps=8")
+
+
+def test_a_changed_reward_model_is_refused(own_home):
+    judge = own_home / "judge"
+    load_classifier(own_home / "model", head_seed=0).save_pretrained(judge)
+    load_tokenizer(own_home / "model").save_pretrained(judge)
+    reward = 'rewards={name = "reward_model", path = "judge"}'
+    outdo_(own_home, "train", "recipe.toml", "run=./run", "steps=1", "eval.every=0", "data.eval_path=", reward)
+    assert saved(own_home / "run") == [1]
+    load_classifier(own_home / "model", head_seed=1).save_pretrained(judge)
+    said = outdo_(own_home, "resume", "run", "steps=2", status=2)
+    assert f"{judge}: the reward model has changed since the run was started; this changes the run" in said
+    load_classifier(own_home / "model", head_seed=0).save_pretrained(judge)
+    outdo_(own_home, "resume", "run", "steps=2")
+    assert saved(own_home / "run")[-1] == 2
 
 
 def test_a_changed_method_that_the_state_does_not_fit_is_an_error_with_the_checkpoint(home, copy):

@@ -30,9 +30,10 @@ MAY_CHANGE = (
     "record.*",
 )
 """Settings that may change when a run is resumed: they decide where and how long it runs and what it records. A change
-of any other setting would make it a different run. With another `device`, `threads`, `workers`, `compile`,
-`train.gradient_checkpointing` or `train.micro_batch_tokens` the run continues, but it is no longer bit for bit equal to
-an uninterrupted one. With other `steps`, a falling learning rate falls differently."""
+of any other setting would make it a different run. With other `steps`, a falling learning rate falls differently."""
+
+LAST_BITS = ("device", "threads", "workers", "compile", "train.micro_batch_tokens", "train.gradient_checkpointing")
+"""Those of them with which a resumed run is no longer bit for bit equal to an uninterrupted one."""
 
 _SPEC = re.compile(r"[^\s:]+:[A-Za-z_]\w*")
 
@@ -47,8 +48,8 @@ def accepted_changes(
 ) -> list[str]:
     """Compare the identity of a saved training with that of the resumed one; return a line for each difference.
 
-    An identity has `settings`, `versions`, and the SHA-256 of `data` and `code`; what `saved` lacks is not compared.
-    Settings that match one of the patterns `may_change` may differ, and versions may.
+    An identity has `settings`, `versions`, and the SHA-256 of `data`, `code` and reward `models`; what `saved` lacks is
+    not compared. Settings that match one of the patterns `may_change` may differ, and versions may.
 
     Raises: UserError with all other differences, which make it another training, unless `changed`.
     """
@@ -59,12 +60,15 @@ def accepted_changes(
         refused += _changed_data(saved["data"], now["data"])
     if "code" in saved:
         refused += changed_code(saved["code"], now["code"])
+    if "models" in saved:
+        refused += _changed_models(saved["models"], now["models"])
     refused = [f"{line}; this changes the run" for line in refused]
     if refused and not changed:
         raise UserError([*refused, f"undo the changes, or `outdo resume {folder} --changed` if they are meant"])
-    if other_versions := differences(saved.get("versions", now["versions"]), now["versions"]):
-        allowed += [*other_versions, "with other versions, the steps from here on can differ in their last bits"]
-    return [*allowed, *refused]
+    other_versions = differences(saved.get("versions", now["versions"]), now["versions"])
+    others = [key for key, *_ in _changes(*settings) if key in LAST_BITS] + ["versions"] * bool(other_versions)
+    notice = f"with other {', '.join(others)}, the steps from here on can differ in their last bits"
+    return [*allowed, *other_versions, *([notice] if others else []), *refused]
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -96,6 +100,11 @@ def changed_code(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _changed_data(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     changed = [key for key in sorted(saved.keys() | now.keys()) if saved.get(key) != now.get(key)]
     return [f"{key}: the file has changed since the run was started" for key in changed]
+
+
+def _changed_models(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    changed = [path for path in sorted(saved.keys() & now.keys()) if saved[path] != now[path]]
+    return [f"{path}: the reward model has changed since the run was started" for path in changed]
 
 
 def source_files(recipe: Recipe) -> list[Path]:

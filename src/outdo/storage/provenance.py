@@ -42,6 +42,15 @@ def code_hashes(files: Iterable[Path]) -> dict[str, str]:
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def folder_hash(folder: Path) -> str:
+    """Return the SHA-256 over the names and contents of the files in a folder, without its subfolders."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.name}: {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
 def without_secrets(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments with `***` for the value of `hub.token=...`, `--api-key ...` and the like.
 

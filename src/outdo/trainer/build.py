@@ -38,7 +38,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.storage.provenance import code_hashes, versions
+from outdo.storage.provenance import code_hashes, folder_hash, versions
 from outdo.trainer import cost, micro_batch_size
 from outdo.trainer.build_method import (
     adaptive_of,
@@ -140,15 +140,23 @@ def build_run(
 def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
     """Return what makes a run this run and no other; a checkpoint holds it, and a resumed run is compared with it.
 
-    These are the resolved recipe as TOML, the versions of Python and the libraries, and the SHA-256 of the data files
-    and of the code of rewards and pieces.
+    These are the resolved recipe as TOML, the versions of Python and the libraries, and the SHA-256 of the data files,
+    of the code of rewards and pieces, and of the folders of reward models that the run does not train: a checkpoint
+    holds the weights of all other models.
     """
     return {
         "recipe": dump(recipe),
         "versions": versions(),
         "data": dict(questions.fingerprints),
         "code": code_hashes(source_files(recipe)),
+        "models": {str(folder): folder_hash(folder) for folder in _frozen_reward_models(recipe)},
     }
+
+
+def _frozen_reward_models(recipe: Recipe) -> list[Path]:
+    """Return the folders of reward models that the run does not train, without those that are names on the hub."""
+    frozen = [each.options for each in recipe.rewards if each.name == REWARD_MODEL and "labels" not in each.options]
+    return [folder for options in frozen if (folder := Path(str(options.get("path")))).is_dir()]
 
 
 def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = None) -> Engine:
