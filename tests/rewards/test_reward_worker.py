@@ -289,8 +289,11 @@ def test_a_column_that_cannot_be_pickled_fails_only_its_completion(reward_of: Ma
 
 
 FORGED = [
-    b'{"outputs": [[NaN, "ok", ""]]}',
-    b'{"outputs": [[1, "fine", ""]]}',
+    b'{"outputs": [[NaN, "ok", "", null]]}',
+    b'{"outputs": [[1e30, "ok", "", null]]}',
+    b'{"outputs": [["1", "ok", "", null]]}',
+    b'{"outputs": [[1, "fine", "", null]]}',
+    b'{"outputs": [[1, "ok", ""]]}',
     b'{"outputs": []}',
     b"[]",
     b"\x80",
