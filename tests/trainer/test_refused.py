@@ -161,6 +161,15 @@ def test_deleted_metrics_and_records_are_noticed(home, copy):
     assert f"{copy.name}/tokens: 1 of the 6 records are missing: step 2" in said
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "lock"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(home, copy, name):
+    """A run folder may come from somebody else."""
+    (copy / name).unlink(missing_ok=True)
+    os.mkfifo(copy / name)
+    said = outdo_(home, "resume", copy.name, "steps=7", status=1)
+    assert f"{copy.name}/{name}: expected a file, and this is a folder, a pipe or a device" in said
+
+
 def test_a_whole_run_is_not_reported_as_incomplete(home, copy):
     said = outdo_(home, "resume", copy.name, "steps=7")
     assert "missing" not in said

@@ -123,5 +123,11 @@ def test_two_trainings_of_one_folder_exclude_each_other(own_home):
     assert first.wait() == 143
 
 
+def test_a_pipe_in_the_place_of_the_settings_is_refused_and_not_waited_for(own_home):
+    (own_home / "tuned.unfinished").mkdir()
+    os.mkfifo(own_home / "tuned.unfinished/settings.json")
+    assert "settings.json: expected a file" in outdo_(own_home, "resume", "tuned", status=2)
+
+
 def test_a_folder_without_a_run_has_nothing_to_resume(own_home):
     assert "no run is there" in outdo_(own_home, "resume", "nothing", status=2)

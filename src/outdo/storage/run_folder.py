@@ -45,6 +45,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.notice: str | None = None
         """What the user should know about how the last run here ended."""
+        self._check_files()
         try:
             atomic.make_folder(path)
             lock, self.notice = _acquire(path / "lock")
@@ -58,6 +59,12 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
+
+    def _check_files(self) -> None:
+        """Raise `RunFolderError` if a file of the folder is a pipe, whose reading may never end, or a device."""
+        files = (self.recipe, self.environment, self.history, self.metrics, self.summary, self.path / "lock")
+        if other := [str(file) for file in files if file.exists() and not file.is_file()]:
+            raise RunFolderError(f"{', '.join(other)}: expected a file, and this is a folder, a pipe or a device")
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ class ModelRef:
     def summary(self) -> dict[str, Any]:
         """The run's `summary.json`; empty if there is none."""
         path = self.run / "summary.json" if self.run else None
-        return json.loads(path.read_text()) if path and path.exists() else {}
+        return json.loads(path.read_text()) if path and path.is_file() else {}
 
 
 def find_model(name: str, *, best: bool = False) -> ModelRef:

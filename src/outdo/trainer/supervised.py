@@ -114,6 +114,8 @@ def has_steps(folder: Path) -> bool:
 def read_settings(out: Path) -> dict[str, Any]:
     """Return the settings of the unfinished training that makes `out`. Raises `UserError` if they cannot be read."""
     path = unfinished_folder(out) / SETTINGS
+    if path.exists() and not path.is_file():  # reading a pipe may wait for ever
+        raise UserError([f"{path}: expected a file, and this is a folder, a pipe or a device"])
     try:
         settings = json.loads(path.read_bytes())
     except OSError as error:
