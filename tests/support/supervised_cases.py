@@ -51,7 +51,7 @@ def _wait_for(moment: str, out: Path, running: Command, random: Random, saved: i
     """Wait for a moment: before the first checkpoint, or, after `saved`, in a later step or while one is saved."""
     match moment:
         case "before the first checkpoint":
-            wait_until(lambda: steps_said(running) >= 2, running)
+            wait_until(lambda: "the first " in running.said, running)  # printed before the first step
         case "while saving":
             wait_until(lambda: any(_checkpoints(out).glob(f".tmp-*-{running.pid}*")), running)
         case _:
