@@ -177,6 +177,16 @@ def test_the_page_shows_both_answers_and_the_test(page: Page, page_of: Callable[
     expect(by_test_id(page, "held-out-answer")).to_contain_text("question 7")
 
 
+def test_a_long_question_is_shown_whole_when_it_is_opened(page: Page, page_of: Callable[..., Path], tmp_path: Path):
+    asked = " ".join(f"word{n}" for n in range(60))
+    evaluations = {step: [{**answers(letter)[0], "prompt": asked}] for step, letter in ((0, "w"), (6, "r"))}
+    open_page(page, page_of(record(write_small_run(tmp_path / "run"), evaluations)))
+    question = by_test_id(page, "held-out-answer")
+    expect(question.locator("summary")).not_to_contain_text("word59")
+    question.locator("summary").click()
+    expect(by_test_id(page, "whole-question")).to_have_text(asked)
+
+
 def test_any_two_evaluations_can_be_chosen_on_the_page(page: Page, page_of: Callable[..., Path], tmp_path: Path):
     evaluations = {0: answers("wwwww"), 2: answers("rrrww"), 4: answers("wrrrr"), 6: answers("rrrrr")}
     run = record(write_small_run(tmp_path / "run"), evaluations)

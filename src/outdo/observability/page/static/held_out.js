@@ -22,6 +22,7 @@ function wordsOf(a, b, runs) {
   };
 }
 const ENDING = 60; // characters: the answer stands at the end of a completion
+const LONG_QUESTION = 90; // characters: a longer one is shown whole when it is opened
 const FEW_ANSWERS = 6,
   MORE_ANSWERS = 40; // how many answers are listed at first, and how many more at a time
 const LEFT_OUT = 'This answer is not in the file; outdo inspect RUN --compare A B has the answers of two evaluations.';
@@ -94,8 +95,10 @@ function Question({ question, glyph, word, kind, answers, by }) {
   const short = different.map((end) => end + times(end)).join(answers.length > 2 ? ' · ' : ' → ');
   return html`<details class=${`changed ${kind}`} data-test="held-out-answer"><summary>
       <span aria-hidden="true">${glyph}</span> <span class="hidden">${word}: </span>
-      <bdi>${question === null ? 'A question that is not in the file' : oneLine(question[0], 90)}</bdi>${' '}
+      <bdi>${question === null ? 'A question that is not in the file' : oneLine(question[0], LONG_QUESTION)}</bdi>${' '}
       <span class="quiet">${short}</span></summary>
+    ${question !== null && question[0].length > LONG_QUESTION &&
+      html`<pre data-test="whole-question"><bdi>${plainText(question[0])}</bdi></pre>`}
     <div class="answers">${answers.map(({ title, text, value }) => html`<${AnswerText} title=${title} text=${text}
       by=${by} value=${value} />`)}</div>
     ${question !== null && html`<p class="quiet">Expected: <bdi>${oneLine(question[1], 300)}</bdi></p>`}</details>`;
