@@ -72,7 +72,8 @@ function WordOdds({ step, group }) {
     <div class="scroller" tabindex="0" role="region" aria-label="Words by reward"><table data-test="word-odds">
       <thead><tr><th scope="col">Word</th><th scope="col" class="number">Above the mean</th>
         <th scope="col" class="number">Below</th><th scope="col" class="number">Log-odds</th>
-        <th scope="col" class="number">Error</th><th scope="col"><span class="hidden">Is it clear?</span></th></tr></thead>
+        <th scope="col" class="number">Error</th>
+        <th scope="col"><span class="hidden">Is it clear?</span></th></tr></thead>
       <tbody>${sides.flat().map((each) => html`<${WordLine} key=${each.word} each=${each} high=${high}
         low=${low} />`)}</tbody></table></div>`;
 }
