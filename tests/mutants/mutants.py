@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in options.names if name not in guards]:
         parser.error(f"no such guard: {', '.join(unknown)}")
     chosen = [guards[name] for name in options.names] or list(guards.values())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the test that runs is killed first
     os.environ |= {"OMP_NUM_THREADS": "1"}  # read when torch is imported; a process with threads should not be forked
     for module in PRELOADED:
         importlib.import_module(module)
@@ -113,6 +114,7 @@ def run_tests(tests: Iterable[str], root: Path, source: Path, *, output: bool) -
 def _run_pytest(tests: Sequence[str], root: Path, source: Path, *, output: bool) -> None:
     """Run tests in this process, which is a fork, and end it."""
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(root)
     if not output:
         nowhere = os.open(os.devnull, os.O_RDWR)

@@ -385,8 +385,11 @@ elif sys.argv[2] == "idle":
 
 @pytest.mark.parametrize("doing", ["idle", "calling", "leaving"])
 def test_a_worker_ends_with_its_trainer(tmp_path: Path, doing: str):
-    file, busy = tmp_path / "my_reward.py", tmp_path / "busy"
-    file.write_text(f"def score(completion):\n    open({str(busy)!r}, 'w').close()\n    sum(range(10**13))")
+    file, busy, finished = tmp_path / "my_reward.py", tmp_path / "busy", tmp_path / "finished"
+    file.write_text(
+        f"import time\ndef score(completion):\n    open({str(busy)!r}, 'w').close()\n    time.sleep(30)\n"
+        f"    open({str(finished)!r}, 'w').close()"
+    )
     command = [sys.executable, "-c", PARENT, f"{file}:score", doing]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -397,3 +400,4 @@ def test_a_worker_ends_with_its_trainer(tmp_path: Path, doing: str):
             parent.kill()
         parent.wait()
     wait_until(lambda: not is_group_alive(group))
+    assert not finished.exists()  # in the middle of its call
