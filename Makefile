@@ -10,7 +10,7 @@ PYTHON   ?= python3
 PIP_ARGS ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
-EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,peers
+EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,adapters,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .PHONY: quickstart test check test-long mutants bench clean

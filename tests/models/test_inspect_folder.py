@@ -255,9 +255,9 @@ def test_pickled_weights_are_refused_and_not_opened(folder, name):
     assert not (folder / "opened").exists()
 
 
-def test_an_adapter_is_not_a_model(folder):
+def test_a_config_beside_an_adapter_makes_no_model_of_it(folder):
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-    assert "an adapter, not a whole model" in refusal(folder)
+    assert "no weights but those of an adapter; an adapter folder has no config.json: remove it" in refusal(folder)
 
 
 def test_no_weights_at_all(folder):

@@ -34,6 +34,7 @@ optim = {lr = 1e-3}
 eval = {every = 10, rows = 4}
 checkpoint = {every = 1}
 """
+SOURCE = str(Path(outdo.__file__).parent.parent)
 PATIENCE = 600.0
 """Seconds after which a test gives up waiting: a busy machine is slow, and that is no fault."""
 
@@ -53,6 +54,7 @@ WARM.set_forkserver_preload(
         "outdo.trainer.run",
         "outdo.trainer.export",
         "transformers.models.qwen3",
+        "peft",
     ]
 )
 
@@ -126,7 +128,8 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "outdo.cli.main", *arguments],
         cwd=home,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(outdo.__file__).parent.parent)},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from outdo.config.file import load
 from outdo.models.inspect_folder import inspect_folder
+from outdo.testing import tiny_model
 from outdo.trainer import cost
 from outdo.trainer.preflight import Machine, Rendered, check
 from outdo.trainer.preflight_report import show
@@ -263,3 +264,32 @@ def test_the_method_is_shown_with_every_option(model, data):
     assert "advantage: group_standardised (eps = 0.0001)" in standardised
     assert "advantage: gae (gamma = 1.0, lam = 0.9, whiten = True, bootstrap = False, ddof = 1)" in notes
     assert "critic: model (lr = 1e-05, clip = 0.2, warmup = 0)" in notes
+
+
+def test_the_memory_of_an_adapter_is_that_of_the_frozen_weights_and_little_more(data, tmp_path):
+    model = tmp_path / "with-layers"
+    tiny_model(model)
+    facts = inspect_folder(model)
+    parameters, linear = facts.parameters or 0, sum(rows * columns for rows, columns in facts.layer_matrices)
+    assert 0 < linear < parameters
+    sides = sum(rows + columns for rows, columns in facts.layer_matrices)
+    options = ["train.adapter={name = 'lora', rank = 2}", "optim.algorithm=adamw"]
+    report = check(recipe(model, data, *options))
+    full, lora, qlora = (report.alternatives[name] for name in ("full", "LoRA", "QLoRA"))
+    assert report.memory == lora
+    assert full["weights"] == full["reference weights"] == 4 * parameters
+    assert lora["frozen weights"] == 4 * parameters
+    assert lora["weights of the adapter"] == lora["gradients"] == 4 * 2 * sides
+    assert lora["Adam's two moments"] == 8 * 2 * sides
+    assert "reference weights" not in lora
+    assert qlora["frozen weights"] == 9 * linear // 16 + 2 * (parameters - linear)
+    assert check(recipe(model, data, *options, "weights=nf4")).memory == qlora
+    assert check(recipe(model, data)).memory == full
+    in_bfloat16 = check(recipe(model, data, *options, "weights=bfloat16")).memory
+    assert in_bfloat16["frozen weights"] == 2 * parameters
+
+
+def test_frozen_weights_in_few_bytes_need_an_adapter(model, data):
+    report = check(recipe(model, data, "weights=bfloat16"))
+    assert any('weights = "bfloat16": the weights are trained, in float32' in error for error in report.errors)
+    assert not check(recipe(model, data, "weights=bfloat16", "train.adapter=lora")).errors

@@ -5,11 +5,17 @@ from pathlib import Path
 from rich.console import Console
 
 from outdo.cli.output import print_line
-from outdo.trainer.export import export
+from outdo.trainer.export import SEQUENCES, export, export_merged
 from outdo.trainer.find_model import find_model
 
 
-def run_export(run: str, folder: Path, console: Console, *, best: bool, dtype: str) -> None:
+def run_export(run: str, folder: Path, console: Console, *, best: bool, dtype: str, merge: bool) -> None:
     """Write the model of the newest checkpoint, or of the best one, to a new folder (`outdo.trainer.export`)."""
     source = find_model(run, best=best)
-    print_line(console, f"{source.name} is now in {export(source, folder, dtype=dtype)}")
+    if not merge:
+        print_line(console, f"{source.name} is now in {export(source, folder, dtype=dtype)}")
+        return
+    difference = export_merged(source, folder, dtype=dtype)
+    print_line(console, f"{source.name} is now in {folder}, its adapter merged into the base")
+    compared = f"on {SEQUENCES} fixed sequences of 64 tokens"
+    print_line(console, f"largest difference of a log-probability from the adapter {compared}: {difference:.1e} nats")

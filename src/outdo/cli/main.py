@@ -321,18 +321,19 @@ def config(
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="the run folder")],
+    run: Annotated[str, typer.Argument(help="the run folder; with --merge also an adapter folder")],
     folder: Annotated[Path, typer.Argument(help="a new folder for the model")],
     best: Annotated[bool, typer.Option("--best", help="the best checkpoint instead of the newest")] = False,
     dtype: Annotated[
         Literal["source", "float32", "bfloat16", "float16"],
         typer.Option(help="dtype of the weights; source: that of the model that the run started from"),
     ] = "source",
+    merge: Annotated[bool, typer.Option("--merge", help="merge the adapter into its base: a whole model")] = False,
 ) -> None:
-    """Write the model of a run as an ordinary model folder with a model card."""
+    """Write the model of a run as an ordinary model folder with a model card; of a run with an adapter, the adapter."""
     from outdo.cli.export import run_export
 
-    run_export(run, folder, Console(), best=best, dtype=dtype)
+    run_export(run, folder, Console(), best=best, dtype=dtype, merge=merge)
 
 
 @app.command()

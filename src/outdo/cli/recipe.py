@@ -9,7 +9,7 @@ from outdo.config.file import RecipeError, load
 from outdo.config.recipe import Recipe, run_folder
 from outdo.data.questions import Question
 from outdo.trainer.preflight import Machine, Render, Rendered, faults
-from outdo.utils.errors import UserError
+from outdo.utils.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,15 +33,24 @@ def free_run_name(model: str) -> str:
 
 
 def probe_machine(recipe: Recipe) -> Machine:
-    """Build the pieces of a recipe and look for its device, which loads torch."""
-    from outdo.trainer.build_method import piece_mistakes
+    """Build the pieces of a recipe, fit its adapter to the model, and look for its device, which loads torch."""
+    from outdo.models.inspect_folder import inspect_folder
+    from outdo.models.loading import adapter_size
+    from outdo.trainer.build_method import adapter_of, piece_mistakes
     from outdo.trainer.hardware import device_memory
 
     errors = piece_mistakes(recipe)
+    size = memory = None
+    if not errors and (adapter := adapter_of(recipe)):
+        try:
+            size = adapter_size(inspect_folder(recipe.model), adapter)
+        except ModelError as error:
+            errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:
-        return Machine(errors, device_memory(recipe.device))
+        memory = device_memory(recipe.device)
     except UserError as error:
-        return Machine([*errors, *error.problems])
+        errors += error.problems
+    return Machine(errors, memory, size)
 
 
 def prompt_renderer(recipe: Recipe) -> Render:

@@ -133,7 +133,7 @@ def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_wit
     if is_own and called_with and positional and len(positional) != called_with.count(",") + 1:
         yield f"{key}: {piece.name} takes {', '.join(positional)}; it will be called with {called_with}"
     for name, value in piece.options.items():
-        yield from _check_option(f"{key}.{name}", value, name, signature)
+        yield from check_option(f"{key}.{name}", value, name, signature)
     for name in signature.required:
         if name in signature.options and name not in piece.options and name not in FILLED_FROM_RECIPE:
             yield f"{key}.{name}: required by {piece.name}"
@@ -152,7 +152,8 @@ def _check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{key}: {mistake}" for mistake in error.problems)
 
 
-def _check_option(key: str, value: Any, name: str, signature: Signature) -> Iterator[str]:
+def check_option(key: str, value: Any, name: str, signature: Signature) -> Iterator[str]:
+    """Yield what is wrong with an option, judged by the parameters and the literal defaults in the source."""
     if name in signature.options:
         yield from _check_value(key, name, value, signature.defaults.get(name))
     elif not signature.accepts_any:
@@ -166,7 +167,7 @@ def _check_value(key: str, name: str, value: Any, default: Any) -> Iterator[str]
     if name in COEFFICIENTS and isinstance(value, Mapping):
         signature = signature_of(COEFFICIENTS[name])
         for option, inner in value.items():
-            yield from _check_option(f"{key}.{option}", inner, option, signature)
+            yield from check_option(f"{key}.{option}", inner, option, signature)
         yield from (f"{key}.{option}: required" for option in signature.required if option not in value)
     else:
         yield from _check_type(key, value, default)

@@ -47,6 +47,8 @@ def describe_method(recipe: Recipe) -> list[str]:
         ("optimiser", recipe.optim.algorithm, ALGORITHMS),
     ]
     lines = [_describe_piece(role, piece, known, recipe) for role, piece, known in pieces if piece is not None]
+    if train.adapter is not None:
+        lines.append(f"adapter: {_listed(train.adapter.name, train.adapter.options)}")
     if train.compat != "outdo":
         lines[0] += f", in the conventions of {train.compat} (docs/methods: means, clamps, clips)"
     return lines
@@ -58,8 +60,12 @@ def _describe_piece(role: str, piece: Piece, known: Mapping[str, str], recipe: R
         options["length"] = recipe.sampling.max_tokens
     conventions = LIBRARY_OPTIONS.get(recipe.train.compat, {})
     options |= {name: value for name, value in conventions.items() if name in options and name not in piece.options}
-    listed = ", ".join(f"{name} = {value}" for name, value in options.items() if value is not None)
-    return f"{role}: {piece.name}" + (f" ({listed})" if listed else "")
+    return f"{role}: {_listed(piece.name, options)}"
+
+
+def _listed(name: str, options: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{option} = {value}" for option, value in options.items() if value is not None)
+    return name + (f" ({listed})" if listed else "")
 
 
 def list_pieces() -> Iterator[str]:

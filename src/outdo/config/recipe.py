@@ -158,6 +158,10 @@ class Train(Section):
     gradient_checkpointing: bool = Field(
         default=False, description="recompute activations in the backward pass: less memory, a third more time"
     )
+    adapter: NamedPiece | None = Field(
+        default=None,
+        description='train only an adapter of PEFT: lora or {name = "lora", rank = 32, alpha = 64}; unset: all weights',
+    )
     objective: NamedPiece = Field(
         default=Piece(name="grpo"), description='grpo, dapo, gspo ..., {name = "grpo", beta = 0.04} or file.py:name'
     )
@@ -276,7 +280,11 @@ class Recipe(Section):
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="dtype of products; weights are always float32; auto: bfloat16 on a GPU, float32 on a CPU",
+        description="dtype of products; trained weights are always float32; auto: bfloat16 on a GPU, float32 on a CPU",
+    )
+    weights: Literal["auto", "float32", "bfloat16", "nf4"] = Field(
+        default="auto",
+        description="weights of a model that an adapter freezes; auto: bfloat16 if its files are, else float32",
     )
     compile: bool = Field(default=False, description="compile the model with torch: slower start, faster steps")
     attention: Literal["auto", "shared", "padded"] = Field(

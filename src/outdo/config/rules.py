@@ -8,6 +8,7 @@ reads: it does not run if one of them is wrong in itself.
 from collections.abc import Collection, Iterator
 
 from outdo.config import method_notes, method_rules
+from outdo.config.adapters import check_adapter, mixed_reference, weights_in_few_bytes
 from outdo.config.method_rules import Rule
 from outdo.config.names import OBJECTIVES
 from outdo.config.options import effective_options
@@ -99,6 +100,9 @@ def _secrets(recipe: Recipe) -> Iterator[str]:
 
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     **method_rules.REFUSALS,
+    check_adapter: ("train.adapter",),
+    mixed_reference: ("train.adapter", "reference.sync"),
+    weights_in_few_bytes: ("weights", "compile", "workers"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),

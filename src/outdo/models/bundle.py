@@ -10,7 +10,7 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.critic import Critic, own_model
 from outdo.models.policy import Policy
-from outdo.models.reference import frozen
+from outdo.models.reference import AdapterReference, Reference, frozen
 from outdo.models.scorer import Scorer
 from outdo.types import Batch, Update
 
@@ -20,13 +20,14 @@ class Models:
 
     With `refresh_every` n, the reference is updated from the policy after every n-th step: one iteration of
     DeepSeekMath's Algorithm 1 is n steps. It becomes `mix` · πθ + (1 - `mix`) · π_ref, weight by weight: with 1 a copy
-    of the policy, with less the soft update of TR-DPO (arXiv 2404.09656), TRL's `ref_model_mixup_alpha`.
+    of the policy, with less the soft update of TR-DPO (arXiv 2404.09656), TRL's `ref_model_mixup_alpha`. A policy with
+    an adapter has `mix` 1: its weights are factors, and a mixture of factors is not the mixture of their products.
     """
 
     def __init__(
         self,
         policy: Policy,
-        reference: Scorer | None = None,
+        reference: Reference | None = None,
         *,
         critic: Critic | None = None,
         refresh_every: int | None = None,
@@ -34,6 +35,8 @@ class Models:
     ) -> None:
         if not 0 < mix <= 1:
             raise ValueError(f"mix is the policy's share in the refreshed reference: above 0, at most 1, not {mix}")
+        if mix < 1 and isinstance(reference, AdapterReference):
+            raise ValueError(f"mix = {mix}: the weights of adapters cannot be mixed; use 1")
         if refresh_every and reference is not None and _shapes(reference) != _shapes(policy):
             raise ValueError("a reference of another size than the policy cannot be updated from it")
         self.policy = policy
@@ -51,14 +54,14 @@ class Models:
         *,
         advantage: Advantage | None = None,
         requires: Requires | None = None,
-        reference: Scorer | None = None,
+        reference: Reference | None = None,
         critic: Critic | None = None,
         refresh_every: int | None = None,
         mix: float = 1.0,
     ) -> "Models":
         """Make the models that objective and advantage require.
 
-        Unless given, the reference is a copy of the policy as it is now, and the critic a copy of it with a value head.
+        Unless given, the reference is the policy as it is now (`frozen`), the critic a copy of it with a value head.
         `requires` is what the two need together, if the caller knows it already.
 
         Raises ValueError for a reference or critic that neither of them requires.
@@ -111,16 +114,13 @@ class Models:
         self.steps += 1
         if self.reference is None or not self.refresh_every or step % self.refresh_every:
             return
-        # Parameters, not the state dict: that has a tied weight twice, which would be mixed twice.
-        weights, references = self.policy.model.parameters(), self.reference.forward.model.parameters()
-        for weight, reference in zip(weights, references, strict=True):
-            reference.lerp_(weight, self.mix)
+        self.reference.refresh(self.policy, self.mix)
 
     def state(self) -> dict[str, Any]:
-        """Return what the saved policy folder does not hold; the reference in full, as the policy differs from it."""
+        """Return what the saved policy folder does not hold."""
         return {
             "policy": self.policy.state(),
-            "reference": None if self.reference is None else dict(self.reference.forward.model.state_dict()),
+            "reference": None if self.reference is None else self.reference.state(),
             "critic": None if self.critic is None else self.critic.state(),
             "steps": self.steps,
         }
@@ -133,7 +133,7 @@ class Models:
         self.policy.load_state(state["policy"])
         self.steps = state["steps"]
         if self.reference is not None:
-            self.reference.forward.model.load_state_dict(state["reference"])
+            self.reference.load_state(state["reference"])
         if self.critic is not None:
             self.critic.load_state(state["critic"])
 

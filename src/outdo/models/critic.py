@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from outdo.algorithms.objectives.weights import Weight
 from outdo.algorithms.requirements import requirements_of
+from outdo.models.adapter import has_adapter, on_same_base
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import check_finite, load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
@@ -148,15 +149,25 @@ class Critic:
         return self.head(hidden[at].to(weight.dtype)).squeeze(-1)
 
     def state(self) -> dict[str, Any]:
-        """Return weights and optimiser state. Raises `NonFiniteWeightsError` if a weight is not finite."""
+        """Return weights, without the frozen ones, and optimiser state.
+
+        Raises `NonFiniteWeightsError` if a weight is not finite.
+        """
         check_finite(self.trained, "the critic", "lower the lr of train.critic")
-        return {"weights": dict(self.trained.state_dict()), "optimiser": self.optimiser.state()}
+        frozen = self._frozen()
+        weights = {name: value for name, value in self.trained.state_dict().items() if name not in frozen}
+        return {"weights": weights, "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self.trained.load_state_dict(state["weights"])
+        report = self.trained.load_state_dict(state["weights"], strict=False)
+        if wrong := {*report.missing_keys, *report.unexpected_keys} - self._frozen():
+            raise ValueError(f"the critic's state belongs to another model: {min(wrong)}")
         self.optimiser.load_state(state["optimiser"])
         check_finite(self.trained, "the critic")
+
+    def _frozen(self) -> set[str]:
+        return {name for name, weight in self.trained.named_parameters() if not weight.requires_grad}
 
 
 def _after_the_end(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -175,15 +186,17 @@ def own_model(
 ) -> Critic:
     """Make a critic with a model of its own: a copy of the policy's, or that of the folder `path`, all of it trained.
 
+    If the policy has an adapter, the critic has one of its own on the same base; the frozen weights are not copied.
     Its head is one linear map that starts at 0, so every first value is 0. A model from a folder may be of any size and
     must have the policy's vocabulary; otherwise `ModelError`.
     """
     like_policy = policy.forward
     if path is None:
-        model = _backbone(copy.deepcopy(policy.model.base_model))
+        copied = on_same_base if has_adapter(policy.model) else copy.deepcopy
+        model = _backbone(copied(policy.model.base_model))
     else:
         _check_vocabulary(path, policy)
-        loaded = load_model(path, policy.device, policy.model.dtype)
+        loaded = load_model(path, policy.device, policy.dtype)
         like_policy = Forward.choose(loaded, precision=like_policy.precision_name)
         model = _backbone(loaded.base_model)
     forward = like_policy.with_model(model, plain_head=True)
@@ -237,7 +250,7 @@ def own_head(
 
 def _linear(inputs: int, outputs: int, *, like: Policy) -> nn.Linear:
     """Make a linear map with a bias of 0 on the policy's device and in its precision; it draws no random number."""
-    linear = skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.model.dtype)
+    linear = skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.dtype)
     assert isinstance(linear, nn.Linear)
     nn.init.zeros_(linear.bias)
     return linear

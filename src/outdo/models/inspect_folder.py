@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -23,6 +23,7 @@ from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # each fits into float32, which outdo trains
 WITHOUT_LOSS = {*DTYPES, "BOOL", "U8", "I16", "I32", "I64"}  # masks and positions are integers
 SIZES = {  # fact: the names it has in the config.json of various architectures
@@ -34,6 +35,12 @@ SIZES = {  # fact: the names it has in the config.json of various architectures
     "vocab_size": ("vocab_size",),
     "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
 }
+
+
+IN_A_LAYER = re.compile(r"\.\d+\.")
+"""What the name of a weight in a layer contains: `model.layers.0.mlp.up_proj.weight`."""
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,10 @@ EITHER = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is in `config.json` and in the headers of the weights. `None`: not there, or not on this machine yet."""
+    """What is in `config.json` and in the headers of the weights. `None`: not there, or not on this machine yet.
+
+    Of an adapter folder, these are the facts of its base model, and `adapter` is the folder.
+    """
 
     name: str  # as given
     folder: Path | None  # None for a hub model that is not downloaded yet
@@ -68,6 +78,7 @@ class ModelFacts:
     model_type: str | None  # for example qwen3
     parameters: int | None  # numbers stored in the weight files; tied weights are stored, and counted, once
     dtype: str | None  # of most of them, as torch calls it: float32, bfloat16, ...
+    layer_matrices: tuple[tuple[int, int], ...]  # rows and columns of the matrices in its layers
     hidden_size: int | None
     layers: int | None
     heads: int | None  # attention heads of the queries
@@ -75,10 +86,13 @@ class ModelFacts:
     head_dim: int | None
     vocab_size: int | None  # rows of the embedding
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
+    adapter: Path | None = None  # the folder of an adapter of this model
 
 
 def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     """Inspect a model without loading it: a folder, or a hub name `owner/name` (read if it was downloaded before).
+
+    The folder may hold a whole model, or an adapter and the name of its base model.
 
     Raises `ModelError` with all problems, one per line: a folder that does not exist (with the nearest name that does),
     a missing or broken `config.json`, an architecture that is not of this `kind`, weights that are damaged, incomplete,
@@ -92,6 +106,8 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     folder = Path(name).expanduser()
     if not os.path.isdir(folder):
         raise ModelError(f"model {name}: {_why_not_a_folder(folder)}")
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
+        return _inspect_adapter(name, folder, kind)
     problems: list[str] = []
     config = _read_config(folder, kind, problems)
     tensors = _read_weights(folder, problems)
@@ -126,6 +142,30 @@ def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
     return facts
 
 
+def _inspect_adapter(name: str, folder: Path, kind: Kind) -> ModelFacts:
+    """Inspect an adapter folder, as PEFT writes it, and the base model that it names."""
+    problems: list[str] = []
+    base = _read_object(folder / ADAPTER_CONFIG, problems).get("base_model_name_or_path")
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        _read_header(folder / ADAPTER_WEIGHTS, problems)
+    else:
+        pickled = "; save the adapter as safetensors" if (folder / "adapter_model.bin").exists() else ""
+        problems.append(f"no weights of the adapter: {ADAPTER_WEIGHTS} is missing{pickled}")
+    facts = None
+    if not isinstance(base, str) or not base:
+        problems.append(f"{ADAPTER_CONFIG}: base_model_name_or_path should name the model that the adapter belongs to")
+    else:
+        try:
+            facts = inspect_folder(base, kind)
+        except ModelError as error:
+            problems.extend(f"its base, named in {ADAPTER_CONFIG}: {line}" for line in str(error).splitlines())
+    if facts and facts.adapter:
+        problems.append(f"its base {base} is an adapter as well; merge that one first: `outdo export --merge`")
+    if problems or facts is None:
+        raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
+    return replace(facts, adapter=folder)
+
+
 def _why_not_a_folder(path: Path) -> str:
     if os.path.exists(path):
         return "this is a file; give the folder that holds config.json and model.safetensors"
@@ -157,7 +197,7 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
-        inner = sorted([*folder.glob("*/config.json"), *folder.glob("checkpoints/*/config.json")])
+        inner = sorted(path for name in ("config.json", ADAPTER_CONFIG) for path in _below(folder, name))
         hint = f"; did you mean {inner[-1].parent}?" if inner else ""
         problems.append(f"config.json is missing, so this is no model folder{hint}")
         return {}
@@ -165,6 +205,10 @@ def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any
     if config:
         problems.extend(_unsupported(config, kind))
     return config
+
+
+def _below(folder: Path, name: str) -> list[Path]:
+    return [*folder.glob(f"*/{name}"), *folder.glob(f"checkpoints/*/{name}")]
 
 
 def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
@@ -209,16 +253,16 @@ def _transformers_has(model_type: str) -> bool:
     return module.isidentifier() and any((Path(place) / "models" / module).is_dir() for place in places)
 
 
-def _read_weights(folder: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
-    """Return dtype and number of elements of every stored tensor by its name, read from the headers alone."""
+def _read_weights(folder: Path, problems: list[str]) -> Tensors:
+    """Return dtype and shape of every stored tensor by its name, read from the headers alone."""
     if (folder / SINGLE_FILE).is_file():
         return _read_header(folder / SINGLE_FILE, problems)
     if (folder / INDEX).is_file():
         return _read_shards(folder, problems)
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     pickles = [name for name in files if Path(name).suffix in PICKLE_SUFFIXES]
-    if "adapter_model.safetensors" in files:
-        problems.append("this folder holds an adapter, not a whole model; merge it into its base model first")
+    if ADAPTER_WEIGHTS in files:
+        problems.append("no weights but those of an adapter; an adapter folder has no config.json: remove it")
     elif pickles:
         problems.append(
             f"the weights are stored as pickle ({', '.join(pickles)}), which can run any code when opened, and was not "
@@ -229,12 +273,12 @@ def _read_weights(folder: Path, problems: list[str]) -> dict[str, tuple[str, int
     return {}
 
 
-def _read_shards(folder: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
+def _read_shards(folder: Path, problems: list[str]) -> Tensors:
     weight_map = _read_object(folder / INDEX, problems).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         problems.append(f"{INDEX}: weight_map should name the file of every tensor")
         return {}
-    tensors: dict[str, tuple[str, int]] = {}
+    tensors: Tensors = {}
     known = len(problems)
     for shard in sorted(set(weight_map.values())):
         if reason := _why_unsafe(folder, shard):
@@ -257,28 +301,26 @@ def _why_unsafe(folder: Path, shard: str) -> str | None:
     return None
 
 
-def _read_header(path: Path, problems: list[str]) -> dict[str, tuple[str, int]]:
+def _read_header(path: Path, problems: list[str]) -> Tensors:
     try:  # safetensors checks lengths, offsets, shapes and JSON against the size of the file
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return {name: (part.get_dtype(), prod(part.get_shape())) for name, part in slices.items()}
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         size = os.path.getsize(path)
         problems.append(f"{path.name} ({size:,} bytes) is damaged: {error}; copy or download it again")
         return {}
 
 
-def _facts(
-    name: str, folder: Path | None, config: dict[str, Any], tensors: dict[str, tuple[str, int]], problems: list[str]
-) -> ModelFacts:
-    size = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
+def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tensors, problems: list[str]) -> ModelFacts:
+    size: dict[str, Any] = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
     heads = size["heads"]
     if heads and size["hidden_size"]:
         size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
     size["kv_heads"] = size["kv_heads"] or heads
     count: Counter[str] = Counter()
-    for dtype, elements in tensors.values():
-        count[dtype] += elements
+    for dtype, shape in tensors.values():
+        count[dtype] += prod(shape)
     dtype = count.most_common(1)[0][0] if count else None
     problems.extend(_wrong_dtypes(count))
     return ModelFacts(
@@ -288,6 +330,9 @@ def _facts(
         model_type=config.get("model_type"),
         parameters=count.total() if count else None,
         dtype=DTYPES.get(dtype, dtype) if dtype else None,
+        layer_matrices=tuple(
+            (shape[0], shape[1]) for name, (_, shape) in tensors.items() if len(shape) == 2 and IN_A_LAYER.search(name)
+        ),
         **size,
     )
 

@@ -7,7 +7,7 @@ Models are loaded in float32 with dropout off.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -24,9 +24,15 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from outdo.models.adapter import attach, attach_saved, trained_weights
+from outdo.models.base_model import BaseModel, check_base
+from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
 from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
@@ -51,6 +57,8 @@ def load_tokenizer(
     """
     facts = _inspected(model, kind)
     name, folder = facts.name, _on_this_machine(facts, TOKENIZER_FILES)
+    if facts.adapter and (facts.adapter / "tokenizer_config.json").is_file():
+        name, folder = str(facts.adapter), facts.adapter
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file may raise a bare Exception, OSError, KeyError, ...
@@ -63,7 +71,7 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_token_ids[0]
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
-    _check_rows(tokenizer, facts.vocab_size or inspect_folder(folder, kind).vocab_size, name)
+    _check_rows(tokenizer, facts.vocab_size or inspect_folder(facts.name, kind).vocab_size, name)
     return tokenizer
 
 
@@ -83,21 +91,61 @@ def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str)
 
 
 def load_model(
-    model: str | Path | ModelFacts, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    model: str | Path | ModelFacts,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    weights: Weights = "float32",
 ) -> PreTrainedModel:
     """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0.
+
+    Of an adapter folder it is the base model with the adapter attached: only the adapter, in float32, is to be trained.
+    With `weights` other than float32 the base is stored in fewer bytes, and frozen.
 
     The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
     `model.train()` (gradient checkpointing asks for it) changes nothing.
 
     Raises `ModelError` if the folder is not sound, if it holds not exactly the weights that its config asks for, or if
     a weight is not finite: what is missing would otherwise be filled with random numbers, and what is too much (the
-    layers beyond `num_hidden_layers`) would be left out.
+    layers beyond `num_hidden_layers`) would be left out. So it is for an adapter, and if its base is another one than
+    that which it was trained on.
     """
     facts = _inspected(model, LANGUAGE_MODEL)
     folder = _with_weights(facts, LANGUAGE_MODEL)
-    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, dtype)
-    return loaded.to(device).eval()
+    if facts.adapter:
+        check_base(facts.adapter, base_of(facts))
+    options: dict[str, Any] = {"dtype": dtype} if weights == "float32" else loading_options(weights)
+    if "quantization_config" in options:
+        options["device_map"] = {"": device}  # bitsandbytes quantises while it loads, and moves no model
+    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options)
+    if weights != "float32":
+        prepare(loaded)
+    if facts.adapter:
+        attach_saved(loaded, facts.adapter)
+    return (loaded if "device_map" in options else loaded.to(device)).eval()
+
+
+def adapter_size(facts: ModelFacts, config: "PeftConfig") -> int | None:
+    """Return how many weights an adapter would have in a model, whose own weights are not loaded.
+
+    None if its initialisation needs them. Raises `ModelError` if it does not fit the model.
+    """
+    folder = _on_this_machine(facts, TOKENIZER_FILES)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config(folder, facts.name))
+        try:
+            attach(model, config)
+        except ModelError as error:
+            if isinstance(error.__cause__, RuntimeError):  # it reads numbers, which are not there
+                return None
+            raise
+    return sum(weight.numel() for weight in trained_weights(model).values())
+
+
+def base_of(facts: ModelFacts) -> BaseModel:
+    """Return the identity of a model that is the base of an adapter. Its weights are on this machine."""
+    folder = _on_this_machine(facts, MODEL_FILES)
+    return BaseModel.of(str(folder.resolve()) if is_local(facts.name) else facts.name, folder)
 
 
 def load_classifier(
@@ -120,7 +168,7 @@ def load_classifier(
         raise ModelError(f"model {name} gives a text {config.num_labels} scores (num_labels), and a reward is one")
     head = () if head_seed is None else ("score.",)
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
-        model = _load(AutoModelForSequenceClassification, folder, config, str(name), torch.float32, new=head)
+        model = _load(AutoModelForSequenceClassification, folder, config, str(name), {"dtype": torch.float32}, new=head)
     if head_seed is not None:
         weight = model.get_parameter("score.weight")
         source = torch.Generator().manual_seed(head_seed)
@@ -149,7 +197,13 @@ def _config(folder: Path, name: str) -> PretrainedConfig:
 
 
 def _load(
-    auto: Any, folder: Path, config: PretrainedConfig, name: str, dtype: torch.dtype, *, new: tuple[str, ...] = ()
+    auto: Any,
+    folder: Path,
+    config: PretrainedConfig,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    new: tuple[str, ...] = (),
 ) -> Any:
     """Load a model with exactly the weights that its config requires.
 
@@ -160,7 +214,7 @@ def _load(
         model, report = auto.from_pretrained(
             folder,
             config=config,
-            dtype=dtype,
+            **options,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

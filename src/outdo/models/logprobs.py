@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
-from outdo.models.onednn import product
+from outdo.models.onednn import LINEAR, product
 
 Entropy = Literal["none", "value", "gradient"]
 Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
@@ -86,7 +86,7 @@ def chunked_scores(
     A head that is a `torch.nn.Linear` is cut along the vocabulary, into no less than `LOGIT_COLUMNS` columns; any other
     along the tokens. With autocast the products have its precision; sums over the vocabulary stay float32.
     """
-    if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward:  # no adapter
+    if isinstance(head, nn.Linear) and type(head).forward in (each.forward for each in LINEAR):  # no adapter
         return _linear_scores(head, hidden, token_ids, temperature, entropy, chunk)
     chunk = chunk or 1024
 
@@ -109,9 +109,10 @@ def _linear_scores(
     head: nn.Linear, hidden: Tensor, token_ids: Tensor, temperature: Tensor, entropy: Entropy, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
     kind, weight = hidden.device.type, head.weight
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    float32 = torch.promote_types(weight.dtype, torch.float32)  # of a float64 model, float64
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else float32
     with torch.autocast(kind, enabled=False):
-        hidden = hidden.to(torch.promote_types(weight.dtype, torch.float32))
+        hidden = hidden.to(float32)
         if head.bias is not None:  # as one more column, so that only products are left
             hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], 1)  # [N, H + 1]
             weight = torch.cat([weight, head.bias[:, None]], 1)  # [V, H + 1]

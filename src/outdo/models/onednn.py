@@ -27,12 +27,15 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x Wᵀ + b, as `torch.nn.functional.linear`: [..., k], [n, k] and [n] -> [..., n]; differentiable, once."""
+    """Compute x Wᵀ + b, as `torch.nn.functional.linear`: [..., k], [n, k] and [n] -> [..., n]; differentiable, once.
+
+    A frozen weight in bfloat16 is converted for each product, and only the original is kept for the backward pass.
+    """
     if not _use_onednn(x, weight):
-        return torchs_linear(x, weight, bias)
+        return torchs_linear(x, weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype), bias)
     if torch.is_grad_enabled():  # a model may change the result in place, which autograd forbids if it is a view
         return _Linear.apply(x, weight, bias).view(*x.shape[:-1], len(weight))
-    return _by_onednn(x, weight, bias)
+    return _by_onednn(x, weight.to(x.dtype), bias)
 
 
 def pad_to_bucket(rows: int) -> int:
@@ -44,6 +47,18 @@ def pad_to_bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
+class NarrowLinear(nn.Linear):
+    """A linear layer with a frozen weight in bfloat16, whose input and output are float32; see `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute x Wᵀ + b."""
+        return linear(input, self.weight, self.bias)
+
+
+LINEAR = (nn.Linear, NarrowLinear)
+"""The layers that are nothing but a product."""
+
+
 @contextmanager
 def patched_linears(model: nn.Module, *, packed: bool = False) -> Iterator[None]:
     """Let the linear layers of a model compute by `linear` during a `with` block.
@@ -51,12 +66,14 @@ def patched_linears(model: nn.Module, *, packed: bool = False) -> Iterator[None]
     `packed` copies the weights into the order in which oneDNN reads them, as each product would do otherwise: for many
     products with few rows, between which no weight changes. Up to `PACKED_BYTES` bytes are copied, or none.
     """
-    layers = [each for each in model.modules() if type(each) is nn.Linear and "forward" not in vars(each)]
-    packed = packed and sum(layer.weight.nbytes for layer in layers) <= PACKED_BYTES
+    linear_layers = (each for each in model.modules() if isinstance(each, nn.Linear))
+    layers = [each for each in linear_layers if type(each) in LINEAR and "forward" not in vars(each)]
+    packed = packed and sum(4 * layer.weight.numel() for layer in layers) <= PACKED_BYTES
     for layer in layers:
         forward = partial(_forward, layer)
         if packed and _use_onednn(layer.weight):
-            forward = partial(_packed_forward, layer, torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach()))
+            weight = layer.weight.detach().float()
+            forward = partial(_packed_forward, layer, torch.ops.mkldnn._reorder_linear_weight(weight))
         layer.forward = forward  # type: ignore[method-assign]
     try:
         yield
@@ -73,15 +90,22 @@ def _packed_forward(layer: nn.Linear, weight: Tensor, x: Tensor) -> Tensor:
     return _by_onednn(x, weight, layer.bias) if _use_onednn(x) else linear(x, layer.weight, layer.bias)
 
 
-def _use_onednn(*factors: Tensor) -> bool:
+def _use_onednn(x: Tensor, weight: Tensor | None = None) -> bool:
     """Return whether oneDNN computes. The number of rows does not decide: their bits would depend on it."""
+    factors = [x] if weight is None else [x, weight]
     return (
         X86
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
-        and all(each.dtype == torch.float32 and each.device.type == "cpu" and each.numel() for each in factors)
+        and all(each.device.type == "cpu" and each.numel() for each in factors)
+        and x.dtype == torch.float32
+        and (weight is None or weight.dtype == torch.float32 or _is_narrow(weight))
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def _is_narrow(weight: Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and not weight.requires_grad
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -95,7 +119,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _by_onednn(x.reshape(-1, x.shape[-1]), weight, bias)
+        return _by_onednn(x.reshape(-1, x.shape[-1]), weight.to(x.dtype), bias)
 
     @staticmethod
     @once_differentiable
@@ -103,7 +127,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            _by_onednn(grad_y, weight.t(), None).view(x.shape) if needs_x else None,
+            _by_onednn(grad_y, weight.to(x.dtype).t(), None).view(x.shape) if needs_x else None,
             _by_onednn(grad_y.t(), x.reshape(-1, x.shape[-1]).t(), None) if needs_weight else None,
             grad_y.sum(0) if needs_bias else None,
         )

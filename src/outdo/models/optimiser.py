@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from outdo.utils.errors import NonFiniteError, UserError
+from outdo.utils.errors import ModelError, NonFiniteError, UserError
 
 Schedule = Literal["constant", "linear", "cosine"]
 Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -110,6 +110,8 @@ class Optimiser:
     def __init__(self, model: nn.Module, settings: OptimiserSettings) -> None:
         self.settings = settings
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        if not self.weights:
+            raise ModelError("nothing to train: no weight of the model requires a gradient")
         self.inner = settings.algorithm(list(self.weights.values()))
         self.steps = 0
         self.refused_in_a_row = 0

@@ -4,21 +4,28 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.algorithms.objectives.base import Objective, clipped_tokens
+from outdo.models.adapter import attach, has_adapter, save_adapter, set_base
 from outdo.models.attention.forward import AttentionSetting, Forward
+from outdo.models.base_model import BaseModel
+from outdo.models.base_weights import Weights
 from outdo.models.device import Precision, choose_device
-from outdo.models.inspect_folder import ModelFacts
-from outdo.models.loading import check_finite, load_model, load_tokenizer, max_context, without_bars
+from outdo.models.gradient_check import check_gradient
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.models.loading import base_of, check_finite, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.timing import span
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 class Policy(Scorer):
@@ -45,30 +52,58 @@ class Policy(Scorer):
             gradient_checkpointing=gradient_checkpointing,
         )
         super().__init__(forward, batch_sizes or BatchSizes(), pool)
+        if has_adapter(model):
+            check_gradient(forward.in_float32())
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())
         self.context = max_context(model)
         """Tokens that prompt and answer may have together; None where the model sets no limit."""
+        self.base: BaseModel | None = None  # with an adapter, the model that it belongs to
 
     @classmethod
     def load(
-        cls, path: str | Path | ModelFacts, *, device: str = "auto", stop_token_ids: Sequence[int] = (), **settings: Any
+        cls,
+        path: str | Path | ModelFacts,
+        *,
+        device: str = "auto",
+        stop_token_ids: Sequence[int] = (),
+        adapter: "PeftConfig | None" = None,
+        weights: Weights = "float32",
+        seed: int = 0,
+        **settings: Any,
     ) -> "Policy":
         """Load a Hugging Face model folder or hub name, or one inspected already: float32 weights, dropout off.
 
         The other keyword arguments are those of `Policy`.
 
+        `adapter` is attached to the model, and only its weights are trained then; `seed` is that of its random numbers.
+        Of an adapter folder, the adapter is trained further. `weights` are those of the frozen model; without an
+        adapter they are float32.
+
         `stop_token_ids` are needed only if the tokenizer has no end-of-sequence token: see `load_tokenizer`.
         """
+        facts = path if isinstance(path, ModelFacts) else inspect_folder(path)
         chosen, _ = choose_device(device)
-        tokenizer = load_tokenizer(path, stop_token_ids=stop_token_ids)
-        return cls(load_model(path, device=chosen), tokenizer, **settings)
+        tokenizer = load_tokenizer(facts, stop_token_ids=stop_token_ids)
+        model = load_model(facts, device=chosen, weights=weights)
+        if adapter is not None:
+            attach(model, adapter, seed=seed)
+        policy = cls(model, tokenizer, **settings)
+        if has_adapter(model):
+            policy.base = base_of(facts)
+            set_base(model, policy.base.name)
+        return policy
 
     @property
     def version(self) -> int:
         """The number of optimiser steps that the weights have taken."""
         return self.optimiser.steps
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the trained weights."""
+        return next(iter(self.optimiser.weights.values())).dtype
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -119,11 +154,18 @@ class Policy(Scorer):
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
 
+        With an adapter it is an adapter folder of PEFT, which names the base and does not contain it.
+
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
         check_finite(self.model, f"not saved after {self.version} optimiser steps", "lower optim.lr")
-        with without_bars():
-            self.model.save_pretrained(folder)
+        if has_adapter(self.model):
+            save_adapter(self.model, folder)
+            if self.base is not None:
+                self.base.write(folder)
+        else:
+            with without_bars():
+                self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:

@@ -146,7 +146,14 @@ class Scorer:
         self.batch_sizes = batch_sizes
         self.pool = pool
         self.requested_micro_batch_tokens: int | None = None  # set when memory did not suffice for it
-        self.scoring: Scoring = LocalScoring(forward) if pool is None or len(pool) == 1 else pool.scoring(forward)
+        self.place()
+
+    def place(self) -> None:
+        """Send the model to the other processes, if there are any; again when it has other tensors or modules."""
+        pool = self.pool
+        self.scoring: Scoring = (
+            LocalScoring(self.forward) if pool is None or len(pool) == 1 else pool.scoring(self.forward)
+        )
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ from typing import Any
 
 from outdo.utils.secrets import HIDDEN, has_secret_name, redact
 
-PACKAGES = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft")
 """The packages that decide the bits of a result."""
 
 

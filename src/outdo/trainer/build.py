@@ -41,6 +41,7 @@ from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.storage.provenance import code_hashes, folder_hash, versions
 from outdo.trainer import cost, micro_batch_size
 from outdo.trainer.build_method import (
+    adapter_of,
     adaptive_of,
     advantage_of,
     critic_of,
@@ -50,7 +51,7 @@ from outdo.trainer.build_method import (
     penalty_of,
     stop_of,
 )
-from outdo.trainer.hardware import resolve_hardware
+from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -133,7 +134,14 @@ def build_run(
         online_reward_models=online_reward_models,
         recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
         identity=identity_of(recipe, questions),
-        notes=(*hardware_notes, _attention_note(policy), *_sampling_note(engine), *memory_notes, *data_notes),
+        notes=(
+            *hardware_notes,
+            *_adapter_note(policy, recipe.weights),
+            _attention_note(policy),
+            *_sampling_note(engine),
+            *memory_notes,
+            *data_notes,
+        ),
     )
 
 
@@ -191,6 +199,9 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
         facts,
         device=recipe.device,
         stop_token_ids=recipe.sampling.stop_token_ids,
+        adapter=None if facts.adapter else adapter_of(recipe),  # a checkpoint of the run has the adapter already
+        seed=recipe.seed,
+        weights=resolve_weights(recipe, facts),
         optimiser=optimiser,
         batch_sizes=BatchSizes(minibatches=recipe.train.minibatches),
         attention=recipe.attention,
@@ -199,6 +210,14 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
         gradient_checkpointing=recipe.train.gradient_checkpointing,
         pool=pool,
     )
+
+
+def _adapter_note(policy: Policy, weights: str) -> list[str]:
+    """Return what is trained, if it is not the whole model."""
+    if policy.base is None:
+        return []
+    trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
+    return [f"adapter: {trained:,} weights are trained; those of {policy.base.name} are frozen, in {weights}"]
 
 
 def _attention_note(policy: Policy) -> str:
@@ -239,11 +258,15 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
     tokens, notes = recipe.train.micro_batch_tokens, []
     if tokens == "auto":
         critic = recipe.critic is not None and recipe.critic.name == "model"
-        parts = cost.kept(policy.model.num_parameters(), recipe, reference=requires.reference, critic=critic)
+        trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
+        adapter = cost.AdapterSize(trained=trained, base=0) if policy.base else None  # its base is loaded already
+        parts = cost.kept(
+            policy.model.num_parameters(), recipe, reference=requires.reference, critic=critic, adapter=adapter
+        )
         tokens, why = micro_batch_size.find_micro_batch_tokens(
             policy,
             longest=cost.longest_sequence(recipe),
-            reserved=sum(size for name, size in parts.items() if name != "weights"),
+            reserved=sum(size for name, size in parts.items() if not name.startswith("weights")),
             workers=cost.workers(recipe),
         )
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]

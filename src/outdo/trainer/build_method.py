@@ -8,7 +8,7 @@ A function with positional parameters is the piece itself, and the recipe's opti
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product
+from outdo.config.adapters import with_names_of_peft
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -44,11 +45,15 @@ from outdo.config.names import (
 )
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.rules import optimiser_steps
+from outdo.models.adapter import adapter_config
 from outdo.models.critic import Critic
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 def objective_of(recipe: Recipe) -> Objective:
@@ -71,7 +76,13 @@ def objective_of(recipe: Recipe) -> Objective:
 def piece_mistakes(recipe: Recipe) -> list[str]:
     """Build the pieces of a recipe; return every fault of their options."""
     mistakes: list[str] = []
-    for make in (objective_of, lambda recipe: advantage_of(recipe, penalty_of(recipe)), stop_of, optimiser_of):
+    for make in (
+        objective_of,
+        lambda recipe: advantage_of(recipe, penalty_of(recipe)),
+        stop_of,
+        optimiser_of,
+        adapter_of,
+    ):
         try:
             make(recipe)
         except UserError as error:
@@ -185,6 +196,14 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
         algorithm=algorithm,
         clip_norm=optim.clip_norm,
     )
+
+
+def adapter_of(recipe: Recipe) -> "PeftConfig | None":
+    """Build the configuration of the recipe's adapter. Raises `UserError` for an option that PEFT refuses."""
+    if recipe.train.adapter is None:
+        return None
+    piece = with_names_of_peft(recipe.train.adapter)
+    return _within_range("train.adapter", functools.partial(adapter_config, piece.name, **piece.options))
 
 
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:

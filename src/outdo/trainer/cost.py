@@ -23,6 +23,9 @@ as AdamW."""
 LOGIT_BUFFERS = 2
 """Buffers of logits: the logits, and what is computed from them."""
 
+RANK = 32
+"""The rank of the LoRA that a run without an adapter is compared with."""
+
 DEFAULT_TOKENS = 16384
 """Tokens computed at once, assumed where the run has yet to find how many fit."""
 
@@ -64,14 +67,62 @@ def longest_sequence(recipe: Recipe) -> int:
     return recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
 
 
-def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool = False) -> dict[str, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSize:
+    """An adapter and the model that it freezes."""
+
+    trained: int  # weights of the adapter
+    base: int  # bytes of the frozen weights
+
+
+def adapter_size(facts: ModelFacts, weights: str, trained: int | None = None, *, rank: int = RANK) -> AdapterSize:
+    """Compute the size of an adapter with `trained` weights; unset, of LoRA with this rank in all linear layers.
+
+    `weights` says how the frozen ones are stored. nf4 has 4 bits a weight, and one float32 for 64 of them; what is not
+    a linear layer stays bfloat16.
+    """
+    linear, total = sum(rows * columns for rows, columns in facts.layer_matrices), facts.parameters or 0
+    base = {"float32": 4 * total, "bfloat16": 2 * total, "nf4": 9 * linear // 16 + 2 * (total - linear)}[weights]
+    lora = rank * sum(rows + columns for rows, columns in facts.layer_matrices)
+    return AdapterSize(trained=lora if trained is None else trained, base=base)
+
+
+def alternatives(
+    facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool = False, trained: int | None = None
+) -> dict[str, dict[str, int]]:
+    """Compute the `memory` of a run that trains all weights, an adapter (LoRA), and one on 4 bits (QLoRA).
+
+    `trained` is the number of weights of the recipe's adapter. Empty if the model's files do not tell its layers.
+    """
+    if facts.parameters is None or not facts.layer_matrices:
+        return {}
+    narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", "nf4") else recipe.weights == "bfloat16"
+    stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": "nf4"}
+    options = recipe.train.adapter.options if recipe.train.adapter else {}
+    rank = options.get("rank", options.get("r", 8)) if recipe.train.adapter else RANK
+    sizes = {name: weights and adapter_size(facts, weights, trained, rank=rank) for name, weights in stored.items()}
+    return {
+        name: memory(facts, recipe, reference=reference, critic=critic, adapter=size or None)
+        for name, size in sizes.items()
+    }
+
+
+def memory(
+    facts: ModelFacts,
+    recipe: Recipe,
+    *,
+    reference: bool,
+    critic: bool = False,
+    adapter: AdapterSize | None = None,
+) -> dict[str, int]:
     """Compute the bytes of training on one device, by purpose; parts that the model's files do not tell are left out.
 
     Sampling and the backward pass alternate, so that the cache and the activations never exist at the same time.
     """
     permanent = {}
     if facts.parameters is not None:
-        permanent = kept(facts.parameters, recipe, reference=reference, critic=critic, hidden=facts.hidden_size)
+        settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
+        permanent = kept(facts.parameters, recipe, adapter=adapter, **settings)
     parts: dict[str, int | None] = {
         **permanent,
         "KV cache while sampling": kv_cache(facts, recipe),
@@ -83,19 +134,27 @@ def memory(facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool =
 
 
 def kept(
-    parameters: int, recipe: Recipe, *, reference: bool, critic: bool = False, hidden: int | None = None
+    parameters: int,
+    recipe: Recipe,
+    *,
+    reference: bool,
+    critic: bool = False,
+    hidden: int | None = None,
+    adapter: AdapterSize | None = None,
 ) -> dict[str, int]:
     """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
 
-    Each worker has its own gradient.
+    Each worker has its own gradient. With an adapter, reference and critic share the frozen weights.
     """
-    weights = FLOAT32 * parameters
+    trained = parameters if adapter is None else adapter.trained
+    weights = FLOAT32 * trained
     name, bytes_per_weight = MOMENTS.get(recipe.optim.algorithm.name, MOMENTS["adamw"])
     parts = {
-        "weights": weights,
+        "frozen weights": 0 if adapter is None else adapter.base,
+        "weights" if adapter is None else "weights of the adapter": weights,
         "gradients": weights * workers(recipe),
-        name: round(parameters * bytes_per_weight(hidden)),
-        "reference weights": weights if reference else 0,
+        name: round(trained * bytes_per_weight(hidden)),
+        "reference weights": weights if reference and adapter is None else 0,
         "critic with gradients and moments": 4 * weights if critic else 0,
     }
     return {name: size for name, size in parts.items() if size}

@@ -1,15 +1,21 @@
 """Export a trained model as an ordinary model folder, with a model card that has its results before and after."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from outdo.config.file import dump
 from outdo.config.paths import file_name, with_file_names
+from outdo.models.adapter import merged
+from outdo.models.attention.forward import probe_tokens
 from outdo.models.inspect_folder import inspect_folder
-from outdo.models.loading import load_model
+from outdo.models.loading import load_model, load_tokenizer, without_bars
+from outdo.models.logprobs import sequence_logprobs
 from outdo.storage.model_folder import save_model_folder
 from outdo.trainer.find_model import ModelRef
 from outdo.utils.errors import ModelError, UserError
@@ -21,7 +27,7 @@ tags: [reinforcement-learning, outdo]
 ---
 # {title}
 
-Trained from `{base}` by `{objective}` with [outdo], on `{data}`, rewarded by `{rewards}`.
+{what} `{base}` by `{objective}` with [outdo], on `{data}`, rewarded by `{rewards}`.
 
 {table}
 
@@ -36,26 +42,83 @@ The whole recipe, with file names in place of paths:
 """
 
 
+SEQUENCES = 8
+"""Fixed sequences of 64 tokens on which a merged model is compared with its adapter."""
+
+MOST_ROUNDING = 1e-3
+"""Nats by which a model merged in float32 may differ from its adapter. Rounding makes some 1e-5."""
+
+
 def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
     """Write the checkpoint's model and tokenizer into `folder`, which must be empty or new, and `README.md`.
 
     A checkpoint is in float32, the dtype of training. `dtype` is that of the exported weights, such as bfloat16;
-    source is the dtype of the model that the run started from.
+    source is the dtype of the model that the run started from. The export of a run with an adapter is the adapter, in
+    float32.
 
     Raises `UserError` if `folder` is not empty, or if the source's dtype is not known.
     """
+    _check_target(folder)
+    facts = inspect_folder(source.model)
     if source.recipe is None or source.run is None:
-        raise UserError([f"{source.name}: not a run folder; a model folder needs no export"])
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
-    wanted = _source_dtype(source.recipe.model) if dtype == "source" else dtype
+        way = "--merge makes a whole model of an adapter" if facts.adapter else "a model folder needs no export"
+        raise UserError([f"{source.name}: not a run folder; {way}"])
+    if facts.adapter and dtype != "source":
+        raise UserError([f"--dtype {dtype}: an adapter is exported in float32; with --merge the model has this dtype"])
+    wanted = _source_dtype(source.recipe.model) if dtype == "source" and not facts.adapter else dtype
 
     def write(aside: Path) -> None:
-        _write_model(Path(source.model), aside, wanted)
-        (aside / "README.md").write_text(card(source), encoding="utf-8")
+        _write_model(Path(source.model), aside, wanted, is_adapter=facts.adapter is not None)
+        (aside / "README.md").write_text(card(source, is_adapter=facts.adapter is not None), encoding="utf-8")
 
     save_model_folder(folder, write)
     return folder
+
+
+def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> float:
+    """Merge the adapter of a run or of an adapter folder into its base, in float32, and write the whole model.
+
+    `dtype` is that of the written weights, as in `export`. Returns the largest difference of a log-probability between
+    the written model and the adapter, in nats, on `SEQUENCES` fixed sequences.
+
+    Raises `UserError` if `folder` is not empty, if there is no adapter, or if the merged model is another one.
+    """
+    _check_target(folder)
+    facts = inspect_folder(source.model)
+    if facts.adapter is None:
+        raise UserError([f"--merge: {source.name} has no adapter"])
+    wanted = (facts.dtype or "float32") if dtype == "source" else dtype
+    expected = _logprobs(load_model(facts))
+    model = merged(load_model(replace(facts, adapter=None)), facts.adapter)
+    rounding = float((_logprobs(model) - expected).abs().max())
+    if not rounding < MOST_ROUNDING:
+        other = f"the merged model differs from the adapter by {rounding:.2g} nats"
+        raise UserError([f"--merge: {other}; this adapter cannot be merged"])
+    model = model.to(getattr(torch, wanted))  # pyright: ignore[reportArgumentType]
+
+    def write(aside: Path) -> None:
+        with without_bars():
+            model.save_pretrained(aside)
+        load_tokenizer(facts, stop_token_ids=(0,)).save_pretrained(aside)
+        if source.recipe is not None:
+            (aside / "README.md").write_text(card(source), encoding="utf-8")
+
+    save_model_folder(folder, write)
+    return float((_logprobs(load_model(folder)) - expected).abs().max())
+
+
+def _check_target(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel) -> Tensor:
+    """Compute the log-probabilities [S, T] of fixed sequences."""
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = torch.tensor(probe_tokens(vocabulary))
+    token_ids = (tokens + 11 * torch.arange(SEQUENCES)[:, None]) % vocabulary  # [S, T]
+    return sequence_logprobs(model(input_ids=token_ids, use_cache=False).logits.float(), token_ids)
 
 
 def _source_dtype(model: str) -> str:
@@ -71,9 +134,9 @@ def _source_dtype(model: str) -> str:
     return dtype
 
 
-def _write_model(checkpoint: Path, folder: Path, dtype: str) -> None:
-    """Copy model and tokenizer of a checkpoint into `folder`, with the weights in `dtype`."""
-    converted = inspect_folder(checkpoint).dtype != dtype
+def _write_model(checkpoint: Path, folder: Path, dtype: str, *, is_adapter: bool) -> None:
+    """Copy model and tokenizer of a checkpoint into `folder`, with the weights of a whole model in `dtype`."""
+    converted = not is_adapter and inspect_folder(checkpoint).dtype != dtype
     for path in sorted(checkpoint.iterdir()):
         is_weights = ".safetensors" in path.name
         if path.is_file() and path.name != "manifest.json" and not (converted and is_weights):
@@ -82,13 +145,14 @@ def _write_model(checkpoint: Path, folder: Path, dtype: str) -> None:
         load_model(checkpoint, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
-def card(source: ModelRef) -> str:
+def card(source: ModelRef, *, is_adapter: bool = False) -> str:
     """Return the model card, in Markdown; it has no path of this machine."""
     recipe = source.recipe
     assert recipe is not None
     assert source.run is not None
     return CARD.format(
         title=source.run.name,
+        what="An adapter (PEFT), trained from" if is_adapter else "Trained from",
         base=file_name(recipe.model),
         objective=recipe.train.objective.name,
         data=", ".join(file_name(each.path) for each in recipe.data.path),

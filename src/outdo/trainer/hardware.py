@@ -12,6 +12,7 @@ import torch
 
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
+from outdo.models.base_weights import Weights
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
 from outdo.models.inspect_folder import ModelFacts
 from outdo.trainer.micro_batch_size import container_limit
@@ -39,11 +40,24 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     torch.set_num_threads(per_worker)
     disable_trim()
     precision = resolve_precision(recipe.precision, device)
+    weights = resolve_weights(recipe, facts)
     notes = [
         f"device: {device.type} ({reason}), precision: {precision}",
         f"workers: {workers}, threads per worker: {per_worker} ({why})",
     ]
-    return recipe.model_copy(update={"device": device.type, "threads": threads, "workers": workers}), notes
+    chosen = {"device": device.type, "threads": threads, "workers": workers, "weights": weights}
+    return recipe.model_copy(update=chosen), notes
+
+
+def resolve_weights(recipe: Recipe, facts: ModelFacts) -> Weights:
+    """Return how the weights of the model are stored: in float32, unless an adapter freezes them.
+
+    Weights that are bfloat16 in the files of the model stay so. The products are the same.
+    """
+    if recipe.weights != "auto":
+        return recipe.weights
+    frozen = recipe.train.adapter is not None or facts.adapter is not None
+    return "bfloat16" if frozen and facts.dtype == "bfloat16" and not recipe.compile else "float32"
 
 
 def device_memory(name: str) -> int:
@@ -65,6 +79,8 @@ def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int
         return 1, f"one process drives {device}"
     if recipe.workers is not None:
         return recipe.workers, "set in the recipe"
+    if recipe.weights == "nf4":
+        return 1, "processes cannot share weights in 4 bits"
     if recipe.critic is not None:
         return 1, "a critic is trained in one process with all threads"
     if parameters is None or parameters > SMALL_MODEL:

@@ -36,6 +36,7 @@ class Machine(NamedTuple):
 
     errors: Sequence[str]  # faults that show only when the pieces of the recipe are built
     memory: int | None = None  # bytes of the device in all
+    adapter: int | None = None  # weights of the recipe's adapter
 
 
 Render = Callable[[Question], Rendered]
@@ -67,6 +68,7 @@ class Report:
     trials: Sequence[Trial] = ()
     arithmetic: cost.Arithmetic | None = None
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by purpose
+    alternatives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # the memory of full, LoRA and QLoRA
     facts: ModelFacts | None = None  # of the recipe's model, if its folder is sound
 
 
@@ -88,8 +90,9 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         errors += error.problems
     try:
         facts = inspect_folder(recipe.model)
-        notes += _model_notes(facts)
+        notes += _model_notes(recipe, facts)
         warnings += _context(recipe, facts)
+        errors += _frozen_weights(recipe, facts)
     except ModelError as error:
         errors += str(error).splitlines()
     errors += _other_models(recipe)
@@ -97,11 +100,10 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     prompts = _rendered(train, None if errors else render, errors)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
-    memory = _memory(recipe, facts)
-    if probe and not errors:  # last, because it loads torch
-        machine = probe(recipe)
-        errors += machine.errors
-        warnings += _too_little_memory(memory, machine)
+    machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
+    errors += machine.errors
+    memory, alternatives = _memory(recipe, facts, machine.adapter)
+    warnings += _too_little_memory(memory, machine)
     return Report(
         recipe=recipe,
         errors=errors,
@@ -111,6 +113,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         trials=rewards.trials,
         arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
         memory=memory,
+        alternatives=alternatives,
         facts=facts,
     )
 
@@ -194,10 +197,25 @@ def _advantage_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[
         )
 
 
-def _model_notes(facts: ModelFacts) -> Iterator[str]:
+def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if recipe.weights in ("bfloat16", "nf4") and not (recipe.train.adapter or facts.adapter):
+        yield (
+            f'weights = "{recipe.weights}": the weights are trained, in float32; only those of a model that an adapter '
+            "freezes (train.adapter) can be stored in fewer bytes"
+        )
+    if facts.adapter and recipe.train.adapter:
+        yield (
+            f"train.adapter: {recipe.model} is an adapter, which is trained further without this setting; for another "
+            "one beside it, merge it first: `outdo export --merge`"
+        )
+
+
+def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     if facts.folder is None:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
-    if facts.dtype not in (None, "float32"):
+    if facts.adapter:
+        yield f"model {facts.adapter}: an adapter of {facts.name}; only the adapter is trained"
+    elif facts.dtype not in (None, "float32") and not recipe.train.adapter:
         yield f"model {facts.name}: its weights are {facts.dtype}; they are trained, and saved, in float32"
 
 
@@ -226,11 +244,19 @@ def _too_little_memory(memory: Mapping[str, int], machine: Machine) -> Iterator[
         )
 
 
-def _memory(recipe: Recipe, facts: ModelFacts | None) -> Mapping[str, int]:
+def _memory(
+    recipe: Recipe, facts: ModelFacts | None, adapter: int | None
+) -> tuple[Mapping[str, int], Mapping[str, Mapping[str, int]]]:
+    """Return the memory of the run, and that of training all weights, LoRA and QLoRA."""
     if facts is None:
-        return {}
-    own_critic = recipe.critic is not None and recipe.critic.name == "model"
-    return cost.memory(facts, recipe, reference=_has_reference(recipe), critic=own_critic)
+        return {}, {}
+    reference, critic = _has_reference(recipe), recipe.critic is not None and recipe.critic.name == "model"
+    alternatives = cost.alternatives(facts, recipe, reference=reference, critic=critic, trained=adapter)
+    if not alternatives:
+        return cost.memory(facts, recipe, reference=reference, critic=critic), {}
+    has_adapter = recipe.train.adapter is not None or facts.adapter is not None
+    own = "full" if not has_adapter else "QLoRA" if recipe.weights == "nf4" else "LoRA"
+    return alternatives[own], alternatives
 
 
 def _has_reference(recipe: Recipe) -> bool:

@@ -1,6 +1,6 @@
 """Print what `preflight.check` found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +29,7 @@ def show(report: Report, console: Console) -> None:
         console.print("\n".join(arithmetic_lines(report)), highlight=False, markup=False)
     if report.memory:
         _heading(console, "Memory, about")
-        console.print(_memory_table(report.memory))
+        console.print(_memory_table(report))
     _list(console, "Notes", report.notes)
     _list(console, "Warnings", report.warnings)
     _list(console, "Errors", report.errors)
@@ -85,9 +85,12 @@ def _trials_table(trials: Sequence[Trial]) -> Table:
     return table
 
 
-def _memory_table(parts: Mapping[str, int]) -> Table:
-    table = Table("purpose", "GiB", box=None)
-    for name, size in parts.items():
-        table.add_row(name, f"{size / 2**30:.2f}")
-    table.add_row(Text("at the peak", style="bold"), f"{cost.peak(parts) / 2**30:.2f}")
+def _memory_table(report: Report) -> Table:
+    """Return the memory of the run beside that of the alternatives, by purpose."""
+    columns = report.alternatives or {"": report.memory}
+    titles = [f"{name} (this run)".strip() if parts is report.memory else name for name, parts in columns.items()]
+    table = Table("purpose", *(f"GiB, {title}" if title else "GiB" for title in titles), box=None)
+    for name in dict.fromkeys(name for parts in columns.values() for name in parts):
+        table.add_row(name, *(f"{parts[name] / 2**30:.2f}" if name in parts else "" for parts in columns.values()))
+    table.add_row(Text("at the peak", style="bold"), *(f"{cost.peak(parts) / 2**30:.2f}" for parts in columns.values()))
     return table

@@ -329,7 +329,7 @@ def _check_free_space(folder: RunFolder, run: Run) -> None:
     trains_critic = models.critic is not None and models.critic.trains_model
     trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
     copies = 3 * trained + (models.reference is not None)
-    weights = models.policy.model.state_dict()
+    weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
     needed = checkpoint.free_space_needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
     checkpoint.check_free_space(folder.path, needed)
 

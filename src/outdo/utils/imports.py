@@ -49,6 +49,8 @@ def split(spec: str) -> tuple[str, str]:
 def signature_of(spec: str) -> Signature:
     """Return the signature of `spec` by reading its source; nothing is imported or executed.
 
+    The parameters of a dataclass are its fields and those of the classes that it inherits from.
+
     Raises `UserError` if the file or module is missing, is not Python, or has no such name; the message names the most
     similar one.
     """
@@ -56,7 +58,7 @@ def signature_of(spec: str) -> Signature:
     definitions = _definitions_in(source_file(where), spec)
     if name not in definitions:
         raise UserError([f'"{spec}": {where} has no "{name}"{did_you_mean(name, list(definitions))}'])
-    return _read(spec, definitions[name])
+    return _read(spec, definitions[name], definitions)
 
 
 def source_file(where: str) -> Path:
@@ -201,7 +203,7 @@ def _inside(block: ast.If | ast.Try | ast.With) -> list[ast.stmt]:
     return [*block.body, *handled, *getattr(block, "orelse", ()), *getattr(block, "finalbody", ())]
 
 
-def _read(spec: str, node: ast.AST) -> Signature:
+def _read(spec: str, node: ast.AST, definitions: Mapping[str, ast.AST]) -> Signature:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
             return _from_arguments(spec, node.args, isinstance(node, ast.AsyncFunctionDef))
@@ -209,6 +211,8 @@ def _read(spec: str, node: ast.AST) -> Signature:
             init = _definitions(node.body).get("__init__")
             if isinstance(init, ast.FunctionDef):
                 return _from_arguments(spec, init.args, is_async=False, skip=1)
+            if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+                return _from_fields(spec, node, definitions)
     return Signature(spec=spec, accepts_any=True)
 
 
@@ -229,6 +233,59 @@ def _from_arguments(spec: str, arguments: ast.arguments, is_async: bool, skip: i
         accepts_any=arguments.kwarg is not None,
         is_async=is_async,
     )
+
+
+def _from_fields(spec: str, node: ast.ClassDef, definitions: Mapping[str, ast.AST]) -> Signature:
+    """Read the fields of a dataclass; those of its bases come first, as far as their source is found.
+
+    A field that may have values of several types has no default here, because its type tells nothing about others.
+    """
+    inherited = Signature(spec=spec)
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            inherited = _inherited(f"{split(spec)[0]}:{base.id}", definitions)
+    fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+    written = {each.target.id: each.value for each in fields if isinstance(each.target, ast.Name)}
+    given = {name: _default(value) for name, value in written.items() if value is not None}
+    plain = {name for name, each in zip(written, fields, strict=True) if isinstance(each.annotation, ast.Name)}
+    parameters = tuple(dict.fromkeys([*inherited.parameters, *written]))
+    without_default = {*inherited.required, *written} - given.keys()
+    return Signature(
+        spec=spec,
+        parameters=parameters,
+        options=parameters,
+        required=tuple(name for name in parameters if name in without_default),
+        defaults={**inherited.defaults, **dict(_literals({name: given[name] for name in given.keys() & plain}))},
+    )
+
+
+def _inherited(spec: str, definitions: Mapping[str, ast.AST]) -> Signature:
+    """Read a base class that a module, which has these definitions, defines or imports under its own name."""
+    where, name = split(spec)
+    try:
+        while isinstance(node := definitions.get(name), ast.ImportFrom):
+            where = _imported_module(where, node)
+            definitions = _definitions_in(source_file(where), spec)
+        return _read(f"{where}:{name}", definitions[name], definitions) if name in definitions else Signature(spec=spec)
+    except UserError:
+        return Signature(spec=spec)
+
+
+def _default(value: ast.expr) -> ast.expr:
+    """Return the default of a field: `field(default=...)`, or the value itself."""
+    if isinstance(value, ast.Call):
+        return next((keyword.value for keyword in value.keywords if keyword.arg == "default"), value)
+    return value
+
+
+def _imported_module(where: str, statement: ast.ImportFrom) -> str:
+    """Return the dotted module that a statement of the module `where` imports from."""
+    if not statement.level:
+        return statement.module or ""
+    origin = source_file(where)
+    parts = where.split(".")
+    package = parts[: len(parts) - statement.level + (origin.name == "__init__.py")]
+    return ".".join([*package, *filter(None, [statement.module])])
 
 
 def _literals(written: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:

@@ -84,7 +84,7 @@ class Forward:
         Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" and the model
         does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
         """
-        batch = _small_batch(model.config.get_text_config().vocab_size).to(model.device)
+        batch = small_batch(model.config.get_text_config().vocab_size).to(model.device)
         autocast = resolve_precision(precision, model.device) == "bfloat16"
         settings = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
         _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
@@ -109,6 +109,12 @@ class Forward:
         other = copy(self)
         other.model, other.device = model, model.device
         other.plain_head = self.plain_head if plain_head is None else plain_head
+        return other
+
+    def in_float32(self) -> "Forward":
+        """Return the forward pass of this model with float32 products, as its code runs without compilation."""
+        other = copy(self)
+        other.autocast = other.compile = False
         return other
 
     def with_way(self, way: Way) -> "Forward":
@@ -147,7 +153,7 @@ class Forward:
         """
         with self.precision():
             head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
-            linear = self.plain_head and type(head) is nn.Linear
+            linear = self.plain_head and type(head) in onednn.LINEAR
             return chunked_scores(
                 head if linear else self.head, hidden, token_ids, temperature, entropy=entropy, chunk=chunk
             )
@@ -353,7 +359,7 @@ def probe_tokens(vocabulary: int) -> list[int]:
     return [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
 
 
-def _small_batch(vocabulary: int) -> Batch:
+def small_batch(vocabulary: int) -> Batch:
     """Two prompts with two answers each, all of different lengths."""
     tokens = probe_tokens(vocabulary)
     prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2

@@ -1,0 +1,106 @@
+"""The adapters that a recipe may name: the methods of PEFT and their options, read from its source.
+
+PEFT takes seconds to import, and a recipe is checked before that.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from outdo.config.method_rules import check_option
+from outdo.config.recipe import Piece, Recipe
+from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.imports import Signature, signature_of, source_file
+
+SHORT_NAMES = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "rslora": "use_rslora"}
+"""Short names of options, as papers use them, and the names of PEFT."""
+
+_CLASS = re.compile(r"^class (\w+Config)\((\w+)\):", re.MULTILINE)
+
+
+@cache
+def adapter_methods() -> Mapping[str, str]:
+    """Return the methods of PEFT that train layers of a model: their names, and where their configuration class is.
+
+    Empty if PEFT is not installed.
+    """
+    try:
+        tuners = source_file("peft.tuners").parent
+    except UserError:
+        return {}
+    methods = {}
+    for path in sorted(tuners.glob("*/config.py")):
+        name = path.parent.name
+        for config, base in _CLASS.findall(path.read_text(encoding="utf-8")):
+            if config.lower() == f"{name.replace('_', '')}config" and not base.startswith("Prompt"):
+                methods[name] = f"peft.tuners.{name}.config:{config}"
+    return methods
+
+
+def with_names_of_peft(piece: Piece) -> Piece:
+    """Return an adapter with PEFT's names of its options, where the recipe has a short name."""
+    short = _short_names(piece.name)
+    return piece.model_copy(update={"options": {short.get(name, name): value for name, value in piece.options.items()}})
+
+
+def check_adapter(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong with the adapter of a recipe, as far as the source of PEFT tells."""
+    piece, key, methods = recipe.train.adapter, "train.adapter", adapter_methods()
+    if piece is None:
+        return
+    if not methods:
+        yield f'{key}: needs peft: pip install "outdo[adapters]"'
+    elif piece.name not in methods:
+        expected = did_you_mean(piece.name, list(methods)) or f"; expected {', '.join(methods)}"
+        yield f'{key}: nothing is called "{piece.name}"{expected}'
+    else:
+        for name, value in piece.options.items():
+            yield from check_option(f"{key}.{name}", value, name, _signature(piece.name))
+            yield from _without_sense(f"{key}.{name}", name, value)
+        for name, long in _short_names(piece.name).items():
+            if {name, long} <= piece.options.keys():
+                yield f"{key}.{name}: means the same as {long}; set only one of them"
+
+
+def mixed_reference(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for a reference that would be a mixture of two adapters."""
+    sync = recipe.reference.sync
+    if recipe.train.adapter is not None and sync is not None and sync.mix < 1:
+        yield (
+            f"reference.sync.mix = {sync.mix:g}: adapters cannot be mixed weight by weight, because a mixture of "
+            "factors is not the mixture of their products; leave it out"
+        )
+
+
+def weights_in_few_bytes(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for each setting that does not work with frozen weights in fewer bytes than float32."""
+    if recipe.weights in ("bfloat16", "nf4") and recipe.compile:
+        yield f'compile = true: compiled layers cannot convert frozen weights; not with weights = "{recipe.weights}"'
+    if recipe.weights == "nf4" and (recipe.workers or 1) > 1:
+        yield f'workers = {recipe.workers}: processes cannot share weights in 4 bits; use 1 with weights = "nf4"'
+
+
+def _without_sense(key: str, name: str, value: Any) -> Iterator[str]:
+    """Yield a sentence for an option that PEFT accepts, and that a run cannot use."""
+    if "dropout" in name and isinstance(value, int | float) and value:
+        yield f"{key} = {value}: would have no effect, because outdo trains without dropout; leave it out"
+    if name == "init_lora_weights" and str(value).startswith("pissa_niter"):
+        yield f'{key} = "{value}": changes the base at random, so that a saved adapter would not fit it; use "pissa"'
+
+
+@cache
+def _signature(method: str) -> Signature:
+    """Return the options of a method, short names included, without those that PEFT sets itself in every method."""
+    signature, common = signature_of(adapter_methods()[method]), signature_of("peft.config:PeftConfig").parameters
+    defaults = {name: value for name, value in signature.defaults.items() if name not in common}
+    short = _short_names(method)
+    options = (*short, *(name for name in signature.parameters if name not in common))
+    defaults |= {name: defaults[long] for name, long in short.items() if long in defaults}
+    return Signature(spec=signature.spec, parameters=options, options=options, defaults=defaults)
+
+
+def _short_names(method: str) -> Mapping[str, str]:
+    """Return the short names that a method has no options of its own for, and the names of PEFT."""
+    own = signature_of(adapter_methods()[method]).parameters
+    return {name: long for name, long in SHORT_NAMES.items() if long in own and name not in own}

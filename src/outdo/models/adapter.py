@@ -1,0 +1,199 @@
+"""Adapters of PEFT: few trained weights beside the frozen weights of a model, its base.
+
+The layers of the adapter are injected into the `transformers` model itself, which keeps its class: everything that
+runs a model also runs one with an adapter. PEFT is imported only where an adapter is attached or saved.
+"""
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outdo.models.inspect_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from outdo.utils.errors import ModelError, UserError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+Model = TypeVar("Model", bound=nn.Module)
+MISSING = 'an adapter needs peft: pip install "outdo[adapters]"'
+NAME = "default"
+"""The name of the adapter in the modules of the model; what is saved does not contain it."""
+PREFIX = "base_model.model."
+"""What PEFT writes before the name of each weight in an adapter folder."""
+
+
+def adapter_config(name: str, **options: Any) -> "PeftConfig":
+    """Return the configuration of an adapter, by the name of its method in PEFT: `lora`, `ia3`, `oft`, ...
+
+    `options` are the parameters of the method's configuration class, such as `peft.LoraConfig`. Unlike in PEFT, the
+    default targets of `lora` are all linear layers except the head.
+
+    Raises `UserError` if peft is not installed, if it has no such method, or if it refuses the options.
+    """
+    try:
+        from peft import PEFT_TYPE_TO_CONFIG_MAPPING
+    except ImportError:
+        raise UserError([MISSING]) from None
+    known: Mapping[Any, type[PeftConfig]] = PEFT_TYPE_TO_CONFIG_MAPPING
+    methods = {kind.value.lower(): config for kind, config in known.items()}
+    if name not in methods:
+        raise UserError([f'peft has no method "{name}"; it has {", ".join(sorted(methods))}'])
+    if name == "lora" and "target_parameters" not in options:
+        options = {"target_modules": "all-linear", **options}
+    try:
+        with _without_warnings():
+            return methods[name](**{"task_type": "CAUSAL_LM", **options})
+    except (TypeError, ValueError, ImportError) as error:
+        raise UserError([f"{name}: {_sentence(error)}"]) from error
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Return whether an adapter is attached to a model."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> None:
+    """Attach a new adapter, whose random numbers depend on `seed` only, and freeze all other weights.
+
+    The weights of the adapter are float32, whatever those of the base are. Some initialisations (PiSSA, OLoRA) change
+    the base as well.
+
+    Raises `ModelError` if PEFT cannot attach it to this model, or if none of its weights would be trained.
+    """
+    if has_adapter(model):
+        raise ModelError("the model has an adapter already; `outdo export --merge` makes a model without one of it")
+    with torch.random.fork_rng(devices=[]), _without_warnings():
+        torch.manual_seed(seed)
+        try:
+            model.add_adapter(copy.deepcopy(config), NAME)
+        except (TypeError, ValueError, ImportError, RuntimeError, AttributeError, LookupError) as error:
+            raise ModelError(f"the adapter does not fit the model: {_sentence(error)}") from error
+    trained = trained_weights(model).values()
+    if not trained:
+        raise ModelError("nothing to train: the adapter has no weight in any layer of the model")
+    for weight in trained:
+        weight.data = weight.data.float()
+
+
+def attach_saved(model: PreTrainedModel, folder: Path) -> None:
+    """Attach the adapter that is in `folder`, ready to be trained further.
+
+    Raises `ModelError` if peft is not installed, or if the adapter does not fit the model.
+    """
+    try:
+        from peft import PeftConfig, set_peft_model_state_dict
+    except ImportError:
+        raise ModelError(f"model {folder}: {MISSING}") from None
+    try:
+        with _without_warnings():
+            config = PeftConfig.from_pretrained(str(folder))
+            config.inference_mode = False
+            attach(model, config)
+            stored = {name.removeprefix(PREFIX): each for name, each in load_file(folder / ADAPTER_WEIGHTS).items()}
+            report = set_peft_model_state_dict(model, stored, NAME)
+    except (OSError, TypeError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
+        raise ModelError(f"model {folder}: the adapter cannot be loaded: {_sentence(error)}") from error
+    missing = sorted(trained_weights(model).keys() & set(report.missing_keys))
+    for fault, names in (("lacks", missing), ("has too many weights:", sorted(report.unexpected_keys))):
+        if names:
+            raise ModelError(f"model {folder}: {ADAPTER_WEIGHTS} {fault} {len(names)}, such as {names[0]}")
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write a folder that `peft.PeftModel.from_pretrained` loads: configuration and weights of the adapter."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = _config(model).to_dict().items()
+    config = {key: sorted(value) if isinstance(value, set) else value for key, value in settings}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    with _without_warnings():
+        weights: Mapping[str, Tensor] = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+    copies = {f"{PREFIX}{name}": weight.detach().cpu().clone().contiguous() for name, weight in weights.items()}
+    save_file(copies, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Add the adapter in `folder` to the weights of its base; return the base, which has no adapter then.
+
+    Raises `ModelError` if PEFT cannot merge adapters of this kind.
+    """
+    from peft import PeftModel
+
+    try:
+        with _without_warnings():
+            model = PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        raise ModelError(f"model {folder}: the adapter cannot be merged: {_sentence(error)}") from error
+    return cast("PreTrainedModel", model)
+
+
+def set_base(model: PreTrainedModel, name: str) -> None:
+    """Set the name of the base, a folder or a name on the Hub, that the saved adapter will have."""
+    _config(model).base_model_name_or_path = name
+
+
+def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of a model that are trained, by name: with an adapter, its own."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def on_same_base(model: Model) -> Model:
+    """Return a copy of a model that has an adapter of its own, and shares the frozen weights."""
+    shared: dict[int, Any] = {}
+    for module in model.modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False), getattr(module, "quant_state", None)]
+        shared |= {id(each): each for each in own if each is not None and not getattr(each, "requires_grad", False)}
+    return copy.deepcopy(model, shared)
+
+
+@torch.no_grad()
+def changes_nothing(model: PreTrainedModel, token_ids: Tensor) -> bool:
+    """Return whether the logits of `token_ids` [R, L] with the adapter are those without it, bit for bit.
+
+    An adapter that also trains weights of the base, such as biases, changes them sooner or later.
+    """
+    if any(NAME not in name.split(".") for name in trained_weights(model)):
+        return False
+    expected = model(input_ids=token_ids, use_cache=False).logits
+    without = on_same_base(model)
+    switch(without, on=False)
+    return torch.equal(expected, without(input_ids=token_ids, use_cache=False).logits)
+
+
+def switch(model: PreTrainedModel, *, on: bool) -> None:
+    """Let a model that is not trained compute with its adapter, or without."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            module.enable_adapters(on)
+    model.requires_grad_(False)
+
+
+def _config(model: PreTrainedModel) -> "PeftConfig":
+    config: PeftConfig = model.peft_config[NAME]  # type: ignore[attr-defined]
+    return config
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Show no warning of PEFT: outdo checks what it attaches, saves and merges."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

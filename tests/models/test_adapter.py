@@ -1,0 +1,280 @@
+"""An adapter: attached, left out or copied for the reference, saved and loaded; the base stays as it is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM
+
+from outdo.algorithms.advantages import gae
+from outdo.algorithms.objectives.presets import grpo
+from outdo.models.adapter import adapter_config, trained_weights
+from outdo.models.bundle import Models
+from outdo.models.critic import own_model
+from outdo.models.inspect_folder import inspect_folder
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy
+from outdo.models.reference import AdapterReference, frozen
+from outdo.storage.checkpoint import weights_hash
+from outdo.storage.state_file import pack, unpack
+from outdo.testing import tiny_model
+from outdo.types import Batch
+from outdo.utils.errors import ModelError, UserError
+
+LORA = {"r": 4, "lora_alpha": 8}
+METHODS = {
+    "lora": adapter_config("lora", **LORA),
+    "rslora": adapter_config("lora", **LORA, use_rslora=True),
+    "dora": adapter_config("lora", **LORA, use_dora=True),
+    "lora with the head": adapter_config("lora", **LORA, modules_to_save=["lm_head"]),
+    "pissa": adapter_config("lora", **LORA, init_lora_weights="pissa"),
+    "olora": adapter_config("lora", **LORA, init_lora_weights="olora"),
+    "oft": adapter_config("oft", target_modules="all-linear", oft_block_size=8),
+    "ia3": adapter_config("ia3", target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"]),
+}
+CHANGE_THE_BASE = ("pissa", "olora")
+OF_PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "base"
+    tiny_model(folder)
+    return folder
+
+
+def batch() -> Batch:
+    """Two groups of four answers."""
+    prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
+    made = Batch.of_tokens(prompts, [(20 + n, 21, 22 + n, 23) for n in range(8)], group=[0] * 4 + [1] * 4)
+    advantages = torch.tensor([1.0, -1.0] * 4)[:, None] * made.loss_mask
+    return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
+
+
+def trained(base: Path, method: str = "lora", **settings: object) -> Policy:
+    """A policy after two steps of its adapter."""
+    policy = Policy.load(base, adapter=METHODS[method], optimiser=OptimiserSettings(lr=0.05), seed=3, **settings)
+    for _ in range(2):
+        policy.update(batch(), grpo(beta=0.0))
+    return policy
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_the_adapter_is_trained_and_the_reference_equals_the_policy_at_the_start(base: Path, method: str):
+    policy = Policy.load(base, adapter=METHODS[method], optimiser=OptimiserSettings(lr=0.05), seed=3)
+    reference, start = frozen(policy), policy.logprobs(batch())
+    weights = policy.model.named_parameters()
+    frozen_weights = {name: weight.clone() for name, weight in weights if not weight.requires_grad}
+    assert reference.logprobs(batch()).equal(start)
+    for _ in range(3):
+        policy.update(batch(), grpo(beta=0.0))
+    assert (policy.logprobs(batch()) - start).abs().max() > 0.01
+    assert reference.logprobs(batch()).equal(start)
+    now = dict(policy.model.named_parameters())
+    assert all(now[name].equal(weight) for name, weight in frozen_weights.items())
+    assert all(weight.dtype == torch.float32 for weight in trained_weights(policy.model).values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_has_no_second_copy_of_the_frozen_weights(base: Path, method: str):
+    policy = Policy.load(base, adapter=METHODS[method])
+    reference = frozen(policy)
+    assert isinstance(reference, AdapterReference)
+    assert reference.is_copy == (method in CHANGE_THE_BASE)
+    own = {weight.data_ptr() for weight in policy.model.parameters()}
+    further = sum(weight.numel() for weight in reference.forward.model.parameters() if weight.data_ptr() not in own)
+    adapter = sum(weight.numel() for weight in trained_weights(policy.model).values())
+    assert further == (adapter if method in CHANGE_THE_BASE else 0)
+
+
+def test_without_an_initialisation_that_changes_it_the_reference_is_the_base_itself_bit_for_bit(base: Path):
+    policy, plain = trained(base), Policy.load(base)
+    assert frozen(Policy.load(base, adapter=METHODS["lora"])).logprobs(batch()).equal(plain.logprobs(batch()))
+    assert not policy.logprobs(batch()).equal(plain.logprobs(batch()))
+
+
+def test_the_reference_of_a_policy_that_started_from_an_adapter_is_that_adapter(base: Path, tmp_path: Path):
+    trained(base).save(tmp_path / "adapter")
+    policy = Policy.load(tmp_path / "adapter", optimiser=OptimiserSettings(lr=0.05))
+    reference, start = frozen(policy), policy.logprobs(batch())
+    assert not start.equal(Policy.load(base).logprobs(batch()))
+    policy.update(batch(), grpo(beta=0.0))
+    assert reference.logprobs(batch()).equal(start)
+    assert not policy.logprobs(batch()).equal(start)
+
+
+def test_weights_of_the_base_that_are_trained_with_the_adapter_are_copied_for_the_reference(tmp_path: Path):
+    tiny_model(tmp_path / "gpt2", arch="gpt2")
+    settings = adapter_config("lora", r=4, target_modules=["c_attn"], fan_in_fan_out=True, bias="all")
+    policy = Policy.load(tmp_path / "gpt2", adapter=settings, optimiser=OptimiserSettings(lr=0.05))
+    reference, start = frozen(policy), policy.logprobs(batch())
+    policy.update(batch(), grpo(beta=0.0))
+    assert reference.logprobs(batch()).equal(start)
+
+
+def test_an_updated_reference_is_the_policy_as_it_was_then(base: Path):
+    policy = Policy.load(base, adapter=METHODS["lora"], optimiser=OptimiserSettings(lr=0.05))
+    models = Models(policy, frozen(policy), refresh_every=1)
+    for step in (1, 2):  # the first update makes the copy, the second one overwrites it
+        policy.update(batch(), grpo(beta=0.0))
+        models.refresh(step)
+        updated = policy.logprobs(batch())
+        assert models.reference is not None
+        assert models.reference.logprobs(batch()).equal(updated)
+    policy.update(batch(), grpo(beta=0.0))
+    assert models.reference.logprobs(batch()).equal(updated)
+    assert not policy.logprobs(batch()).equal(updated)
+
+
+def test_a_reference_cannot_be_mixed_of_two_adapters(base: Path):
+    policy = Policy.load(base, adapter=METHODS["lora"])
+    with pytest.raises(ValueError, match=r"mix = 0.5: the weights of adapters cannot be mixed"):
+        Models(policy, frozen(policy), refresh_every=1, mix=0.5)
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_restored_reference_is_what_it_was(base: Path, tmp_path: Path, updated: bool):
+    policy = trained(base)
+    models = Models(policy, frozen(Policy.load(base, adapter=METHODS["lora"], seed=3)), refresh_every=1)
+    if updated:
+        models.reference = frozen(policy)
+        policy.update(batch(), grpo(beta=0.0))
+    policy.save(tmp_path / "adapter")
+    state = unpack(*pack(models.state()))
+    again = Policy.load(tmp_path / "adapter", optimiser=OptimiserSettings(lr=0.05))
+    restored = Models(again, frozen(again), refresh_every=1)
+    restored.load_state(state)
+    assert models.reference is not None
+    assert restored.reference is not None
+    assert restored.reference.logprobs(batch()).equal(models.reference.logprobs(batch()))
+    assert not restored.reference.logprobs(batch()).equal(again.logprobs(batch()))
+
+
+@OF_PEFT
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_adapter_is_loaded_with_the_same_bits_here_and_close_to_them_by_peft(
+    base: Path, tmp_path: Path, method: str
+):
+    policy = trained(base, method)
+    policy.save(tmp_path / "adapter")
+    assert not list((tmp_path / "adapter").glob("model*"))
+    again = Policy.load(tmp_path / "adapter")
+    assert again.logprobs(batch()).equal(policy.logprobs(batch()))
+    by_peft: PeftModel = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+    ids = batch().token_ids[:4]
+    with torch.no_grad():
+        assert (by_peft(input_ids=ids).logits - policy.model(input_ids=ids).logits).abs().max() < 1e-4
+
+
+@OF_PEFT
+def test_an_adapter_folder_names_its_base_so_that_peft_finds_it(base: Path, tmp_path: Path):
+    trained(base).save(tmp_path / "adapter")
+    assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").peft_config["default"].r == 4
+    facts = inspect_folder(tmp_path / "adapter")
+    assert (facts.adapter, facts.folder, facts.name) == (tmp_path / "adapter", base, str(base))
+
+
+def test_the_random_numbers_of_an_adapter_depend_on_its_seed_only(base: Path):
+    def drawn(seed: int) -> str:
+        torch.manual_seed(int(torch.randint(100, ())))
+        return weights_hash(dict(trained_weights(Policy.load(base, adapter=METHODS["lora"], seed=seed).model)))
+
+    state = torch.get_rng_state()
+    Policy.load(base, adapter=METHODS["lora"])
+    assert torch.get_rng_state().equal(state)
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(base: Path):
+    policy = Policy.load(base, adapter=METHODS["lora"], optimiser=OptimiserSettings(lr=0.05))
+    critic = own_model(policy, lr=0.05)
+    own = {weight.data_ptr() for weight in policy.model.parameters()}
+    copied = {name for name, weight in critic.forward.model.named_parameters() if weight.data_ptr() not in own}
+    assert copied == trained_weights(critic.forward.model).keys()
+    before = policy.logprobs(batch())
+    returns = torch.arange(8.0)[:, None] * batch().loss_mask
+    losses = [
+        critic.update(batch().with_(values=critic.values(batch()), returns=returns))["value/loss"] for _ in range(20)
+    ]
+    assert losses[-1] < losses[0] / 2
+    assert policy.logprobs(batch()).equal(before)
+    state = unpack(*pack(critic.state()))
+    assert not any("base_layer" in name for name in state["weights"])
+    again = own_model(policy, lr=0.05)
+    again.load_state(state)
+    assert again.values(batch()).equal(critic.values(batch()))
+    with pytest.raises(ValueError, match="belongs to another model"):
+        again.load_state({**state, "weights": dict(list(state["weights"].items())[1:])})
+
+
+# -------------------------------------------------------------------------------------------------------- what is wrong
+
+
+def test_a_model_without_trained_weights_is_refused(base: Path):
+    model, tokenizer = tiny_model()
+    with pytest.raises(ModelError, match="nothing to train: no weight of the model requires a gradient"):
+        Policy(model.requires_grad_(False), tokenizer)
+
+
+def test_an_adapter_that_fits_no_layer_is_refused(base: Path):
+    with pytest.raises(ModelError, match=r"the adapter does not fit the model: Target modules \{'nothing'\} not found"):
+        Policy.load(base, adapter=LoraConfig(target_modules=["nothing"]))
+
+
+def test_a_second_adapter_is_refused(base: Path, tmp_path: Path):
+    trained(base).save(tmp_path / "adapter")
+    with pytest.raises(ModelError, match="has an adapter already"):
+        Policy.load(tmp_path / "adapter", adapter=METHODS["lora"])
+
+
+def test_options_that_peft_refuses_are_a_sentence():
+    with pytest.raises(UserError, match='peft has no method "lroa"; it has'):
+        adapter_config("lroa")
+    with pytest.raises(UserError, match="lora: DoRA does not support megatron_core"):
+        adapter_config("lora", use_dora=True, megatron_config={"x": 1})
+
+
+def test_an_adapter_on_another_base_is_refused(tmp_path: Path):
+    tiny_model(tmp_path / "base")
+    trained(tmp_path / "base").save(tmp_path / "adapter")
+    tiny_model(tmp_path / "base", seed=1)
+    with pytest.raises(ModelError, match=r"an adapter of another base: model.safetensors of .*base is not the file"):
+        Policy.load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("adapter_model.safetensors", None, "adapter_model.safetensors is missing"),
+        ("adapter_model.safetensors", "x", "adapter_model.safetensors .* is damaged"),
+        ("adapter_config.json", "{}", "base_model_name_or_path should name"),
+        ("adapter_config.json", '{"base_model_name_or_path": "/nowhere"}', "its base, .*: model /nowhere: no folder"),
+        ("base.json", "{}", "base.json cannot be read"),
+    ],
+)
+def test_a_damaged_adapter_folder_is_a_sentence(
+    base: Path, tmp_path: Path, file: str, content: str | None, sentence: str
+):
+    trained(base).save(tmp_path / "adapter")
+    (tmp_path / "adapter" / file).unlink()
+    if content is not None:
+        (tmp_path / "adapter" / file).write_text(content)
+    with pytest.raises(ModelError, match=sentence):
+        Policy.load(tmp_path / "adapter")
+
+
+def test_an_adapter_with_missing_weights_is_refused(base: Path, tmp_path: Path):
+    trained(base, "oft").save(tmp_path / "oft")
+    trained(base).save(tmp_path / "adapter")
+    (tmp_path / "oft/adapter_model.safetensors").rename(tmp_path / "adapter/adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"adapter_model.safetensors lacks 28, such as model.layers.0"):
+        Policy.load(tmp_path / "adapter")
+
+
+def test_values_of_the_advantage_estimator_need_the_critic_of_an_adapter(base: Path):
+    policy = Policy.load(base, adapter=METHODS["lora"])
+    models = Models.of(policy, grpo(beta=0.1), advantage=gae)
+    assert models.critic is not None
+    assert isinstance(models.reference, AdapterReference)
+    assert models.state()["reference"] == {"adapter": []}

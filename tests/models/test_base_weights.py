@@ -1,0 +1,145 @@
+"""Frozen weights in two bytes compute the same bits as in four; in 4 bits they are trained around without a cut."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outdo.algorithms.objectives.presets import grpo
+from outdo.models.adapter import adapter_config, attach, trained_weights
+from outdo.models.base_weights import Weights
+from outdo.models.critic import own_model
+from outdo.models.loading import load_model, load_tokenizer
+from outdo.models.optimiser import OptimiserSettings
+from outdo.models.policy import Policy
+from outdo.models.reference import frozen
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.testing import tiny_model
+from outdo.types import Batch, Request
+from outdo.utils.errors import ModelError
+from outdo.utils.rng import Stream
+
+LORA = adapter_config("lora", r=4, lora_alpha=8)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose files are bfloat16."""
+    folder = tmp_path_factory.mktemp("models") / "base"
+    model, tokenizer = tiny_model(hidden=64)
+    model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of it after two steps."""
+    policy = Policy.load(base, adapter=LORA, optimiser=OptimiserSettings(lr=0.05))
+    for _ in range(2):
+        policy.update(batch(), grpo(beta=0.0))
+    folder = tmp_path_factory.mktemp("adapters") / "adapter"
+    policy.save(folder)
+    return folder
+
+
+def batch() -> Batch:
+    prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
+    made = Batch.of_tokens(prompts, [(20 + n, 21, 22 + n, 23) for n in range(8)], group=[0] * 4 + [1] * 4)
+    advantages = torch.tensor([1.0, -1.0] * 4)[:, None] * made.loss_mask
+    return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
+
+
+def bytes_of(policy: Policy) -> int:
+    return sum(weight.nbytes for weight in policy.model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"attention": "padded"}])
+def test_a_base_in_bfloat16_trains_samples_and_scores_with_the_same_bits(adapter: Path, precision, settings):
+    def outcome(weights: Weights) -> tuple[list[Tensor], list[tuple[int, ...]], int]:
+        chosen = OptimiserSettings(lr=0.01)
+        policy = Policy.load(adapter, weights=weights, optimiser=chosen, precision=precision, **settings)
+        engine = BuiltinEngine(policy, seed=1)
+        requests = [Request(token_ids=(5, 6, 7), stream=Stream("test", n, "q", 0), max_tokens=6) for n in range(4)]
+        sampled = [each.token_ids for each in engine.generate(requests, SamplingParams())]
+        reference = frozen(policy)
+        critic = own_model(policy)
+        for _ in range(2):
+            policy.update(batch(), grpo(beta=0.0))
+        scored = [policy.logprobs(batch()), reference.logprobs(batch()), critic.values(batch())]
+        return [*scored, policy.collision(batch()), *trained_weights(policy.model).values()], sampled, bytes_of(policy)
+
+    (four, four_sampled, four_bytes), (two, two_sampled, two_bytes) = outcome("float32"), outcome("bfloat16")
+    assert all(a.equal(b) for a, b in zip(four, two, strict=True))
+    assert four_sampled == two_sampled
+    assert two_bytes < 0.6 * four_bytes
+
+
+def test_the_adapter_on_a_base_in_bfloat16_is_float32(base: Path):
+    policy = Policy.load(base, adapter=LORA, weights="bfloat16")
+    assert {weight.dtype for weight in trained_weights(policy.model).values()} == {torch.float32}
+    assert policy.dtype == torch.float32
+    stored = {weight.dtype for name, weight in policy.model.named_parameters() if name.endswith("base_layer.weight")}
+    assert stored == {torch.bfloat16}
+    assert all(norm.dtype == torch.float32 for name, norm in policy.model.named_parameters() if "norm" in name)
+
+
+def test_an_architecture_without_linear_layers_keeps_what_cannot_be_narrowed(tmp_path: Path):
+    tiny_model(tmp_path / "gpt2", arch="gpt2")
+    settings = adapter_config("lora", r=4, fan_in_fan_out=True)
+    policy = Policy.load(tmp_path / "gpt2", adapter=settings, weights="bfloat16", optimiser=OptimiserSettings(lr=0.01))
+    assert policy.update(batch(), grpo(beta=0.0)).metrics["grad_norm"] > 0
+
+
+def test_a_base_in_4_bits_is_frozen_and_its_adapter_trained(base: Path):
+    policy = Policy.load(base, adapter=LORA, weights="nf4", optimiser=OptimiserSettings(lr=0.01))
+    assert bytes_of(policy) < 0.4 * bytes_of(Policy.load(base, adapter=LORA))
+    before = {name: weight.clone() for name, weight in policy.model.named_parameters() if not weight.requires_grad}
+    reference, start = frozen(policy), policy.logprobs(batch())
+    engine = BuiltinEngine(policy, seed=1)
+    engine.generate([Request(token_ids=(5, 6), stream=Stream("t", 0, "q", 0), max_tokens=4)], SamplingParams())
+    for _ in range(3):
+        policy.update(batch(), grpo(beta=0.0))
+    assert reference.logprobs(batch()).equal(start)
+    assert (policy.logprobs(batch()) - start).abs().max() > 0.01
+    now = dict(policy.model.named_parameters())
+    assert all(now[name].equal(weight) for name, weight in before.items())
+
+
+@pytest.mark.filterwarnings("ignore:bitsandbytes.*autograd kernel was not registered:UserWarning")
+def test_a_quantised_base_that_cuts_the_gradient_is_refused(base: Path):
+    model = load_model(base, weights="nf4")
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = True  # as bitsandbytes sets it on processors with AVX-512 BF16
+    attach(model, LORA)
+    with pytest.raises(ModelError, match="the gradient of its first layer is wrong: by autograd the derivative is"):
+        Policy(model, load_tokenizer(base))
+
+
+class WithoutBackward(nn.Linear):
+    """A layer whose product has no backward pass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+def test_a_layer_without_a_backward_pass_is_found(base: Path):
+    model = load_model(base)
+    attach(model, LORA)
+    model.get_submodule("model.layers.0.mlp.down_proj.base_layer").__class__ = WithoutBackward
+    with pytest.raises(ModelError, match="the gradient of its first layer is wrong"):
+        Policy(model, load_tokenizer(base))
+
+
+def test_the_gradient_check_leaves_weights_gradients_and_random_numbers_as_they_are(base: Path):
+    model = load_model(base)
+    attach(model, LORA)
+    before, state = {name: weight.clone() for name, weight in model.named_parameters()}, torch.get_rng_state()
+    policy = Policy(model, load_tokenizer(base))
+    assert all(weight.equal(before[name]) for name, weight in policy.model.named_parameters())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert torch.get_rng_state().equal(state)
