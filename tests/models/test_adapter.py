@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
+from outdo.cli.quickstart.model import build
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.bundle import Models
 from outdo.models.critic import own_model
@@ -16,6 +17,7 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import AdapterReference, frozen
+from outdo.storage import checkpoint
 from outdo.storage.checkpoint import weights_hash
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
@@ -44,10 +46,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def batch() -> Batch:
+def batch(vocabulary: int = 264) -> Batch:
     """Two groups of four answers."""
     prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
-    made = Batch.of_tokens(prompts, [(20 + n, 21, 22 + n, 23) for n in range(8)], group=[0] * 4 + [1] * 4)
+    completions = [[token % vocabulary for token in (20 + n, 21, 22 + n, 23)] for n in range(8)]
+    made = Batch.of_tokens(prompts, completions, group=[0] * 4 + [1] * 4)
     advantages = torch.tensor([1.0, -1.0] * 4)[:, None] * made.loss_mask
     return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
 
@@ -278,3 +281,15 @@ def test_values_of_the_advantage_estimator_need_the_critic_of_an_adapter(base: P
     assert models.critic is not None
     assert isinstance(models.reference, AdapterReference)
     assert models.state()["reference"] == {"adapter": []}
+
+
+def test_a_checkpoint_with_an_adapter_takes_at_most_a_quarter_of_the_disk(tmp_path: Path):
+    build(tmp_path / "quickstart", seed=0)
+
+    def size(adapter: PeftConfig | None) -> int:
+        policy = Policy.load(tmp_path / "quickstart", adapter=adapter)
+        policy.update(batch(vocabulary=18), grpo(beta=0.0))
+        saved = checkpoint.save(tmp_path / f"checkpoints-{adapter is None}", 1, policy.save, Models(policy).state())
+        return sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+
+    assert size(adapter_config("lora", r=16)) <= 0.25 * size(None)

@@ -6,6 +6,7 @@ runs a model also runs one with an adapter. PEFT is imported only where an adapt
 
 import copy
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 Model = TypeVar("Model", bound=nn.Module)
+# PEFT imports bitsandbytes, which recommends kernels of the Hub on every CPU; outdo uses none of them.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
 MISSING = 'an adapter needs peft: pip install "outdo[adapters]"'
 NAME = "default"
 """The name of the adapter in the modules of the model; what is saved does not contain it."""
