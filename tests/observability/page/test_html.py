@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -122,3 +123,14 @@ def test_a_notebook_shows_the_page_in_a_frame():
     assert attributes["srcdoc"] == whole
     assert attributes["height"] == "700"
     assert "allow-same-origin" not in str(attributes["sandbox"])
+
+
+def test_no_two_scripts_define_one_name() -> None:
+    """They share one scope: the second function of a name would silently replace the first."""
+    names = [
+        name
+        for script in sorted(STATIC.glob("*.js"))
+        for name in re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", script.read_text("utf-8"), re.M)
+    ]
+    assert len(names) > 200
+    assert not [name for name, count in Counter(names).items() if count > 1]

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -89,6 +90,42 @@ def test_without_a_verdict_nothing_is_called_right(page: Page, page_of: Callable
     open_page(page, page_of(folder))
     expect(by_test_id(page, "lead")).to_contain_text("The mean reward of held-out answers is 0.82 after step 6")
     expect(by_test_id(page, "lead")).to_contain_text("No rule of this run says which answers are right")
+    expect(by_test_id(page, "lead")).to_contain_text("The reward rose.")
+    expect(by_test_id(page, "lead")).not_to_contain_text("Yes")
     expect(page.locator("#groups")).to_contain_text("rewards differ")
     words = page.locator("#groups, #rollouts, #answer").all_inner_texts()
     assert not [text for text in words if re.search(r"\b(all right|all wrong|right and wrong|✓|✗)", text)]
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A small run whose lines of metrics are changed."""
+    run = write_small_run(folder)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        change(line)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_a_warning_stands_beside_the_answer(page: Page, page_of, small_page: Path, tmp_path: Path):
+    """The held-out result rose, but so it does for an answer that is only long."""
+    open_page(page, page_of(changed(tmp_path / "long", lambda line: line.update(reward_length_correlation=0.99))))
+    expect(by_test_id(page, "lead")).to_contain_text("Yes.")
+    expect(by_test_id(page, "doubt")).to_contain_text("Within groups the reward follows the length of the answer")
+    expect(by_test_id(page, "doubt")).to_be_in_viewport()
+    open_page(page, small_page)
+    expect(by_test_id(page, "doubt")).to_have_count(0)
+
+
+def test_the_evaluation_that_is_decided_answers(page: Page, page_of, tmp_path: Path):
+    """Greedy answers did not change, sampled answers became worse."""
+
+    def worse(line: dict[str, Any]) -> None:
+        if "eval/greedy" in line:
+            line |= {"eval/greedy": 0.25, "eval/greedy_low": 0.17, "eval/greedy_high": 0.33}
+            line |= {"eval/sampled": 0.02, "eval/sampled_low": 0.0, "eval/sampled_high": 0.04}
+
+    open_page(page, page_of(changed(tmp_path / "worse", worse)))
+    lead = by_test_id(page, "lead")
+    expect(lead).to_contain_text("No, it got worse. The policy answers 2\u00a0% of the held-out questions correctly")
+    expect(lead).to_contain_text("(sampled)")

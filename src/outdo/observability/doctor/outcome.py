@@ -82,7 +82,7 @@ def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
             before, after = ends or (before, after)
         if before.values and after.values and after.mean > before.mean:
             rose = f"the training reward rose from {before.mean:.3g} to {after.mean:.3g}"
-            why, do = f"while {rose}: the reward does not measure what the questions ask", "Read the best groups"
+            why, do = f"while {rose}: what pays in training does not help there", "Read the best groups"
         else:
             why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
         better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""

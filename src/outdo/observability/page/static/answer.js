@@ -54,25 +54,57 @@ function verdict({ first, last }) {
   return last.value > first.value ? 'Probably.' : 'Not so far.';
 }
 
+// A higher reward is no proof of better answers: without a rule for right, the answer is about the reward alone.
+const OF_REWARDS = {
+  'Yes.': 'The reward rose.',
+  'No, it got worse.': 'The reward fell.',
+  'Probably.': 'The reward seems to have risen.',
+  'Not so far.': 'The reward has not risen so far.',
+};
+
+/** Answer in a few words that say what was measured. */
+function answerOf(metric, ends) {
+  const word = verdict(ends);
+  return isAccuracy(metric) ? word : (OF_REWARDS[word] ?? word);
+}
+
+/** Return the evaluation that answers: the first one, or, if it is undecided, one that is not. */
+function decisive(run) {
+  const made = evaluationsOf([run]).map(([metric, , answers]) => ({ metric, answers, ends: evaluated(run, metric) }));
+  return made.find(({ ends }) => verdict(ends) !== UNDECIDED) ?? made[0];
+}
+
+/** Return the first warning of the doctor about the run: what it says puts a good result in doubt. */
+const firstWarning = (run) => run.findings.find(({ level, cause }) => level === 'warning' && !cause);
+
+function Doubt({ run }) {
+  const warning = firstWarning(run);
+  if (!warning) return null;
+  const text = plainText(warning.text);
+  return html`<p class="note" data-test="doubt"><span aria-hidden="true">▲ </span><b>First read this warning:</b>
+    ${' '}${text.charAt(0).toUpperCase() + text.slice(1)}</p>`;
+}
+
 function Lead({ run }) {
-  const metric = evaluationsOf([run])[0]?.[0];
-  if (!metric) {
+  const found = decisive(run);
+  if (!found) {
     const reward = summary(run, 'reward');
     return reward && html`<p class="lead" data-test="lead">The run has fewer than two evaluations on held-out
       questions. The mean reward in training changed from
       ${' '}<b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
   }
-  const ends = evaluated(run, metric),
-    word = verdict(ends);
+  const { metric, answers, ends } = found,
+    word = answerOf(metric, ends),
+    kind = answers.replace(' answers', '');
   const overlap = word === UNDECIDED && ' The 95\u00a0% intervals overlap.';
   if (!isAccuracy(metric))
-    return html`<p class="lead" data-test="lead"><b>${word}</b> The mean reward of held-out answers is
-      ${' '}<b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
-      ${' '}<b>${figure(ends.first.value)}</b>.${overlap} <span class="quiet">No rule of this run says which answers are
-      right.</span></p>`;
+    return html`<p class="lead" data-test="lead"><b>${word}</b> The mean reward of held-out answers
+      ${' '}is <b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
+      ${' '}<b>${figure(ends.first.value)}</b> (${kind}).${overlap} <span class="quiet">No rule of this run says which
+      answers are right, so it is not known whether they became better.</span></p>`;
   return html`<p class="lead" data-test="lead"><b>${word}</b> The policy answers
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
-    ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b>.${overlap}</p>`;
+    ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b> (${kind}).${overlap}</p>`;
 }
 
 const rangeText = ({ low, high }) => `${figure(100 * low)}–${figure(100 * high)}`;
@@ -119,7 +151,7 @@ function Answer({ run }) {
   });
   const reward = summary(run, 'reward'),
     moved = movedAsPushed(run);
-  return html`<${Lead} run=${run} />
+  return html`<${Lead} run=${run} /><${Doubt} run=${run} />
     <div class="tiles">${evaluations}
       ${moved && html`<${Tile} title="Moved as pushed" detail="each step">
         <p class="way"><b>${percent(moved.share)}</b></p>

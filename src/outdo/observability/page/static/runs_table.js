@@ -31,7 +31,7 @@ function RunRow({ run, ink, names, evaluations }) {
   return html`<tr data-test="run-row"><th scope="row"><${Stroke} i=${ink} /><bdi>${plainText(run.name)}</bdi></th>
     ${names.map((name) => html`<td><bdi>${oneLine(run.differs[name], 30)}</bdi></td>`)}
     <td>${run.state}</td>
-    ${evaluations.length > 0 && html`<td>${ends ? verdict(ends).replace('.', '') : UNKNOWN}</td>`}
+    ${evaluations.length > 0 && html`<td>${ends ? answerOf(metric, ends).replace('.', '') : UNKNOWN}</td>`}
     ${evaluations.map(([each]) => html`<${EvaluationCell} run=${run} metric=${each} />`)}
     <td class="number">${reward ? reward.map((value) => figure(value)).join(' → ') : UNKNOWN}</td>
     <td class="number">${moved ? percent(moved.share) : UNKNOWN}</td></tr>`;
