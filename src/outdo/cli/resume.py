@@ -1,12 +1,15 @@
 """`outdo resume`: continue a run, or an unfinished `outdo sft` or `outdo reward-model`."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outdo.cli.arguments import not_empty
+from outdo.cli.replicas import run_by_replicas
 from outdo.cli.reward_model import RewardModelSettings, run_reward_model
 from outdo.cli.sft import SftSettings, run_sft
+from outdo.config.file import load
 from outdo.trainer.display import Display
 from outdo.trainer.resume import resume
 from outdo.trainer.supervised import SETTINGS, read_settings, unfinished_folder
@@ -20,8 +23,13 @@ COMMANDS: Mapping[str, tuple[type[Any], Any]] = {
 
 def run_resume(folder: Path, overrides: list[str], display: Display, *, changed: bool, profile: bool) -> int:
     """Continue what makes `folder`: a run, or a model that is fine-tuned; return the exit status."""
-    if (folder / "recipe.toml").is_file() or not unfinished_folder(folder).is_dir():
-        return resume(folder, overrides, display, changed=changed, profile=profile)
+    saved = folder / "recipe.toml"
+    if saved.is_file():
+        options = [name for name, given in (("--changed", changed), ("--profile", profile)) if given]
+        run = partial(resume, folder, overrides, changed=changed, profile=profile)
+        return run_by_replicas(load(saved, overrides), ["resume", str(folder), *overrides, *options], run, display)
+    if not unfinished_folder(folder).is_dir():
+        raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     unfinished = unfinished_folder(folder)
     if problem := not_empty(folder):  # killed between the last two of its operations, or somebody else's
         raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
@@ -31,9 +39,9 @@ def run_resume(folder: Path, overrides: list[str], display: Display, *, changed:
     command = settings.pop("command")
     if command not in COMMANDS:
         raise UserError([f"{unfinished / SETTINGS}: no command is called {command!r}"])
-    kind, run = COMMANDS[command]
+    kind, run_command = COMMANDS[command]
     try:
         parsed = kind(**settings)
     except TypeError as error:
         raise UserError([f"{unfinished / SETTINGS}: not the settings of `outdo {command}`: {error}"]) from None
-    return run(parsed, folder, display, resumed=True, changed=changed)
+    return run_command(parsed, folder, display, resumed=True, changed=changed)

@@ -242,6 +242,17 @@ class Checkpoint(Section):
     keep: Count = Field(default=2, description="number of newest checkpoints to keep; the best one is kept too")
 
 
+class Cluster(Section):
+    """The processes of a run that each hold all models."""
+
+    replicas: Count = Field(
+        default=1, description="processes that each hold all models, and divide sampling and training; see cluster.md"
+    )
+    timeout: Positive = Field(
+        default=1800.0, description="longest time that a replica waits for another one, in seconds"
+    )
+
+
 class Record(Section):
     """The record of every token: `tokens/step_000040.parquet` in the run folder."""
 
@@ -307,6 +318,7 @@ class Recipe(Section):
     eval: Eval = Field(default=Eval(), description="evaluation on held-out questions during the run")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="the checkpoints on disk")
     record: Record = Field(default=Record(), description="the record of every token")
+    cluster: Cluster = Field(default=Cluster(), description="the processes of a run that each hold all models")
 
     @property
     def advantage(self) -> Piece:

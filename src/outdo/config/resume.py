@@ -28,11 +28,20 @@ MAY_CHANGE = (
     "eval.best",
     "checkpoint.*",
     "record.*",
+    "cluster.*",
 )
 """Settings that may change when a run is resumed: they decide where and how long it runs and what it records. A change
 of any other setting would make it a different run. With other `steps`, a falling learning rate falls differently."""
 
-LAST_BITS = ("device", "threads", "workers", "compile", "train.micro_batch_tokens", "train.gradient_checkpointing")
+LAST_BITS = (
+    "device",
+    "threads",
+    "workers",
+    "compile",
+    "cluster.replicas",
+    "train.micro_batch_tokens",
+    "train.gradient_checkpointing",
+)
 """Those of them with which a resumed run is no longer bit for bit equal to an uninterrupted one."""
 
 _SPEC = re.compile(r"[^\s:]+:[A-Za-z_]\w*")

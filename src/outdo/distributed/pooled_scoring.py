@@ -124,10 +124,7 @@ class PooledScoring:
 
     def _rounds(self, batch: Batch, rows: Sequence[int], budget: int, *, whole_groups: bool) -> list[list[list[int]]]:
         """Split row numbers into shares, these into micro-batches, and take the micro-batches of all shares in turn."""
-        lengths, prompts, groups = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist(), batch.group
-        first = torch.cat([groups.new_ones(1), groups.diff()]).bool().tolist()  # its prompt is computed with it
-        costs = [length - (not new) * prompt for length, prompt, new in zip(lengths, prompts, first, strict=True)]
-        shares = split_evenly(rows, costs, groups.tolist(), len(self.workers), whole_groups=whole_groups)
+        shares = row_shares(batch, rows, len(self.workers), whole_groups=whole_groups)
         packed = [batch.micro_batch_rows(budget, share, whole_groups=whole_groups) for share in shares]
         return [[part for part in together if part] for together in zip_longest(*packed, fillvalue=[])]
 
@@ -142,6 +139,14 @@ class PooledScoring:
 def trained_weights(model_forward: Forward) -> list[nn.Parameter]:
     """The weights that have a gradient."""
     return [weight for weight in model_forward.model.parameters() if weight.requires_grad]
+
+
+def row_shares(batch: Batch, rows: Sequence[int], n: int, *, whole_groups: bool) -> list[list[int]]:
+    """Split row numbers of a batch into at most `n` shares that take about the same time; see `split_evenly`."""
+    lengths, prompts, groups = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist(), batch.group
+    first = torch.cat([groups.new_ones(1), groups.diff()]).bool().tolist()  # its prompt is computed with it
+    costs = [length - (not new) * prompt for length, prompt, new in zip(lengths, prompts, first, strict=True)]
+    return split_evenly(rows, costs, groups.tolist(), n, whole_groups=whole_groups)
 
 
 def split_evenly(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
+from outdo.distributed.replicas import Replicas, current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
@@ -34,6 +36,7 @@ from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
+from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -52,6 +55,7 @@ from outdo.trainer.build_method import (
     stop_of,
 )
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
+from outdo.trainer.replicated import RewardOnce
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -113,7 +117,7 @@ def build_run(
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
     engine = open_engine(recipe, policy)
     environment = SingleTurn(
-        reward,
+        _asked_once(reward),
         max_failed=recipe.reward_limits.max_failed,
         step_timeout=recipe.reward_limits.step_timeout,
     )
@@ -168,7 +172,7 @@ def _frozen_reward_models(recipe: Recipe) -> list[Path]:
 
 
 def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = None) -> Engine:
-    """Return the engine that samples from `policy`: in this process, or in every process of its pool.
+    """Return the engine that samples from `policy`: in this process, or in every process of its pool or replica.
 
     This is the only place of the command line where an engine is chosen. Without a recipe it has default settings;
     `seed` replaces the recipe's.
@@ -177,7 +181,8 @@ def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = Non
         seed = 0 if recipe is None else recipe.seed
     if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
         return MultiprocessEngine(policy, policy.pool, seed=seed)
-    return BuiltinEngine(policy, seed=seed)
+    engine = BuiltinEngine(policy, seed=seed)
+    return ReplicatedEngine(engine, policy.pool) if isinstance(policy.pool, Replicas) else engine
 
 
 def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
@@ -194,7 +199,7 @@ def held_out_questions(recipe: Recipe) -> Sequence[Row]:
 
 def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> Policy:
     workers = recipe.workers or 1
-    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else None
+    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else current()
     return Policy.load(
         facts,
         device=recipe.device,
@@ -227,7 +232,7 @@ def _attention_note(policy: Policy) -> str:
 
 def _sampling_note(engine: Engine) -> list[str]:
     """Return how an engine of outdo samples, if it is not the fastest way."""
-    choice = engine.choice if isinstance(engine, BuiltinEngine | MultiprocessEngine) else None
+    choice = engine.choice if isinstance(engine, BuiltinEngine | MultiprocessEngine | ReplicatedEngine) else None
     if choice is None or choice.way.continuous:
         return []
     reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
@@ -263,12 +268,15 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
         parts = cost.kept(
             policy.model.num_parameters(), recipe, reference=requires.reference, critic=critic, adapter=adapter
         )
-        tokens, why = micro_batch_size.find_micro_batch_tokens(
+        find = partial(
+            micro_batch_size.find_micro_batch_tokens,
             policy,
             longest=cost.longest_sequence(recipe),
             reserved=sum(size for name, size in parts.items() if not name.startswith("weights")),
-            workers=cost.workers(recipe),
+            workers=cost.workers(recipe) * recipe.cluster.replicas,
         )
+        replicas = current()
+        tokens, why = find() if replicas is None else replicas.from_first(find)
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
     policy.set_micro_batch_tokens(tokens)
     train = recipe.train.model_copy(update={"micro_batch_tokens": tokens})
@@ -290,6 +298,12 @@ def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     return total, [model for model, _ in models if isinstance(model, OnlineRewardModel)]
 
 
+def _asked_once(reward: Reward) -> Reward:
+    """Return the reward, computed by one of the replicas if there are several."""
+    replicas = current()
+    return reward if replicas is None else RewardOnce(reward, replicas)
+
+
 def _eval_environment(
     recipe: Recipe, environment: SingleTurn, reward_models: Sequence[OnlineRewardModel]
 ) -> SingleTurn:
@@ -297,7 +311,9 @@ def _eval_environment(
 
     The rewards score the answers. If all of them are learnt, the labels that the first reward model learns from do.
     """
-    return environment if recipe.reward_functions or not reward_models else SingleTurn(reward_models[0].labels)
+    if recipe.reward_functions or not reward_models:
+        return environment
+    return SingleTurn(_asked_once(reward_models[0].labels))
 
 
 def _sampler(

@@ -33,7 +33,8 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     """
     device, reason = choose_device(recipe.device)
     make_deterministic(device)
-    threads = recipe.threads or torch.get_num_threads()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if recipe.cluster.replicas > 1 else 1  # replicas on this machine
+    threads = recipe.threads or max(1, torch.get_num_threads() // local)
     workers, why = choose_workers(recipe, device=device.type, threads=threads, parameters=facts.parameters)
     workers, why = _fit_shared_memory(recipe, workers, facts.parameters or 0, why)
     per_worker = max(1, threads // workers)
@@ -77,6 +78,8 @@ def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int
     """Return how many processes share the work when there are `threads` threads, and why."""
     if device != "cpu":
         return 1, f"one process drives {device}"
+    if recipe.cluster.replicas > 1:
+        return 1, f"one of {recipe.cluster.replicas} replicas"
     if recipe.workers is not None:
         return recipe.workers, "set in the recipe"
     if recipe.weights == "nf4":

@@ -30,9 +30,13 @@ def _never() -> bool:
 
 
 class StopSignals:
-    """The signals that have arrived. Truthy once there is one."""
+    """The signals that have arrived. Truthy once there is one.
 
-    def __init__(self) -> None:
+    Without `may_interrupt` no signal ends a wait: among several replicas, the others would not know of it.
+    """
+
+    def __init__(self, *, may_interrupt: bool = True) -> None:
+        self.may_interrupt = may_interrupt
         self.received: list[int] = []
         self._may_raise: Callable[[], bool] = _never
 
@@ -51,8 +55,8 @@ class StopSignals:
         The signal is only kept if `may_raise` returns False at that moment.
         """
         try:
-            self._may_raise = may_raise
-            if self.received and may_raise():
+            self._may_raise = may_raise if self.may_interrupt else _never
+            if self.received and self._may_raise():
                 raise Interrupted
             yield
         finally:
@@ -83,9 +87,9 @@ class StopSignals:
 
 
 @contextmanager
-def stop_requested() -> Iterator[StopSignals]:
+def stop_requested(*, may_interrupt: bool = True) -> Iterator[StopSignals]:
     """Receive SIGINT, SIGTERM and SIGHUP inside a `with` block. One that was ignored before, as by nohup, stays so."""
-    signals = StopSignals()
+    signals = StopSignals(may_interrupt=may_interrupt)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     received = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
     for number in received:

@@ -14,6 +14,7 @@ from outdo.storage import checkpoint, held_out_answers
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
 from outdo.trainer.display import Display
+from outdo.trainer.replicated import own_folder
 from outdo.trainer.run import make_tokens_folder, run_to_end, write_page
 from outdo.trainer.state import Progress, restore
 from outdo.utils.errors import CheckpointError, UserError
@@ -29,12 +30,12 @@ def resume(
     """
     if not (folder / "recipe.toml").is_file():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
-    with RunFolder(folder) as run_folder:
-        newest = checkpoint.latest(run_folder.checkpoints)
+    with own_folder(folder) as own, RunFolder(own) as run_folder:
+        newest = checkpoint.latest(folder / "checkpoints")
         state = checkpoint.load_state(newest.path) if newest else {}
-        recipe = load(run_folder.recipe, overrides)
+        recipe = load(folder / "recipe.toml", overrides)
         questions = load_questions(recipe)
-        saved = state.get("identity") or {"recipe": dump(load(run_folder.recipe, []))}
+        saved = state.get("identity") or {"recipe": dump(load(folder / "recipe.toml", []))}
         now = identity_of(recipe, questions)
         changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
         notices = [run_folder.notice] if run_folder.notice else []

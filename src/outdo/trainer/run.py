@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outdo.config.file import dump
 from outdo.config.recipe import Recipe
+from outdo.distributed.replicas import current
 from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
@@ -27,6 +28,7 @@ from outdo.trainer.display import Display
 from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import time_table, traced
+from outdo.trainer.replicated import leads, own_folder
 from outdo.trainer.saving import SaveTimes, save_after_error
 from outdo.trainer.state import Copy, Progress, save
 from outdo.types import Group, Prompt, Sampled, Step
@@ -44,7 +46,7 @@ def start(
     `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
     where the time of all of them went.
     """
-    with RunFolder(folder) as run_folder:
+    with own_folder(folder) as own, RunFolder(own) as run_folder:
         if run_folder.recipe.exists():
             raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
         make_tokens_folder(run_folder, recipe)
@@ -61,7 +63,7 @@ def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
 
 def write_page(folder: Path, status: int, display: Display) -> int:
     """Write the page of a complete run, from what is on disk; return the exit status."""
-    if status == 0:
+    if status == 0 and leads():
         report = folder / "report.html"
         write_text_atomically(report, render_page([collect_run(folder)]))
         display.say(f"what was trained, token by token: {report}")
@@ -88,7 +90,7 @@ def run_to_end(
     _describe(folder, run, progress.step, changes)
     progress.version = run.models.version
     writer = BackgroundWriter()
-    with stop_requested() as signals:
+    with stop_requested(may_interrupt=current() is None) as signals:
         training = _Training(folder, run, progress, display, signals, writer)
         try:
             with writer, traced(folder.path / TRACE if profile else None) as step_traced:
@@ -168,7 +170,7 @@ class _Training:
         sampled = self.run.sampler(policy, questions, step=step)
         with span("record"):
             self.run.recorder.before(step, Sampled.of(sampled).groups)
-        if self.saved < self.progress.step:
+        if self.saved < self.progress.step and leads():
             self.copy.take(self.run, self.progress)
         return sampled
 
@@ -256,7 +258,7 @@ class _Training:
         with span("record"):
             metrics, write = self.run.recorder.measure(step, self.folder.path)
             self.write_error = self.writer.wait()
-            if write is not None:
+            if write is not None and leads():
                 self.writer.begin(write)
         return metrics
 
@@ -272,8 +274,10 @@ class _Training:
             raise self.write_error
 
     def is_last(self) -> bool:
-        """Return whether no step comes after the last finished one."""
-        return self.progress.step == self.run.recipe.steps or bool(self.signals)
+        """Return whether no step comes after the last finished one. Replicas go by the signals of the first one."""
+        replicas = current()
+        stop = bool(self.signals) if replicas is None else replicas.from_first(lambda: bool(self.signals))
+        return stop or self.progress.step == self.run.recipe.steps
 
     def save_is_due(self) -> bool:
         """Return whether the last finished step gets a checkpoint.

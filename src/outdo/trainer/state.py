@@ -30,6 +30,7 @@ from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
 from outdo.trainer.build import Run
 from outdo.trainer.micro_batch_size import free_memory
+from outdo.trainer.replicated import leads
 from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
@@ -90,8 +91,12 @@ def state_of(run: Run, progress: Progress) -> dict[str, Any]:
 def save(folder: RunFolder, run: Run, progress: Progress) -> None:
     """Write the checkpoint of the last finished step, and remove those that need not be kept.
 
+    Of several replicas, which are all in the same state, only the first does.
+
     Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
     """
+    if not leads():
+        return
     with span("save"):
         checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
         best = progress.best.get("step")

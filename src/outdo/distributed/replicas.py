@@ -1,0 +1,250 @@
+"""Replicas: processes that each hold all models, and share the rows of every batch, over `torch.distributed`.
+
+Every replica runs the same program. What takes time is divided: each one samples its part of the questions, and
+computes scores and gradients of its part of the rows. The parts are then exchanged, so that all replicas have the same
+groups, the same batch and the same gradient, and take the same decisions and the same optimiser step. What must happen
+once (a reward, a choice that depends on time) is done by the first replica, which sends the result to the others.
+Random numbers are keyed by the question, so the number of replicas does not change what is sampled.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from outdo.distributed.launch import RENDEZVOUS
+from outdo.distributed.pooled_scoring import row_shares, trained_weights
+from outdo.models.attention.forward import Forward
+from outdo.models.logprobs import Entropy
+from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads
+from outdo.types import Batch, TokenScores
+from outdo.utils.errors import WorkerError
+from outdo.utils.out_of_memory import is_out_of_memory
+from outdo.utils.timing import span
+
+Value = TypeVar("Value")
+
+BUCKET = 2**23
+"""Weights whose gradients are summed in one message."""
+
+
+class Replicas:
+    """The replicas of a run, as one of them sees them. Make it with `join`."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.objects = dist.new_group(backend="gloo")
+        """The group for what is not a gradient: it is exchanged from the CPU, also where the models are on GPUs."""
+
+    def __len__(self) -> int:
+        return dist.get_world_size()
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the replica that writes files and prints."""
+        return self.rank == 0
+
+    def scoring(self, model_forward: Forward) -> "ReplicatedScoring":
+        """Make a `Scoring` that divides the rows among the replicas."""
+        return ReplicatedScoring(self, model_forward)
+
+    def part(self, items: Sequence[Value]) -> Sequence[Value]:
+        """Return this replica's part of `items`: neighbours, of at most one more than another replica's."""
+        start, end = (len(items) * rank // len(self) for rank in (self.rank, self.rank + 1))
+        return items[start:end]
+
+    def together(self, compute: Callable[[], Value]) -> list[Value]:
+        """Compute on every replica, and return the results of all, in the order of the replicas.
+
+        If it fails on one replica, it fails on all: with MemoryError if memory ran out there, so that all of them can
+        try again with less, and else with WorkerError. The replica that failed raises its own error.
+        """
+        value, error = None, None
+        try:
+            value = compute()
+        except Exception as caught:
+            error = caught
+        fault = None if error is None else (is_out_of_memory(error), f"{type(error).__name__}: {error}")
+        found = self._gather((value, fault))
+        if error is not None:
+            raise error
+        faults = [(rank, *fault) for rank, (_, fault) in enumerate(found) if fault is not None]
+        for rank, out_of_memory, text in sorted(faults, key=lambda each: each[1]):
+            kind = MemoryError if out_of_memory else WorkerError
+            raise kind(f"replica {rank} of {len(self)}: {text}")
+        return [value for value, _ in found]
+
+    def from_first(self, compute: Callable[[], Value]) -> Value:
+        """Compute on the first replica alone, and return its result on all.
+
+        If it fails there, the others raise `WorkerError`.
+        """
+        found: list[Any] = [None]
+        if self.first:
+            try:
+                found = [(compute(), None)]
+            except BaseException as error:
+                self._broadcast([(None, f"{type(error).__name__}: {error}")])
+                raise
+        self._broadcast(found)
+        value, fault = found[0]
+        if fault is not None:
+            raise WorkerError(f"the first replica failed: {fault}")
+        return value
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the replicas. All replicas get the same bits."""
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
+            with _translated():
+                dist.all_reduce(flat)
+            for tensor, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+    def check_equal(self, weights: Sequence[Tensor]) -> None:
+        """Raise `WorkerError` if the weights of the replicas are not equal, bit for bit."""
+        bits = torch.stack([weight.detach().view(_INTEGERS[weight.element_size()]).sum() for weight in weights])
+        found = self._gather(bits.tolist())
+        if different := [rank for rank, each in enumerate(found) if each != found[0]]:
+            raise WorkerError(
+                f"the weights of replica {different[0]} are no longer those of the first one: the replicas need equal "
+                "hardware and equal versions of torch"
+            )
+
+    def close(self) -> None:
+        """Leave the group."""
+        global _current
+        if _current is self:
+            _current = None
+            dist.destroy_process_group()
+
+    def _gather(self, value: Value) -> list[Value]:
+        found: list[Any] = [None] * len(self)
+        with _translated():
+            dist.all_gather_object(found, value, group=self.objects)
+        return found
+
+    def _broadcast(self, values: list[Any]) -> None:
+        with _translated():
+            dist.broadcast_object_list(values, src=0, group=self.objects)
+
+
+class ReplicatedScoring:
+    """Compute on every replica its share of the rows; see `outdo.models.scorer.Scoring`."""
+
+    def __init__(self, replicas: Replicas, model_forward: Forward) -> None:
+        self.replicas = replicas
+        self.model_forward = model_forward
+        self.local = LocalScoring(model_forward)
+
+    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+        """See `Scoring.measure`."""
+        mine = self._share(batch, range(len(batch)), whole_groups=False)
+
+        def compute() -> ByRows[TokenScores]:
+            found = self.local.measure(batch.rows(torch.tensor(mine)), sizes, entropy=entropy) if mine else []
+            return [([mine[row] for row in rows], scores) for rows, scores in found]
+
+        return [each for part in self.replicas.together(compute) for each in part]
+
+    def accumulate(
+        self,
+        batch: Batch,
+        parts: Sequence[list[int]],
+        loss: Loss,
+        sizes: BatchSizes,
+        *,
+        entropy: Entropy,
+        whole_groups: bool,
+    ) -> ByRows[LossAndGrads]:
+        """See `Scoring.accumulate`."""
+        weights = trained_weights(self.model_forward)
+        self.replicas.check_equal(weights)
+        mine = [share for rows in parts if (share := self._share(batch, rows, whole_groups=whole_groups))]
+
+        def compute() -> ByRows[LossAndGrads]:
+            found = self.local.accumulate(batch, mine, loss, sizes, entropy=entropy, whole_groups=whole_groups)
+            nothing = torch.zeros(0)  # the other replicas need no derivatives
+            on_cpu = [{name: value.cpu() for name, value in each.tokens.items()} for _, each in found]
+            return [
+                (rows, LossAndGrads(each.terms, tokens, (nothing, None)))
+                for (rows, each), tokens in zip(found, on_cpu, strict=True)
+            ]
+
+        results = self.replicas.together(compute)
+        with span("backward"):
+            self._add_gradients(weights)
+        return [each for part in results for each in part]
+
+    def clear(self) -> None:
+        """See `Scoring.clear`."""
+        self.local.clear()
+
+    def _add_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """Add up the gradients of all replicas. A weight that has none on any replica keeps none, as in one process."""
+        have = self.replicas.together(lambda: [weight.grad is not None for weight in weights])
+        trained = [weight for weight, *any_has in zip(weights, *have, strict=True) if any(any_has)]
+        for weight in trained:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        self.replicas.add_up([weight.grad for weight in trained if weight.grad is not None])
+
+    def _share(self, batch: Batch, rows: Sequence[int], *, whole_groups: bool) -> list[int]:
+        shares = row_shares(batch, rows, len(self.replicas), whole_groups=whole_groups)
+        return shares[self.replicas.rank] if self.replicas.rank < len(shares) else []
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_current: Replicas | None = None
+
+
+def current() -> Replicas | None:
+    """Return the replicas of this process; None if it is alone."""
+    return _current
+
+
+def join(*, timeout: float) -> Replicas:
+    """Meet the other replicas, and return them. A replica that is waited for longer than `timeout` seconds is lost."""
+    global _current
+    assert _current is None, "a process joins once"
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        backend = "cpu:gloo,cuda:nccl"
+    with _translated():
+        dist.init_process_group(
+            backend,
+            init_method=os.environ.get(RENDEZVOUS, "env://"),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=timeout),
+        )
+    _current = Replicas()
+    return _current
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the RuntimeError of a lost connection into a `WorkerError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise WorkerError(f"another replica ended, or does not answer ({first})") from error
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in order, in lists of one type with about `BUCKET` numbers."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and (bucket[0].dtype != tensor.dtype or sum(each.numel() for each in bucket) >= BUCKET):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket

@@ -1,0 +1,45 @@
+"""What only the first replica of a run does: it writes the run folder, prints, and asks the reward functions."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from outdo.distributed.replicas import Replicas, current
+from outdo.rewards.types import Reward, RewardInput, RewardOutput
+
+
+def leads() -> bool:
+    """Return whether this process writes and prints: it is alone, or the first replica."""
+    replicas = current()
+    return replicas is None or replicas.first
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """Give the run folder to the first replica, and a temporary one to each other replica: it is dropped at the end."""
+    if leads():
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="outdo-replica-") as other:
+        yield Path(other)
+
+
+class RewardOnce:
+    """A reward that the first replica computes for all.
+
+    Rewards can depend on time or on chance, and can cost money: each answer is scored once.
+    """
+
+    def __init__(self, reward: Reward, replicas: Replicas) -> None:
+        self.reward = reward
+        self.replicas = replicas
+        self.name = reward.name
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
+        """Return the outputs of the first replica."""
+        return self.replicas.from_first(lambda: self.reward(inputs))
+
+    def close(self) -> None:
+        """Close the reward."""
+        self.reward.close()

@@ -1,0 +1,15 @@
+"""Replicas compute what one process computes, whatever share of a batch each of them gets, and fail together."""
+
+from pathlib import Path
+
+import pytest
+from replica_cases import errors_reach_all, memory_runs_out, random_shares, run_replicas, weights_drift
+
+
+def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path):
+    run_replicas(3, random_shares, tmp_path)
+
+
+@pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all])
+def test_what_happens_on_one_replica_is_known_to_all(tmp_path: Path, body):
+    run_replicas(2, body, tmp_path)

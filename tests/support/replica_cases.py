@@ -1,0 +1,129 @@
+"""Functions that several processes run together as replicas, and what starts them."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from engine_cases import fresh
+from policy_cases import ADVANTAGE, prepared, updated, weights
+from toys import rollout
+
+from outdo.algorithms.objectives.presets import grpo
+from outdo.distributed.launch import RENDEZVOUS
+from outdo.distributed.replicas import Replicas, join
+from outdo.models.policy import Policy
+from outdo.models.scorer import BatchSizes
+from outdo.types import Batch, Group, Prompt
+from outdo.utils.errors import WorkerError
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path) -> None:
+    """Run `body` in `count` processes that are replicas of each other; an error in one of them fails the test."""
+    processes = [SPAWN.Process(target=_replica, args=(rank, count, body, str(folder))) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(600)
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ[RENDEZVOUS] = Path(folder, "rendezvous").as_uri()
+    replicas = join(timeout=300)
+    body(replicas)
+    replicas.close()
+
+
+def random_shares(replicas: Replicas) -> None:
+    """Fifty batches of any shape: also fewer rows than replicas, and rows of very different lengths."""
+    random = torch.Generator().manual_seed(0)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=random))
+
+    for _ in range(50):
+        budget = BatchSizes(micro_batch_tokens=number(1, 120))
+        groups = [
+            Group(
+                prompt=Prompt(id=str(n), text="", token_ids=tuple(range(5, 6 + number(0, 6)))),
+                rollouts=tuple(rollout(number(1, 30), float(number(0, 2))) for _ in range(number(1, 5))),
+            )
+            for n in range(number(1, 5))
+        ]
+        batch = ADVANTAGE(Batch.from_groups(groups))
+        alone = fresh(batch_sizes=budget)
+        objective = grpo(beta=0.0)
+        policy = shared(fresh(batch_sizes=budget), replicas)
+        if batch.advantages is not None and not batch.advantages.any():  # no weight has a gradient
+            alone.update(batch, objective)
+            policy.update(batch, objective)
+            assert weights(policy).equal(weights(alone))
+            continue
+        expected, gradient = updated(alone, batch, objective)  # type: ignore[arg-type]
+        found, theirs = updated(policy, batch, objective)  # type: ignore[arg-type]
+        torch.testing.assert_close(theirs, gradient, rtol=1e-4, atol=1e-6)
+        for name, values in expected.tokens.items():
+            torch.testing.assert_close(found.tokens[name], values, rtol=1e-4, atol=1e-5)
+
+
+def memory_runs_out(replicas: Replicas) -> None:
+    """Replica 1 has memory for 20 tokens at a time: all of them halve, and none hangs."""
+    policy = shared(fresh(batch_sizes=BatchSizes(micro_batch_tokens=64)), replicas)
+    if replicas.rank == 1:
+        hidden = policy.forward.hidden
+
+        def scarce(batch: Batch) -> object:
+            if batch.token_ids.numel() > 20 < policy.batch_sizes.micro_batch_tokens:
+                raise MemoryError("scarce")
+            return hidden(batch)
+
+        policy.forward.hidden = scarce  # type: ignore[method-assign]
+    batch = prepared()
+    expected, gradient = updated(fresh(), batch)
+    found, theirs = updated(policy, batch)
+    assert policy.batch_sizes.micro_batch_tokens == 16
+    torch.testing.assert_close(theirs, gradient, rtol=1e-4, atol=1e-6)
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
+
+
+def weights_drift(replicas: Replicas) -> None:
+    """One weight of replica 1 differs in its last bit: the next update is refused on all replicas."""
+    policy = shared(fresh(), replicas)
+    policy.update(prepared(), grpo(beta=0.0))
+    if replicas.rank == 1:
+        weight = next(policy.model.parameters()).data
+        weight.view(torch.int32)[0, 0] ^= 1
+    with pytest.raises(WorkerError, match="the weights of replica 1 are no longer those of the first one"):
+        policy.update(prepared(), grpo(beta=0.0))
+
+
+def errors_reach_all(replicas: Replicas) -> None:
+    """An error on one replica is raised there, and named on the others."""
+
+    def fail() -> int:
+        if replicas.rank == 1:
+            raise KeyError("lost")
+        return replicas.rank
+
+    with pytest.raises(KeyError if replicas.rank == 1 else WorkerError, match=r"lost"):
+        replicas.together(fail)
+    assert replicas.together(lambda: replicas.rank) == [0, 1]  # and they go on together
+
+    def refuse() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError if replicas.first else WorkerError, match="no"):
+        replicas.from_first(refuse)
+    assert replicas.from_first(lambda: replicas.rank) == 0
+
+
+def shared(policy: Policy, replicas: Replicas) -> Policy:
+    """The same model, trained by all replicas."""
+    return Policy(policy.model, policy.tokenizer, batch_sizes=policy.batch_sizes, pool=replicas)

@@ -1,0 +1,127 @@
+"""Runs of several replicas: the same tokens as one process, and they end, and resume, together."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kill_cases import assert_same
+from run_cases import cold, metrics, outdo_, saved, steps_done, wait_until
+from safetensors.torch import load_file
+from test_workers import alive, ended, family
+
+from outdo.observability.record.parquet import read
+
+STEPS = 12
+SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2")
+
+METHODS = {
+    "grpo": (),
+    "reference": ("train.objective.beta=0.1", "reference.sync.every=2", "train.passes=2"),
+    "critic": ("train.objective=ppo", "train.advantage=gae"),
+    "whole groups": ("train.objective=tpo", "train.minibatches=2"),
+    "dynamic sampling": ("train.dynamic_sampling=2", "train.prompts=3"),
+}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step_{saved(run)[-1]:06d}" / "model.safetensors")
+
+
+def tokens(run: Path, step: int) -> list[list[int]]:
+    return read(run, step).column("token_ids").to_pylist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_replicas_sample_the_same_tokens_and_learn_the_same_weights(home: Path, method: str):
+    name = method.replace(" ", "-")
+    settings = (*SETTINGS, *METHODS[method])
+    outdo_(home, "train", "recipe.toml", f"run=./alone-{name}", *settings)
+    said, status = finished(cold(home, "train", "recipe.toml", f"run=./both-{name}", "cluster.replicas=2", *settings))
+    assert status == 0, said
+    alone, both = home / f"alone-{name}", home / f"both-{name}"
+    for step in range(1, STEPS + 1):
+        assert tokens(alone, step) == tokens(both, step)
+    mine = weights(both)
+    for key, value in weights(alone).items():
+        assert (mine[key] - value).abs().max() <= 3e-6, key
+    assert said.count("run folder:") == 1  # one replica prints
+    assert (both / "report.html").exists()
+
+
+def finished(command: "subprocess.Popen[str]") -> tuple[str, int]:
+    status, said = ended(command)
+    return said, status
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Path) -> Path:
+    said, status = finished(cold(home, "train", "recipe.toml", "run=./undisturbed", "cluster.replicas=2", *SETTINGS))
+    assert status == 0, said
+    return home / "undisturbed"
+
+
+@pytest.mark.parametrize("ending", ["launcher killed", "replica killed", "SIGTERM"])
+def test_replicas_end_together_and_resume_exactly(home: Path, undisturbed: Path, ending: str):
+    run = home / ending.replace(" ", "-")
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "cluster.replicas=2", *SETTINGS)
+    wait_until(lambda: steps_done(run) >= 5)
+    replicas = family(command.pid)
+    assert len(replicas) >= 2
+    match ending:
+        case "launcher killed":
+            command.kill()
+        case "replica killed":
+            os.kill(second_of(replicas), signal.SIGKILL)
+        case _:
+            command.terminate()
+    said, status = finished(command)
+    assert status == {"launcher killed": -9, "replica killed": 1, "SIGTERM": 143}[ending], said
+    if ending == "replica killed":
+        assert "replica 1 of 2 was ended by SIGKILL" in said
+    wait_until(lambda: not any(map(alive, replicas)))
+    assert 5 <= steps_done(run) < STEPS
+    said, status = finished(cold(home, "resume", str(run)))
+    assert status == 0, said
+    assert_same(run, undisturbed)
+
+
+def second_of(processes: list[int]) -> int:
+    """Return the replica whose rank is 1."""
+    return next(each for each in processes if b"\0RANK=1\0" in Path(f"/proc/{each}/environ").read_bytes())
+
+
+def test_torchrun_starts_them_as_well(home: Path, undisturbed: Path):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "outdo",
+        "train", "recipe.toml", "run=./torchrun", "cluster.replicas=2", *SETTINGS,
+    ]  # fmt: skip
+    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, cwd=home, capture_output=True, text=True, env=threads, timeout=600)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert weights(home / "torchrun").keys() == weights(undisturbed).keys()
+    for key, value in weights(home / "torchrun").items():
+        assert value.equal(weights(undisturbed)[key])
+
+
+def test_more_processes_than_the_recipe_names_are_refused(home: Path):
+    said = subprocess.run(
+        [sys.executable, "-m", "outdo", "train", "recipe.toml", "run=./wrong", "cluster.replicas=3"],
+        cwd=home, env=os.environ | {"RANK": "0", "WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert said.returncode == 2
+    assert "cluster.replicas = 3, but 2 processes were started" in said.stderr
+
+
+def test_a_mistake_in_the_recipe_is_printed_once(home: Path):
+    said, status = finished(cold(home, "train", "recipe.toml", "run=./no", "cluster.replicas=2", "data.path=no.jsonl"))
+    assert status == 2
+    assert said.count("no.jsonl") == 1
+
+
+def test_the_metrics_of_replicas_have_the_same_keys(home: Path, undisturbed: Path):
+    outdo_(home, "train", "recipe.toml", "run=./alone", *SETTINGS)
+    assert [line.keys() for line in metrics(home / "alone")] == [line.keys() for line in metrics(undisturbed)]
