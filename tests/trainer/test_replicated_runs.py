@@ -16,7 +16,7 @@ from test_workers import alive, ended, family
 from outdo.observability.record.parquet import read
 
 STEPS = 12
-SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2")
+SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")
 
 METHODS = {
     "grpo": (),
