@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from outdo.utils.errors import OutdoError
+from outdo.utils.errors import OutdoError, UserError
 
 RENDEZVOUS = "OUTDO_RENDEZVOUS"
 """The environment variable with the address at which the replicas meet; without it they use torchrun's variables."""
@@ -87,6 +87,10 @@ def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, launch
 
 
 def _wait(replicas: "Sequence[subprocess.Popen[bytes]]", folder: Path) -> int:
+    """Wait for the end of the first replica, and return its exit status.
+
+    Raises: OutdoError with the error of another replica, unless all of them found the same mistake in the input.
+    """
     first, others = replicas[0], replicas[1:]
     deadline, lost = None, None
     while first.poll() is None:
@@ -95,7 +99,8 @@ def _wait(replicas: "Sequence[subprocess.Popen[bytes]]", folder: Path) -> int:
         if deadline is not None and time.monotonic() > deadline:
             break
         time.sleep(POLL)
-    if lost is not None:
+    lost = lost or next((each for each in others if (each.poll() or 0) < 0), None)  # killed a moment before
+    if lost is not None and not first.returncode == lost.returncode == UserError.exit_status:
         rank, why = replicas.index(lost), _ending(lost.returncode)
         text = _errors(folder, rank).read_text(errors="replace").strip()
         raise OutdoError(f"replica {rank} of {len(replicas)} {why}" + (f":\n{text}" if text else ""))
