@@ -1,6 +1,7 @@
 """Start the replicas of a run on this machine, and end all of them when one ends."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -91,20 +92,23 @@ def _wait(replicas: "Sequence[subprocess.Popen[bytes]]", folder: Path) -> int:
 
     Raises: OutdoError with the error of another replica, unless all of them found the same mistake in the input.
     """
-    first, others = replicas[0], replicas[1:]
-    deadline, lost = None, None
-    while first.poll() is None:
-        if lost is None and (lost := next((each for each in others if each.poll()), None)) is not None:
+    first, lost, deadline = replicas[0], None, math.inf
+    while first.poll() is None and time.monotonic() < deadline:
+        if lost is None and (lost := _failed(replicas[1:])) is not None:
             deadline = time.monotonic() + PATIENCE
-        if deadline is not None and time.monotonic() > deadline:
-            break
         time.sleep(POLL)
-    lost = lost or next((each for each in others if (each.poll() or 0) < 0), None)  # killed a moment before
+    lost = lost or _failed(replicas[1:], killed=True)  # a moment before the first one ended
     if lost is not None and not first.returncode == lost.returncode == UserError.exit_status:
         rank, why = replicas.index(lost), _ending(lost.returncode)
         text = _errors(folder, rank).read_text(errors="replace").strip()
         raise OutdoError(f"replica {rank} of {len(replicas)} {why}" + (f":\n{text}" if text else ""))
     return first.returncode if first.returncode >= 0 else 128 - first.returncode
+
+
+def _failed(replicas: "Sequence[subprocess.Popen[bytes]]", *, killed: bool = False) -> "subprocess.Popen[bytes] | None":
+    """Return a replica that has ended with an error, or, with `killed`, by a signal."""
+    ended = [each for each in replicas if each.poll()]
+    return next((each for each in ended if not killed or each.returncode < 0), None)
 
 
 def _ending(status: int) -> str:
