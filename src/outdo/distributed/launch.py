@@ -74,16 +74,15 @@ def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, launch
         RENDEZVOUS: (folder / "rendezvous").as_uri(),
     }
     with contextlib.ExitStack() as files:
-        others = {}
-        if rank:
-            others = {"stdout": subprocess.DEVNULL, "stderr": files.enter_context(_errors(folder, rank).open("wb"))}
+        errors = files.enter_context(_errors(folder, rank).open("wb")) if rank else None
         return subprocess.Popen(
             [sys.executable, "-m", "outdo", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if rank else None,
+            stderr=errors,
             pass_fds=(launcher,),
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
-            **others,
         )
 
 

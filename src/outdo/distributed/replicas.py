@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
-        self.objects = dist.new_group(backend="gloo")
+        self.objects = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
         """The group for what is not a gradient: it is exchanged from the CPU, also where the models are on GPUs."""
 
     def __len__(self) -> int:
@@ -64,20 +64,20 @@ class Replicas:
         If it fails on one replica, it fails on all: with MemoryError if memory ran out there, so that all of them can
         try again with less, and else with WorkerError. The replica that failed raises its own error.
         """
-        value, error = None, None
+        values, error = list[Value](), None
         try:
-            value = compute()
+            values.append(compute())
         except Exception as caught:
             error = caught
         fault = None if error is None else (is_out_of_memory(error), f"{type(error).__name__}: {error}")
-        found = self._gather((value, fault))
+        found = self._gather((values, fault))
         if error is not None:
             raise error
         faults = [(rank, *fault) for rank, (_, fault) in enumerate(found) if fault is not None]
         for rank, out_of_memory, text in sorted(faults, key=lambda each: each[1]):
             kind = MemoryError if out_of_memory else WorkerError
             raise kind(f"replica {rank} of {len(self)}: {text}")
-        return [value for value, _ in found]
+        return [value for values, _ in found for value in values]
 
     def from_first(self, compute: Callable[[], Value]) -> Value:
         """Compute on the first replica alone, and return its result on all.
