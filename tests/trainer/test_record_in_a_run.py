@@ -36,6 +36,7 @@ FAULTS = '''
 """GRPO, and a fault in the middle of the third step; the second time there is none."""
 
 import os
+import time
 from pathlib import Path
 
 import outdo.storage.atomic
@@ -80,6 +81,8 @@ def killed_after_its_line():
     def dies(folder, step, metrics):
         append(folder, step, metrics)
         if step == 3 and first_time("killed"):
+            while not (folder.path / "tokens/step_000003.parquet").exists():  # it is being written
+                time.sleep(0.01)
             os._exit(9)
 
     RunFolder.append_metrics = dies
