@@ -90,7 +90,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GRPOTrainer, We
     """Three steps, recorded."""
     folder, weights = tmp_path_factory.mktemp("trl"), Weights()
     trainer = trainer_of(folder)
-    trainer.add_callback(TrlRecord(trainer, folder / "run"))
+    trainer.add_callback(TrlRecord(trainer, folder / "run", top=3))
     trainer.add_callback(weights)
     trainer.train()
     return folder / "run", trainer, weights
@@ -114,6 +114,22 @@ def test_log_probabilities_match_the_weights_before_and_after(run: tuple[Path, G
             for name, kept in (("old_logprobs", weights.kept[step - 1]), ("new_logprobs", weights.kept[step])):
                 expected = logprobs(trainer, kept, row["prompt_token_ids"], row["token_ids"])
                 assert row[name] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_most_probable_tokens_match_the_log_probabilities(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+    folder, _, _ = run
+    sampled = 0
+    for row in [row for step in (1, 2, 3) for row in parquet.read(folder, step).to_pylist()]:
+        for when in ("old", "new"):
+            places = zip(row["token_ids"], row["loss_mask"], row[f"{when}_logprobs"], row[f"{when}_top"], strict=True)
+            for token, trained_on, logprob, top in places:
+                assert (top is not None) == trained_on
+                found = {each["token_id"]: each["logprob"] for each in top or ()}
+                assert len(found) == 3 * trained_on
+                sampled += token in found
+                assert not trained_on or logprob == pytest.approx(found.get(token, logprob), abs=1e-4)
+                assert not trained_on or token in found or logprob <= min(found.values()) + 1e-4
+    assert sampled > 10
 
 
 def test_rewards_stay_with_their_completions(run: tuple[Path, GRPOTrainer, Weights]) -> None:

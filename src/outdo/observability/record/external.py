@@ -31,7 +31,7 @@ from outdo.algorithms.objectives.weights import token_mean
 from outdo.observability.metrics import step_metrics
 from outdo.observability.record import parquet
 from outdo.observability.record.movement import movement_metrics
-from outdo.observability.record.table import record_table
+from outdo.observability.record.table import TopTokens, record_table
 from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import RunFolder
@@ -43,6 +43,9 @@ Text = str | Sequence[int]
 
 Numbers = Tensor | Sequence[Sequence[float]]
 """One number per token of each completion: one list per completion, or a tensor [B, T] padded on the right."""
+
+Top = Sequence[tuple[int, float]]
+"""Token ids and their log-probabilities, the most probable first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,8 @@ class TokenValues:
     rollout_logprobs: Numbers | None = None  # as the engine reported them
     entropy: Numbers | None = None  # of the policy before the step
     loss_mask: Numbers | None = None  # whether the policy chose the token and it is trained on; by default all are
+    old_top: Sequence[Sequence[Top]] | None = None  # for each token, the most probable tokens before the step
+    new_top: Sequence[Sequence[Top]] | None = None  # the same after the step
 
 
 def record_step(
@@ -109,7 +114,9 @@ def record_step(
     all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
         run.append_metrics(step, _finite(all_metrics))
-        return parquet.write(run.path, step, record_table(done, record, TokenTexts(tokenizer), about={}))
+        old_top, new_top = given.top_tokens("old_top", batch), given.top_tokens("new_top", batch)
+        table = record_table(done, record, TokenTexts(tokenizer), about={}, old_top=old_top, new_top=new_top)
+        return parquet.write(run.path, step, table)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -160,7 +167,9 @@ class _StepInput:
         self.completions = [_token_ids(tokenizer, each, begins=False) for each in completions]
         self.per_completion = {name: values for name, values in per_completion.items() if values is not None}
         lengths = [len(each) for each in self.completions]
-        self.per_token = {name: _lists(values, lengths) for name, values in per_token.items() if values is not None}
+        self.per_token: dict[str, list[list[Any]]] = {
+            name: _lists(values, lengths) for name, values in per_token.items() if values is not None
+        }
         if mistakes := self._problems():
             raise UserError(mistakes)
         places: dict[tuple[int, ...], list[int]] = {}
@@ -238,6 +247,20 @@ class _StepInput:
         for row, place, start in zip(values, self.order, batch.prompt_lengths.tolist(), strict=True):
             row[start : start + len(rows[place])] = torch.tensor(rows[place], dtype=torch.float32)
         return values
+
+    def top_tokens(self, name: str, batch: Batch) -> TopTokens | None:
+        """Return the given most probable tokens at the places of their tokens in the batch."""
+        rows = self.per_token.get(name)
+        if rows is None:
+            return None
+        count = max((len(top) for row in rows for top in row), default=0)
+        token_ids = torch.zeros(*batch.token_ids.shape, count, dtype=torch.int64)
+        logprobs = torch.full(token_ids.shape, torch.nan)
+        for row, (place, start) in enumerate(zip(self.order, batch.prompt_lengths.tolist(), strict=True)):
+            for index, top in enumerate(rows[place], start):
+                for k, (token, logprob) in enumerate(top):
+                    token_ids[row, index, k], logprobs[row, index, k] = token, logprob
+        return TopTokens(rows=range(len(batch)), token_ids=token_ids, logprobs=logprobs)
 
 
 def _token_ids(tokenizer: PreTrainedTokenizerBase, text: Text, *, begins: bool) -> tuple[int, ...]:

@@ -143,9 +143,12 @@ class _Lists:
         trained, inside = self.trained[rows], self.inside[rows]  # [R, T] each
         known = trained[inside]  # for each token of the completions
         chosen = trained[:, : top.token_ids.shape[1]]
-        token_ids, logprobs = (values.numpy()[chosen].ravel() for values in (top.token_ids, top.logprobs))
-        ends = _offsets(np.where(known, top.token_ids.shape[2], 0))
-        of_tokens = pa.ListArray.from_arrays(ends, _tokens(token_ids, logprobs, token_texts), mask=pa.array(~known))
+        token_ids, logprobs = (values.numpy()[chosen] for values in (top.token_ids, top.logprobs))  # [N, K]
+        given = ~np.isnan(logprobs)
+        counts = np.zeros(len(known), np.int64)
+        counts[known] = given.sum(1)
+        entries = _tokens(token_ids[given], logprobs[given], token_texts)
+        of_tokens = pa.ListArray.from_arrays(_offsets(counts), entries, mask=pa.array(~known))
         return pa.ListArray.from_arrays(_offsets(np.where(rows, self.lengths, 0)), of_tokens, mask=pa.array(~rows))
 
     def means(self, values: Tensor | None) -> pa.Array:

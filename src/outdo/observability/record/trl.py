@@ -22,7 +22,8 @@ from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.ratios import sequence, token
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
-from outdo.observability.record.external import TokenValues, record_step, rewind
+from outdo.models.logprobs import top_tokens
+from outdo.observability.record.external import TokenValues, Top, record_step, rewind
 
 OUTCOMES_KEY = "outdo"
 """The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
@@ -48,6 +49,8 @@ class TrlRecord(TrainerCallback):
     A recorded step costs two forward passes over its completions, without gradients: one before the optimiser step,
     unless TRL has kept these log-probabilities, and one after it. The pushes are those of `objective`, by default the
     one of the trainer's arguments. `answer` is the column of the dataset with the expected answers, if there is one.
+    With `top`, that many most probable tokens are recorded at each token, before and after the step; this costs two
+    further forward passes, one completion at a time.
 
     It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
@@ -62,6 +65,7 @@ class TrlRecord(TrainerCallback):
         objective: Objective | None = None,
         every: int = 1,
         answer: str = "answer",
+        top: int = 0,
     ) -> None:
         if trainer.accelerator.num_processes > 1:
             raise ValueError(f"TrlRecord supports one process; this run has {trainer.accelerator.num_processes}")
@@ -69,6 +73,7 @@ class TrlRecord(TrainerCallback):
         self.folder = folder
         self.objective = objective or objective_of(trainer)
         self.every = every
+        self.top = top
         self._micro_batches: list[_MicroBatch] = []  # the micro-batches of the current optimiser step
         _keep_outcomes(trainer, answer)
 
@@ -88,7 +93,11 @@ class TrlRecord(TrainerCallback):
         """Record the step after the optimiser step."""
         micro_batches, self._micro_batches = self._micro_batches, []
         if micro_batches:
-            rows = [row for each in micro_batches for row in _rows(self.trainer, each, self._measure(each.inputs)[0])]
+            rows = [
+                row
+                for each in micro_batches
+                for row in _rows(each, self._measure(each.inputs)[0], self._top_tokens(each.inputs))
+            ]
             self._write(state.global_step, rows)
 
     def _keep_micro_batch(self, step: int) -> None:
@@ -99,7 +108,7 @@ class TrlRecord(TrainerCallback):
             old, entropy = inputs.get("old_per_token_logps"), None
             if old is None:
                 old, entropy = self._measure(inputs)
-            self._micro_batches.append(_MicroBatch(inputs, old, entropy))
+            self._micro_batches.append(_MicroBatch(inputs, old, entropy, self._top_tokens(inputs)))
 
     @torch.no_grad()
     def _measure(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -116,6 +125,24 @@ class TrlRecord(TrainerCallback):
         )
         model.train(training)
         return logprobs, entropy
+
+    @torch.no_grad()
+    def _top_tokens(self, inputs: Mapping[str, Any]) -> list[list[Top]] | None:
+        """Return the most probable tokens at each token of the completions [b][t], padding included; None without."""
+        if not self.top:
+            return None
+        model, training = self.trainer.model, self.trainer.model.training
+        model.eval()
+        length = inputs["completion_ids"].shape[1]
+        token_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        found: list[list[Top]] = []
+        for ids, read in zip(token_ids, mask, strict=True):
+            logits = model(input_ids=ids[None], attention_mask=read[None]).logits[0, -length - 1 : -1]  # [t, V]
+            top = top_tokens(logits, self.trainer.temperature, self.top)
+            found.append([list(zip(*pair, strict=True)) for pair in zip(*(each.tolist() for each in top), strict=True)])
+        model.train(training)
+        return found
 
     def _write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -142,9 +169,10 @@ class _MicroBatch:
     inputs: Mapping[str, Any]
     old: Tensor  # [b, t]
     entropy: Tensor | None  # [b, t]
+    top: list[list[Top]] | None  # [b][t]
 
 
-def _rows(trainer: Any, micro_batch: _MicroBatch, new: Tensor) -> list[dict[str, Any]]:
+def _rows(micro_batch: _MicroBatch, new: Tensor, new_top: list[list[Top]] | None) -> list[dict[str, Any]]:
     """Return the completions of a micro-batch in the form of `record_step`, without padding."""
     inputs = micro_batch.inputs
     advantages = inputs["advantages"]
@@ -163,6 +191,10 @@ def _rows(trainer: Any, micro_batch: _MicroBatch, new: Tensor) -> list[dict[str,
         {
             "prompts": inputs["prompt_ids"][b][inputs["prompt_mask"][b].bool()].tolist(),
             **{name: None if v is None else v[b, : kept["length"]].tolist() for name, v in per_token.items()},
+            **{
+                name: None if top is None else top[b][: kept["length"]]
+                for name, top in (("old_top", micro_batch.top), ("new_top", new_top))
+            },
             **{name: kept[name] for name in ("rewards", "reward_parts", "answers", "truncated")},
         }
         for b, kept in enumerate(inputs[OUTCOMES_KEY])
