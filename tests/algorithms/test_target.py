@@ -422,11 +422,11 @@ def test_by_visits_a_context_counts_once_for_each_answer_in_it():
 
 def test_small_tilts_by_visits_are_the_policy_gradient_of_all_sampled_actions():
     """n (π - τ) = -n η p_v (s_v - Σ_S p s) + O(η²), the rest having s = 0."""
-    p, s, eta = [0.3, 0.4], [2.0, -0.5], 1e-6
+    p, s, eta = [0.3, 0.4], [2.0, -0.5], 1e-4  # a target within `NOISE` of the old probability is none
     _, gradient = one_target(p, s, rule="tilt", eta=eta, unsampled="share", count="visits", limit=9.0)
     mean = sum(a * b for a, b in zip(p, s, strict=True))
     expected = doubles([-2 * a * (b - mean) for a, b in zip(p, s, strict=True)])
-    assert_close(gradient[:2] / eta, expected, tolerance=1e-5)
+    assert_close(gradient[:2] / eta, expected, tolerance=1e-3)
 
 
 def test_an_advantage_counts_up_to_the_limit():
