@@ -35,7 +35,13 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = ("reference", "critic")
+"""The methods that every run of the tests tries; the others are for `make test-long`."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in METHODS]
+)
 def test_two_replicas_sample_the_same_tokens_and_learn_the_same_weights(home: Path, method: str):
     name = method.replace(" ", "-")
     settings = (*SETTINGS, *METHODS[method])
