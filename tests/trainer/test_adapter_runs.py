@@ -49,9 +49,11 @@ def test_a_run_trains_the_adapter_and_leaves_the_base_as_it_is(home: Path, adapt
     assert all(before[name.replace(".base_layer", "")].equal(weight) for name, weight in frozen.items())
 
 
-def test_a_run_that_is_killed_ten_times_equals_an_uninterrupted_one(home: Path, adapter_run: Path):
-    killed_and_resumed(home, home / "adapter-killed", 10, *LORA)
-    assert_same(home / "adapter-killed", adapter_run)
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_equals_an_uninterrupted_one(home: Path, adapter_run: Path, kills: int):
+    run = home / f"adapter-killed-{kills}"
+    killed_and_resumed(home, run, kills, *LORA)
+    assert_same(run, adapter_run)
 
 
 @pytest.mark.parametrize(
