@@ -150,11 +150,11 @@ def test_an_adapter_that_does_not_fit_is_refused_before_a_model_is_loaded(home: 
 
 
 def test_an_exported_adapter_is_that_of_the_run_and_a_merged_one_a_plain_model(home: Path, adapter_run: Path):
-    said = outdo_(home, "export", "adapter", "exported")
+    said = outdo_(home, "export", "adapter", "exported-adapter")
     assert "is now in exported" in said
-    assert weights_hash(home / "exported") == weights(adapter_run)
-    assert "An adapter (PEFT), trained from `model`" in (home / "exported/README.md").read_text()
-    for source, folder in (("adapter", "merged"), ("exported", "merged-from-the-folder")):
+    assert weights_hash(home / "exported-adapter") == weights(adapter_run)
+    assert "An adapter (PEFT), trained from `model`" in (home / "exported-adapter/README.md").read_text()
+    for source, folder in (("adapter", "merged"), ("exported-adapter", "merged-from-the-folder")):
         said = outdo_(home, "export", source, folder, "--merge")
         difference = re.search(r"from the adapter on 8 fixed sequences of 64 tokens: (\S+) nats", said)
         assert difference is not None

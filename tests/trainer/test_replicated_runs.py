@@ -115,7 +115,7 @@ def test_torchrun_starts_them_as_well(home: Path, undisturbed: Path):
 
 def test_more_processes_than_the_recipe_names_are_refused(home: Path):
     said = subprocess.run(
-        [sys.executable, "-m", "outdo", "train", "recipe.toml", "run=./wrong", "cluster.replicas=3"],
+        [sys.executable, "-m", "outdo", "train", "recipe.toml", "run=./other-number", "cluster.replicas=3"],
         cwd=home, env=os.environ | {"RANK": "0", "WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert said.returncode == 2
