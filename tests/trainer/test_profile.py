@@ -44,7 +44,7 @@ def test_the_spans_of_every_step_add_up_to_its_seconds(profiled):
     lines = metrics(profiled[0])
     for line in lines:
         within = {name: value for name, value in spans(line).items() if name not in ("evaluate", "save")}
-        assert set(within) == ALWAYS | {"old", "reference"}
+        assert set(within) - {"copy"} == ALWAYS | {"old", "reference"}  # no copy of a step with a checkpoint
         assert math.isclose(sum(within.values()), line["seconds"], rel_tol=1e-9)
         assert all(value >= 0 for value in within.values())
 

@@ -130,7 +130,7 @@ class Copy:
         if not self._tensors and state_bytes(state) > COPY_SHARE * free_memory(torch.device("cpu")):
             return
         self.step = 0  # while the copy is neither the earlier nor the new one
-        with span("save"), self._times.measured():
+        with span("copy"), self._times.measured():
             self._state = copied(state, self._tensors)
         self.step = progress.step
 
