@@ -3,13 +3,25 @@
 from pathlib import Path
 
 import pytest
-from replica_cases import errors_reach_all, memory_runs_out, random_shares, run_replicas, weights_drift
+from replica_cases import (
+    errors_of_two_kinds,
+    errors_reach_all,
+    memory_runs_out,
+    one_hangs,
+    random_shares,
+    run_replicas,
+    weights_drift,
+)
 
 
 def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path):
     run_replicas(3, random_shares, tmp_path)
 
 
-@pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all])
+@pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds])
 def test_what_happens_on_one_replica_is_known_to_all(tmp_path: Path, body):
     run_replicas(2, body, tmp_path)
+
+
+def test_a_replica_that_hangs_is_given_up_after_the_timeout(tmp_path: Path):
+    run_replicas(2, one_hangs, tmp_path, timeout=5)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from outdo.utils.errors import WorkerError
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path) -> None:
+def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path, *, timeout: float = 300.0) -> None:
     """Run `body` in `count` processes that are replicas of each other; an error in one of them fails the test."""
-    processes = [SPAWN.Process(target=_replica, args=(rank, count, body, str(folder))) for rank in range(count)]
+    arguments = (count, body, str(folder), timeout)
+    processes = [SPAWN.Process(target=_replica, args=(rank, *arguments)) for rank in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -32,11 +34,12 @@ def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path) -> 
     assert [process.exitcode for process in processes] == [0] * count
 
 
-def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: str) -> None:
+def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: str, timeout: float) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}
+    os.chdir(folder)
     os.environ[RENDEZVOUS] = Path(folder, "rendezvous").as_uri()
-    replicas = join(timeout=300)
+    replicas = join(timeout=timeout)
     body(replicas)
     replicas.close()
 
@@ -122,6 +125,27 @@ def errors_reach_all(replicas: Replicas) -> None:
     with pytest.raises(ValueError if replicas.first else WorkerError, match="no"):
         replicas.from_first(refuse)
     assert replicas.from_first(lambda: replicas.rank) == 0
+
+
+def errors_of_two_kinds(replicas: Replicas) -> None:
+    """Memory runs out on one replica while the other fails: none of them tries again alone."""
+
+    def fail() -> int:
+        raise KeyError("lost") if replicas.rank else MemoryError("scarce")
+
+    with pytest.raises(KeyError if replicas.rank else WorkerError, match="lost"):
+        replicas.together(fail)
+
+
+def one_hangs(replicas: Replicas) -> None:
+    """A replica that does not answer within the timeout is lost, whatever the others wait for."""
+    if replicas.first:
+        with pytest.raises(WorkerError, match="another replica ended, or does not answer"):
+            replicas.together(lambda: 0)
+        Path("gave-up").touch()
+        return
+    while not Path("gave-up").exists():
+        time.sleep(0.1)
 
 
 def shared(policy: Policy, replicas: Replicas) -> Policy:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from kill_cases import assert_same
-from run_cases import cold, metrics, outdo_, saved, steps_done, wait_until
+from run_cases import cold, outdo_, saved, steps_done, timeless, wait_until
 from safetensors.torch import load_file
 from test_workers import alive, ended, family
 
@@ -130,4 +130,4 @@ def test_a_mistake_in_the_recipe_is_printed_once(home: Path):
 
 def test_the_metrics_of_replicas_have_the_same_keys(home: Path, undisturbed: Path):
     outdo_(home, "train", "recipe.toml", "run=./alone", *SETTINGS)
-    assert [line.keys() for line in metrics(home / "alone")] == [line.keys() for line in metrics(undisturbed)]
+    assert [line.keys() for line in timeless(home / "alone")] == [line.keys() for line in timeless(undisturbed)]

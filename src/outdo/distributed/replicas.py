@@ -36,9 +36,10 @@ BUCKET = 2**23
 class Replicas:
     """The replicas of a run, as one of them sees them. Make it with `join`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timeout: timedelta) -> None:
         self.rank = dist.get_rank()
-        self.objects = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+        # A new group does not take the timeout of the default group.
+        self.objects = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         """The group for what is not a gradient: it is exchanged from the CPU, also where the models are on GPUs."""
 
     def __len__(self) -> int:
@@ -71,13 +72,16 @@ class Replicas:
             error = caught
         fault = None if error is None else (is_out_of_memory(error), f"{type(error).__name__}: {error}")
         found = self._gather((values, fault))
-        if error is not None:
+        faults = {rank: fault for rank, (_, fault) in enumerate(found) if fault is not None}
+        if not faults:
+            return [value for values, _ in found for value in values]
+        # All replicas go by the same one, or some would try again with less memory while others end.
+        rank = min(faults, key=lambda rank: faults[rank][0])
+        if rank == self.rank and error is not None:
             raise error
-        faults = [(rank, *fault) for rank, (_, fault) in enumerate(found) if fault is not None]
-        for rank, out_of_memory, text in sorted(faults, key=lambda each: each[1]):
-            kind = MemoryError if out_of_memory else WorkerError
-            raise kind(f"replica {rank} of {len(self)}: {text}")
-        return [value for values, _ in found for value in values]
+        out_of_memory, text = faults[rank]
+        kind = MemoryError if out_of_memory else WorkerError
+        raise kind(f"replica {rank} of {len(self)}: {text}") from error
 
     def from_first(self, compute: Callable[[], Value]) -> Value:
         """Compute on the first replica alone, and return its result on all.
@@ -224,7 +228,7 @@ def join(*, timeout: float) -> Replicas:
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=timeout),
         )
-    _current = Replicas()
+    _current = Replicas(timeout=timedelta(seconds=timeout))
     return _current
 
 

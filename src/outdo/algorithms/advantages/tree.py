@@ -20,8 +20,8 @@ def tree(batch: Batch, *, shrink: float = 0.0, scale: bool = False, eps: float =
 
     so that a context that no other answer reached takes the baseline of the nearest context before it that another
     answer did, and `shrink` pulls means of few answers towards that one. At the first token this is `leave_one_out`.
-    Where all answers of a context continue with the same token, their advantages there add up to 0 if `shrink` is 0:
-    only tokens at which answers part are pushed, and tokens of a part that one answer has for itself.
+    Where all answers of a context continue with the same token, their advantages there add up to 0 if `shrink` is 0. So
+    only tokens at which answers differ are pushed, and those after a beginning that no other answer has.
 
     The policy gradient Σ_i Σ_t Â_t ∇log π(o_it) is unbiased, as b_t depends only on tokens before t and on other
     answers. A mean that includes the answer itself would not be: it shrinks the gradient of a context with n answers by
