@@ -54,11 +54,12 @@ def sentence(found: Comparison) -> str:
     """Describe a comparison of two evaluations."""
     right = found.by == "right"
     better, worse = ("became right", "became wrong") if right else ("got a better reward", "got a worse one")
+    test = "McNemar's exact test" if right else "exact sign test"
     changed = found.fixed + found.broken
     return (
         f"held-out answers {_when(found.first)} and {_when(found.last)}: of {found.questions:,} questions "
         f"{found.fixed:,} {better}, {found.broken:,} {worse}, {found.unchanged:,} did not change; p = {found.p:.2g} "
-        f"(McNemar's exact test, n = {changed:,} that changed)"
+        f"({test}, n = {changed:,} that changed)"
     )
 
 

@@ -146,6 +146,16 @@ def test_inspect_compares_any_two_evaluations(tmp_path: Path):
     assert "of 4 questions 1 became right" in said_by_inspect(run, "4", "step_000006", out=tmp_path / "page.html")
 
 
+def test_rewards_are_compared_by_the_sign_test(tmp_path: Path, page: Page, page_of: Callable[..., Path]):
+    before, after = answers("????", reward=0.1), answers("????", reward=0.2)
+    run = record(write_small_run(tmp_path / "run"), {0: before, 6: after})
+    said = said_by_inspect(run, "start", "step_6", out=tmp_path / "page.html")
+    assert "4 got a better reward, 0 got a worse one" in said
+    assert "(exact sign test, n = 4 that changed)" in said
+    open_page(page, page_of(run))
+    expect(by_test_id(page, "held-out")).to_contain_text("(exact sign test, n = 4 that changed)")
+
+
 def test_points_that_cannot_be_compared_are_named_with_those_that_can(tmp_path: Path):
     run = record(write_small_run(tmp_path / "run"), {0: answers("w"), 6: answers("r")})
     (run / "checkpoints/step_000004").mkdir(parents=True)

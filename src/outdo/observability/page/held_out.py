@@ -64,7 +64,8 @@ def mcnemar(fixed: int, broken: int) -> float:
     """Return the p-value of McNemar's exact two-sided test: min(1, 2 P(X <= min(fixed, broken))), X ~ Bin(n, 1/2).
 
     n = fixed + broken are the pairs that changed (McNemar 1947, in its exact binomial form); 1 without any. It is the
-    probability of a difference at least as large if an answer changed in both directions with equal probability.
+    probability of a difference at least as large if an answer changed in both directions with equal probability. Of
+    rewards, where better and worse take the place of right and wrong, it is the exact sign test.
     """
     n, least = fixed + broken, min(fixed, broken)
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)

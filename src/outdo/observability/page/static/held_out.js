@@ -6,15 +6,18 @@ const GLYPHS = { fixed: '▲', broken: '▼', same: '=' };
 /** Return the words for the kinds of questions: of one run they changed, of two runs they differ. */
 function wordsOf(a, b, runs) {
   const [one, other] = [a, b].map(({ run }) => plainText(runs[run].name)),
-    right = a.by === 'right';
+    right = a.by === 'right',
+    test = right ? "McNemar's exact test" : 'exact sign test';
   if (a.run !== b.run)
     return {
+      test,
       changed: 'differ',
       fixed: right ? `right only in ${other}` : `better reward in ${other}`,
       broken: right ? `right only in ${one}` : `better reward in ${one}`,
       same: 'do not differ',
     };
   return {
+    test,
     changed: 'changed',
     fixed: right ? 'became right' : 'got a better reward',
     broken: right ? 'became wrong' : 'got a worse reward',
@@ -143,7 +146,7 @@ function Pair({ a, b, runs }) {
     [kind, setKind] = useState('changed');
   const words = wordsOf(a, b, runs);
   if (!pairs.length)
-    return html`<p class="note" data-test="paired">The two evaluations have no question in common that both judge.</p>`;
+    return html`<p class="note" data-test="paired">No question has a result in both evaluations.</p>`;
   const p = mcnemar(fixed, broken),
     decided = p < 0.05 ? 'The difference is hardly chance' : 'The difference can be chance';
   const kinds = [
@@ -158,7 +161,7 @@ function Pair({ a, b, runs }) {
     answers=${titles.map((title, k) => ({ title, text: each.texts[k], value: each.values[k] }))} />`;
   return html`<p class="note" data-test="paired">Of ${count(pairs.length, 'question')}: <b>${fixed}</b>
       ${' '}${words.fixed}, <b>${broken}</b> ${words.broken}, ${pairs.length - fixed - broken} ${words.same}.
-      ${' '}<span class="quiet">${decided}: ${probabilityOf(p)} (McNemar's exact test, n = ${fixed + broken}
+      ${' '}<span class="quiet">${decided}: ${probabilityOf(p)} (${words.test}, n = ${fixed + broken}
       ${' '}that ${words.changed}).</span></p>
     <div class="steps" role="group" aria-label="Answers to list">${kinds.map(([name, number]) => html`<button
       type="button" data-test="answers-of" data-kind=${name} aria-pressed=${String(kind === name)}
