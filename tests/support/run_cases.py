@@ -35,7 +35,7 @@ eval = {every = 10, rows = 4}
 checkpoint = {every = 1}
 """
 SOURCE = str(Path(outdo.__file__).parent.parent)
-PATIENCE = 600.0
+PATIENCE = 3600.0
 """Seconds after which a test gives up waiting: a busy machine is slow, and that is no fault."""
 
 MAY_MOUNT = bool(shutil.which("unshare")) and subprocess.run(["unshare", "-rm", "true"]).returncode == 0
