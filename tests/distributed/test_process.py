@@ -1,6 +1,7 @@
 """A call of another process returns its own result, never that of an interrupted call or one that nobody requested."""
 
 import gc
+import multiprocessing.util
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from run_cases import alive, wait_until
 
 import outdo
 import outdo.distributed.process
@@ -193,6 +195,26 @@ def test_an_interrupt_does_not_wait_for_the_other_processes(process: Process):
     with pytest.raises(KeyboardInterrupt):
         Replicated(Echo(), [process], 0).map("echo", [("own", 6000.0), ("other", 6000.0)])
     assert time.monotonic() - began < 600
+
+
+def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process():
+    """A run that a Python script starts in a process of its own uses the script's folder for sockets."""
+    folder = Path(multiprocessing.util.get_temp_dir())
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=hold_a_process, args=(theirs,))
+    child.start()
+    worker = ours.recv()
+    child.kill()
+    child.join()
+    wait_until(lambda: not alive(worker))
+    assert folder.is_dir()
+
+
+def hold_a_process(pipe: Connection) -> None:
+    process = Process(1)
+    process.hold(0, Echo())
+    pipe.send(process._process.pid)
+    time.sleep(6000)
 
 
 def test_an_error_in_the_own_share_waits_for_the_others(process: Process):

@@ -28,7 +28,7 @@ from guard_table import ROOT, Guard, read_guards
 
 CACHE = ROOT / ".mutants_cache"
 LIMIT = 900.0
-"""Seconds after which a test is killed. It then proves nothing: a test has to end also without the guard."""
+"""Seconds for each test, after which they are killed. That proves nothing: a test has to end also without the guard."""
 
 PRELOADED = ("torch", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet", "hypothesis", "beartype.door")
 """Slow imports of the tests, made once. Each test runs in a fork, in which outdo itself is imported."""
@@ -64,8 +64,8 @@ def take_out_each(
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "src"
         shutil.copytree(root / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        if todo and run_tests({guard.test for guard in todo}, root, copy, output=output) != pytest.ExitCode.OK:
-            print("Some of the tests fail with every guard in place; --output shows which.")
+        if todo and run_tests({guard.test for guard in todo}, root, copy, output=True) != pytest.ExitCode.OK:
+            print("Some of the tests fail with every guard in place.")
             return 1
         wrong: list[str] = []
         for guard in guards:
@@ -96,10 +96,11 @@ def take_out(guard: Guard, root: Path, copy: Path, *, output: bool = False) -> s
 
 def run_tests(tests: Iterable[str], root: Path, source: Path, *, output: bool) -> int:
     """Run tests with the package in `source`, in a fork; return pytest's exit status, or minus a signal's number."""
+    names = sorted(tests)
     sys.stdout.flush()
     if not (child := os.fork()):
-        _run_pytest(sorted(tests), root, source, output=output)
-    deadline = time.monotonic() + LIMIT
+        _run_pytest(names, root, source, output=output)
+    deadline = time.monotonic() + LIMIT * len(names)
     try:
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:
             if time.monotonic() > deadline:

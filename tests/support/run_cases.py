@@ -137,6 +137,14 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
+def alive(process: int) -> bool:
+    """Still there, and more than what its parent has not asked about yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = PATIENCE) -> None:
     """Look every millisecond, until it happened or the command ended."""
     deadline = time.monotonic() + seconds

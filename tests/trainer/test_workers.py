@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import cold, metrics, steps_done, wait_until
+from run_cases import alive, cold, metrics, steps_done, wait_until
 
 import outdo
 from outdo.config.file import load
@@ -30,14 +30,6 @@ def family(process: int) -> list[int]:
         for child in map(int, path.read_text().split()):
             children += [child, *family(child)]
     return children
-
-
-def alive(process: int) -> bool:
-    """Still there, and more than what its parent has not asked about yet."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ class Process:
             context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
         self._heartbeats, their_heartbeats = context.Pipe(duplex=False)
-        arguments = (theirs, their_heartbeats, threads, util.get_temp_dir())
+        arguments = (theirs, their_heartbeats, threads, _own_temporary_folder())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
             with _fork_server_in_time():
@@ -289,10 +289,19 @@ def _not_started(error: OSError | EOFError) -> str:
     return f"a worker process cannot be started: {error} ({where}); `workers = 1` has none"
 
 
+def _own_temporary_folder() -> str:
+    """Return the folder for the sockets of this process; empty if it is that of the process that has started this one.
+
+    A process that was started by `multiprocessing` uses the folder of its parent, which may have other children.
+    """
+    folder = util.get_temp_dir()
+    return folder if multiprocessing.parent_process() is None else ""
+
+
 def _remove_temporary_folder(folder: str) -> None:
-    """Remove the parent's folder for sockets if the parent was killed: it does so itself when it ends in order."""
+    """Remove the parent's own folder for sockets if the parent was killed: it does so itself when it ends in order."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
+    if parent is not None and folder:
         parent.join(0.2)  # a killed process closes its pipes one after the other
         if not parent.is_alive():
             shutil.rmtree(folder, ignore_errors=True)
