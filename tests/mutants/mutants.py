@@ -30,6 +30,9 @@ CACHE = ROOT / ".mutants_cache"
 LIMIT = 900.0
 """Seconds for each test, after which they are killed. That proves nothing: a test has to end also without the guard."""
 
+LOG = "pytest.log"
+"""What the tests have printed that were run last, in the temporary folder."""
+
 PRELOADED = ("torch", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet", "hypothesis", "beartype.door")
 """Slow imports of the tests, made once. Each test runs in a fork, in which outdo itself is imported."""
 
@@ -64,8 +67,9 @@ def take_out_each(
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "src"
         shutil.copytree(root / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        if todo and run_tests({guard.test for guard in todo}, root, copy, output=True) != pytest.ExitCode.OK:
-            print("Some of the tests fail with every guard in place.")
+        if todo and run_tests({guard.test for guard in todo}, root, copy, output=output) != pytest.ExitCode.OK:
+            failed = [line for line in (Path(folder) / LOG).read_text().splitlines() if line.startswith("FAILED")]
+            print("\n".join(["Some of the tests fail with every guard in place; --output shows why.", *failed]))
             return 1
         wrong: list[str] = []
         for guard in guards:
@@ -118,9 +122,9 @@ def _run_pytest(tests: Sequence[str], root: Path, source: Path, *, output: bool)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(root)
     if not output:
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        log = os.open(source.parent / LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         for standard in (0, 1, 2):
-            os.dup2(nowhere, standard)
+            os.dup2(log, standard)
     sys.path.insert(0, str(source))
     os.environ |= {"PYTHONPATH": str(source), "CI_NEEDS_BROWSER": "1"}  # without a browser a test is skipped, and green
     # Assertions of the modules that are preloaded are not rewritten. They are not those of the tests.
