@@ -4,18 +4,28 @@ from pathlib import Path
 
 import pytest
 from replica_cases import (
+    divided_state,
     errors_of_two_kinds,
     errors_reach_all,
     memory_runs_out,
     one_hangs,
+    parts_of_all_models,
     random_shares,
+    random_shares_of_parts,
     run_replicas,
+    samples_of_parts,
     weights_drift,
 )
 
 
-def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path):
-    run_replicas(3, random_shares, tmp_path)
+@pytest.mark.parametrize("body", [random_shares, random_shares_of_parts])
+def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path, body):
+    run_replicas(3, body, tmp_path)
+
+
+@pytest.mark.parametrize("body", [parts_of_all_models, divided_state, samples_of_parts])
+def test_models_that_are_divided_compute_what_whole_ones_do(tmp_path: Path, body):
+    run_replicas(2, body, tmp_path)
 
 
 @pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds])

@@ -10,6 +10,7 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.models.policy import Policy
 from outdo.types import Batch, Group, Update
+from outdo.utils.sharded_tensors import whole
 
 ADVANTAGE = per_token(group_standardised)
 ALL_TERMS = ComposedObjective(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=token_mean)
@@ -30,7 +31,8 @@ def updated(policy: Policy, batch: Batch, objective: ComposedObjective = ALL_TER
     step = policy.optimiser.step
 
     def spy(loss: float) -> dict[str, float]:
-        gradients.append(torch.cat([weight.grad.flatten().clone() for weight in policy.model.parameters()]))
+        grads = [whole(weight.grad) for weight in policy.model.parameters()]
+        gradients.append(torch.cat([grad.flatten().clone() for grad in grads]))
         return step(loss)
 
     policy.optimiser.step = spy
@@ -44,4 +46,4 @@ def double(policy: Policy) -> Policy:
 
 
 def weights(policy: Policy) -> Tensor:
-    return torch.cat([weight.detach().flatten().clone() for weight in policy.model.parameters()])
+    return torch.cat([whole(weight.detach()).flatten().clone() for weight in policy.model.parameters()])

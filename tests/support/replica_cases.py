@@ -1,5 +1,6 @@
 """Functions that several processes run together as replicas, and what starts them."""
 
+import copy
 import multiprocessing
 import os
 import time
@@ -8,17 +9,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import fresh
+from engine_cases import fresh, requests
 from policy_cases import ADVANTAGE, prepared, updated, weights
 from toys import rollout
 
+from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.launch import RENDEZVOUS
 from outdo.distributed.replicas import Replicas, join
+from outdo.distributed.sharding import shard
+from outdo.models.bundle import Models
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import WorkerError
+from outdo.utils.sharded_tensors import is_sharded, own_part, whole
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -46,13 +54,22 @@ def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: st
 
 def random_shares(replicas: Replicas) -> None:
     """Fifty batches of any shape: also fewer rows than replicas, and rows of very different lengths."""
+    _random_shares(replicas, shared)
+
+
+def random_shares_of_parts(replicas: Replicas) -> None:
+    """The same with weights that are divided: no replica waits for one that has fewer micro-batches."""
+    _random_shares(replicas, divided)
+
+
+def _random_shares(replicas: Replicas, make: Callable[[Policy, Replicas], Policy]) -> None:
     random = torch.Generator().manual_seed(0)
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=random))
 
     for _ in range(50):
-        budget = BatchSizes(micro_batch_tokens=number(1, 120))
+        sizes = BatchSizes(micro_batch_tokens=number(1, 120))
         groups = [
             Group(
                 prompt=Prompt(id=str(n), text="", token_ids=tuple(range(5, 6 + number(0, 6)))),
@@ -61,9 +78,9 @@ def random_shares(replicas: Replicas) -> None:
             for n in range(number(1, 5))
         ]
         batch = ADVANTAGE(Batch.from_groups(groups))
-        alone = fresh(batch_sizes=budget)
+        alone = fresh(batch_sizes=sizes)
         objective = grpo(beta=0.0)
-        policy = shared(fresh(batch_sizes=budget), replicas)
+        policy = make(fresh(batch_sizes=sizes), replicas)
         if batch.advantages is not None and not batch.advantages.any():  # no weight has a gradient
             alone.update(batch, objective)
             policy.update(batch, objective)
@@ -151,3 +168,67 @@ def one_hangs(replicas: Replicas) -> None:
 def shared(policy: Policy, replicas: Replicas) -> Policy:
     """The same model, trained by all replicas."""
     return Policy(policy.model, policy.tokenizer, batch_sizes=policy.batch_sizes, pool=replicas)
+
+
+def divided(policy: Policy, replicas: Replicas) -> Policy:
+    """The same model, of which each replica holds a part."""
+    policy = shared(policy, replicas)
+    shard(Models(policy), replicas)
+    return policy
+
+
+def parts_of_all_models(replicas: Replicas) -> None:
+    """Policy, reference and critic compute the same as whole ones, twice, and each replica holds half of them."""
+    objective, batch = grpo(beta=0.1), prepared()
+    batch = batch.with_(returns=torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1)))
+    alone, parts = (Models.of(policy, objective, advantage=gae) for policy in (fresh(), shared(fresh(), replicas)))
+    shard(parts, replicas)
+    for _ in range(2):
+        for models in (alone, parts):
+            assert models.reference is not None
+            assert models.critic is not None
+        torch.testing.assert_close(parts.policy.logprobs(batch), alone.policy.logprobs(batch), rtol=0, atol=1e-5)
+        torch.testing.assert_close(parts.reference.logprobs(batch), alone.reference.logprobs(batch), rtol=0, atol=1e-5)
+        torch.testing.assert_close(parts.critic.values(batch), alone.critic.values(batch), rtol=0, atol=1e-5)
+        measured = [
+            models.update(batch.with_(values=models.critic.values(batch)), objective).metrics
+            for models in (parts, alone)
+        ]
+        assert measured[0] == pytest.approx(measured[1], rel=1e-4, abs=1e-5)
+    alone.refresh(1)
+    expected, found = alone.state(), whole(parts.state())
+    for name, weight in expected["critic"]["weights"].items():
+        torch.testing.assert_close(found["critic"]["weights"][name], weight, rtol=0, atol=1e-5)
+    held = sum(own_part(weight).numel() for weight in parts.policy.model.parameters())
+    total = sum(weight.numel() for weight in alone.policy.model.parameters())
+    assert held <= 0.51 * total
+
+
+def divided_state(replicas: Replicas) -> None:
+    """What the replicas save together is whole, and a divided model goes on from it with the same bits."""
+    objective, batch = grpo(beta=0.1), prepared()
+    first = divided(fresh(), replicas)
+    first.update(batch, objective)
+    saved, weights_then = copy.deepcopy(whole(first.state())), whole(first.model.state_dict())
+    first.update(batch, objective)
+
+    second = shared(fresh(), replicas)
+    second.model.load_state_dict(weights_then)
+    shard(Models(second), replicas)
+    second.load_state(saved)
+    second.update(batch, objective)
+    for name, weight in whole(first.model.state_dict()).items():
+        assert torch.equal(weight, whole(second.model.state_dict())[name]), name
+
+
+def samples_of_parts(replicas: Replicas) -> None:
+    """Each replica samples its part of the answers with all weights, however long they are, and drops them again."""
+    policy = shared(fresh(), replicas)
+    alone = BuiltinEngine(fresh()).generate(requests((1, 3, 17)), SamplingParams())
+    engine = ReplicatedEngine(BuiltinEngine(policy), replicas)
+    shard(Models(policy), replicas)
+    for _ in range(2):
+        assert [each.token_ids for each in engine.generate(requests((1, 3, 17)), SamplingParams())] == [
+            each.token_ids for each in alone
+        ]
+        assert all(is_sharded(weight) for weight in policy.model.parameters())

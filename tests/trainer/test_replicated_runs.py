@@ -18,12 +18,21 @@ from outdo.observability.record.parquet import read
 STEPS = 12
 SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")
 
+DIVIDED = "cluster.shard=true"
+
 METHODS = {
     "grpo": (),
     "reference": ("train.objective.beta=0.1", "reference.sync.every=2", "train.passes=2"),
     "critic": ("train.objective=ppo", "train.advantage=gae"),
     "whole groups": ("train.objective=tpo", "train.minibatches=2"),
     "dynamic sampling": ("train.dynamic_sampling=2", "train.prompts=3"),
+    "divided": (
+        DIVIDED,
+        "train.objective=grpo",
+        "train.objective.beta=0.1",
+        "train.advantage=gae",
+        "reference.sync.every=4",
+    ),
 }
 
 
@@ -35,7 +44,7 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-QUICK = ("reference", "critic")
+QUICK = ("reference", "critic", "divided")
 """The methods that every run of the tests tries; the others are for `make test-long`."""
 
 
@@ -93,6 +102,28 @@ def test_replicas_end_together_and_resume_exactly(home: Path, undisturbed: Path,
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said
     assert_same(run, undisturbed)
+
+
+def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
+    settings = (*SETTINGS, "cluster.replicas=2", DIVIDED, "train.objective.beta=0.1", "train.advantage=gae")
+    said, status = finished(cold(home, "train", "recipe.toml", "run=./divided-whole", *settings))
+    assert status == 0, said
+    command = cold(home, "train", "recipe.toml", "run=./divided-killed", *settings)
+    run = home / "divided-killed"
+    wait_until(lambda: steps_done(run) >= 4)
+    os.kill(second_of(family(command.pid)), signal.SIGKILL)
+    said, status = finished(command)
+    assert status == 1
+    assert "each replica holds a part of the weights" in said
+    command = cold(home, "resume", str(run))
+    wait_until(lambda: steps_done(run) >= 8)
+    command.terminate()
+    said, status = finished(command)
+    assert status == 143, said
+    assert saved(run)[-1] == steps_done(run) < STEPS  # all of them finish the step, and save it together
+    said, status = finished(cold(home, "resume", str(run)))
+    assert status == 0, said
+    assert_same(run, home / "divided-whole")
 
 
 def second_of(processes: list[int]) -> int:

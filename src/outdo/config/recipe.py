@@ -248,6 +248,9 @@ class Cluster(Section):
     replicas: Count = Field(
         default=1, description="processes that each hold all models, and divide sampling and training; see cluster.md"
     )
+    shard: bool = Field(
+        default=False, description="divide weights, gradients and moments among the replicas (FSDP2); see cluster.md"
+    )
     timeout: Positive = Field(
         default=1800.0, description="longest time that a replica waits for another one, in seconds"
     )

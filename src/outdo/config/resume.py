@@ -39,6 +39,7 @@ LAST_BITS = (
     "workers",
     "compile",
     "cluster.replicas",
+    "cluster.shard",
     "train.micro_batch_tokens",
     "train.gradient_checkpointing",
 )

@@ -80,6 +80,11 @@ def _best_accuracy_not_measured(recipe: Recipe) -> Iterator[str]:
         yield f'eval.best = "{recipe.eval.best}": {why}, so these answers are never evaluated'
 
 
+def _divided_adapter(recipe: Recipe) -> Iterator[str]:
+    if recipe.cluster.shard and recipe.train.adapter is not None:
+        yield "cluster.shard = true: a model with an adapter cannot be divided yet; replicas without it can train one"
+
+
 def _template(recipe: Recipe) -> Iterator[str]:
     template = recipe.data.template
     if template is None:
@@ -107,6 +112,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
+    _divided_adapter: ("cluster.shard", "train.adapter"),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),
 }
@@ -137,6 +143,11 @@ def _schedule_with_fewer_steps(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _divided_among_one(recipe: Recipe) -> Iterator[str]:
+    if recipe.cluster.shard and recipe.cluster.replicas == 1:
+        yield "cluster.shard = true: has no effect with cluster.replicas = 1"
+
+
 def _later_than_the_last_step(recipe: Recipe) -> Iterator[str]:
     for key, every, only in (
         ("eval.every", recipe.eval.every, "evaluated only before and after the run"),
@@ -163,4 +174,5 @@ NOTES: tuple[Rule, ...] = (
     _schedule_with_fewer_steps,
     _later_than_the_last_step,
     _weights_without_effect,
+    _divided_among_one,
 )

@@ -105,7 +105,7 @@ class Replicas:
         """Replace each tensor by its sum over the replicas. All replicas get the same bits."""
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
-            with _translated():
+            with translated():
                 dist.all_reduce(flat)
             for tensor, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
@@ -129,12 +129,12 @@ class Replicas:
 
     def _gather(self, value: Value) -> list[Value]:
         found: list[Any] = [None] * len(self)
-        with _translated():
+        with translated():
             dist.all_gather_object(found, value, group=self.objects)
         return found
 
     def _broadcast(self, values: list[Any]) -> None:
-        with _translated():
+        with translated():
             dist.broadcast_object_list(values, src=0, group=self.objects)
 
 
@@ -220,7 +220,7 @@ def join(*, timeout: float) -> Replicas:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         backend = "cpu:gloo,cuda:nccl"
-    with _translated():
+    with translated():
         dist.init_process_group(
             backend,
             init_method=os.environ.get(RENDEZVOUS, "env://"),
@@ -233,7 +233,7 @@ def join(*, timeout: float) -> Replicas:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Turn the RuntimeError of a lost connection into a `WorkerError`."""
     try:
         yield

@@ -26,6 +26,7 @@ from outdo.models.scorer import BatchSizes, stack
 from outdo.types import Batch
 from outdo.utils.batching import accumulate
 from outdo.utils.errors import ModelError
+from outdo.utils.sharded_tensors import divided_like
 
 
 class Critic:
@@ -142,11 +143,22 @@ class Critic:
 
     def _values_at(self, batch: Batch, rows: Tensor, columns: Tensor) -> Tensor:
         """Compute V of the prefixes before n places in the batch, [n]. The column T is the one after the last."""
-        with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
-            hidden, source = self.forward.hidden(batch.to(self.forward.device))
+        device = self.forward.device
+        here, rows, columns = batch.to(device), rows.to(device), columns.to(device)
+
+        def compute() -> tuple[Tensor, ...]:
+            with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
+                hidden, source = self.forward.hidden(here)
+            at = hidden[source[rows, columns]]
+            return (self._read(at) if self.trains_model else at,)  # then the head is divided among replicas as well
+
+        (found,) = self.forward.with_weights(compute)
+        return found if self.trains_model else self._read(found)
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        """Compute V [n] of hidden states [n, H]."""
         weight = next(self.head.parameters())
-        at = source[rows.to(source.device), columns.to(source.device)]
-        return self.head(hidden[at].to(weight.dtype)).squeeze(-1)
+        return self.head(hidden.to(weight.dtype)).squeeze(-1)
 
     def state(self) -> dict[str, Any]:
         """Return weights, without the frozen ones, and optimiser state.
@@ -160,7 +172,9 @@ class Critic:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        report = self.trained.load_state_dict(state["weights"], strict=False)
+        own = self.trained.state_dict()
+        weights = {name: divided_like(value, own.get(name)) for name, value in state["weights"].items()}
+        report = self.trained.load_state_dict(weights, strict=False)
         if wrong := {*report.missing_keys, *report.unexpected_keys} - self._frozen():
             raise ValueError(f"the critic's state belongs to another model: {min(wrong)}")
         self.optimiser.load_state(state["optimiser"])

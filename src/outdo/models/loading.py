@@ -30,6 +30,7 @@ from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
 from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
+from outdo.utils.sharded_tensors import own_part
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -307,7 +308,10 @@ def _not_finite(model: PreTrainedModel) -> Iterator[str]:
 
 
 def check_finite(model: nn.Module, name: str, advice: str = "") -> None:
-    """Raise `NonFiniteWeightsError` with the name of the model and some advice if one of its weights is not finite."""
+    """Raise `NonFiniteWeightsError` with the name of the model and some advice if one of its weights is not finite.
+
+    Of a model that is divided among replicas, each looks at its part.
+    """
     if fault := non_finite_weight(model):
         raise NonFiniteWeightsError("; ".join(filter(None, (f"{name}: {fault}", advice))))
 
@@ -315,7 +319,7 @@ def check_finite(model: nn.Module, name: str, advice: str = "") -> None:
 def non_finite_weight(model: nn.Module) -> str:
     """Return the first weight of a model with a number that is not finite, and how many it has; empty if none."""
     for name, weight in model.named_parameters():
-        finite = weight.detach().isfinite()
+        finite = own_part(weight.detach()).isfinite()
         if not finite.all():
             return f"{name} holds {int((~finite).sum()):,} of {finite.numel():,} numbers that are not finite"
     return ""

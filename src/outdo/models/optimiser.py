@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outdo.utils.errors import ModelError, NonFiniteError, UserError
+from outdo.utils.sharded_tensors import divided_like, whole
 
 Schedule = Literal["constant", "linear", "cosine"]
 Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -123,7 +124,7 @@ class Optimiser:
         bit. `patience` such steps in a row raise `NonFiniteError`. A gradient of exactly zero moves nothing either:
         momentum alone moves no weight.
         """
-        norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm))
+        norm = float(whole(nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm)))
         finite = math.isfinite(loss) and math.isfinite(norm)
         lr = learning_rate(self.settings, self.steps)
         if finite and norm > 0:
@@ -158,8 +159,8 @@ class Optimiser:
         self.steps, self.refused_in_a_row = state["steps"], state["refused_in_a_row"]
         for name, weight in self.weights.items():
             moments: Mapping[str, Any] = state["moments"][name]
-            self.inner.state[weight] = {key: _copy(value, weight.device) for key, value in moments.items()}
+            self.inner.state[weight] = {key: _copy(value, weight) for key, value in moments.items()}
 
 
-def _copy(value: Any, device: torch.device) -> Any:
-    return value.to(device).clone() if isinstance(value, Tensor) else value
+def _copy(value: Any, weight: Tensor) -> Any:
+    return divided_like(value, weight).to(weight.device).clone() if isinstance(value, Tensor) else value

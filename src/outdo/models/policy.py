@@ -151,10 +151,11 @@ class Policy(Scorer):
         }
         return {name: sum(each.terms[name] for _, each in results) for name in first.terms}, tokens
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
 
-        With an adapter it is an adapter folder of PEFT, which names the base and does not contain it.
+        With an adapter it is an adapter folder of PEFT, which names the base and does not contain it. `weights` are
+        those of a model that is divided among replicas: its state dict, whole.
 
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
@@ -165,7 +166,7 @@ class Policy(Scorer):
                 self.base.write(folder)
         else:
             with without_bars():
-                self.model.save_pretrained(folder)
+                self.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:

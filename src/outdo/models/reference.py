@@ -14,6 +14,7 @@ from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy
 from outdo.models.scorer import Scorer
 from outdo.utils.errors import ModelError
+from outdo.utils.sharded_tensors import divided_like
 
 
 class Reference(Scorer):
@@ -31,7 +32,8 @@ class Reference(Scorer):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.forward.model.load_state_dict(state)
+        own = self.forward.model.state_dict()
+        self.forward.model.load_state_dict({name: divided_like(value, own.get(name)) for name, value in state.items()})
 
 
 class AdapterReference(Reference):

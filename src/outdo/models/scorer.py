@@ -7,6 +7,7 @@ the rows among several.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -215,10 +216,7 @@ class Scorer:
         numbers: list[int] = []
         for rows in batch.micro_batch_rows(self.batch_sizes.micro_batch_tokens, whole_groups=False):
             here = batch.rows(torch.tensor(rows)).to(self.device)
-            hidden, source = self.forward.hidden(here)
-            row, column = here.loss_mask.nonzero(as_tuple=True)
-            for at, of in zip(source[row, column].split(LOGIT_CHUNK), row.split(LOGIT_CHUNK), strict=True):
-                found.append(tuple(each.cpu() for each in compute(self.forward.head(hidden[at]), here.temperature[of])))
+            found.append(self.forward.with_weights(partial(self._of_micro_batch, here, compute)))
             numbers += rows
         order = torch.tensor(numbers)
         mask = batch.loss_mask[order]  # the rows in the order in which they were computed
@@ -228,6 +226,18 @@ class Scorer:
             whole[mask] = values
             placed.append(whole[order.argsort()])
         return tuple(placed)
+
+    def _of_micro_batch(
+        self, micro: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Return what `compute` makes of the logits of the trained tokens, on the CPU. [n, ...] each"""
+        hidden, source = self.forward.hidden(micro)
+        row, column = micro.loss_mask.nonzero(as_tuple=True)
+        parts = [
+            compute(self.forward.head(hidden[at]), micro.temperature[of])
+            for at, of in zip(source[row, column].split(LOGIT_CHUNK), row.split(LOGIT_CHUNK), strict=True)
+        ]
+        return tuple(torch.cat(each).cpu() for each in zip(*parts, strict=True))
 
     def _halving_on_oom(self, compute: Callable[[], Result]) -> Result:
         """Compute; if memory does not suffice, try again with half as many tokens at once, down to a row at a time."""
@@ -250,12 +260,15 @@ class Scorer:
 def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
     """Compute log π of the batch's trained tokens, 0 elsewhere, [B, T]; differentiable. See `Scorer.scores`."""
     batch = batch.to(model_forward.device)
-    hidden, source = model_forward.hidden(batch)
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
     chosen, temperature = batch.token_ids[rows, columns], batch.temperature[rows]
-    logprobs, entropies = model_forward.scores(
-        hidden[source[rows, columns]], chosen, temperature, entropy=entropy, chunk=chunk
-    )
+
+    def compute() -> tuple[Tensor, Tensor]:
+        hidden, source = model_forward.hidden(batch)
+        at = hidden[source[rows, columns]]
+        return model_forward.scores(at, chosen, temperature, entropy=entropy, chunk=chunk)
+
+    logprobs, entropies = model_forward.with_weights(compute)
 
     def place(values: Tensor) -> Tensor:
         return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]

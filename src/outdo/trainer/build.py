@@ -116,6 +116,7 @@ def build_run(
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
     engine = open_engine(recipe, policy)
+    models = _models(recipe, policy, objective, requires)
     environment = SingleTurn(
         _asked_once(reward),
         max_failed=recipe.reward_limits.max_failed,
@@ -124,7 +125,7 @@ def build_run(
     return Run(
         recipe=recipe,
         requires=requires,
-        models=_models(recipe, policy, objective, requires),
+        models=models,
         prompts=prompts,
         held_out=held_out,
         engine=engine,
@@ -245,7 +246,7 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requ
     scorer = load_reference(policy, reference.model) if requires.reference and reference.model else None
     critic = critic_of(recipe, policy) if requires.values else None
     try:
-        return Models.of(
+        models = Models.of(
             policy,
             objective,
             requires=requires,
@@ -256,6 +257,11 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requ
         )
     except ValueError as error:
         raise UserError([f"reference.sync: {error}"]) from error
+    if recipe.cluster.shard and isinstance(policy.pool, Replicas):
+        from outdo.distributed.sharding import shard
+
+        shard(models, policy.pool)
+    return models
 
 
 def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> tuple[Recipe, list[str]]:

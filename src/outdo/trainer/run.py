@@ -239,6 +239,9 @@ class _Training:
         Returns a line about it for the user; nothing if no step is finished.
         """
         path = self.folder.path
+        if self.run.models.policy.forward.sharding is not None and self.saved < self.progress.step:
+            divided = "each replica holds a part of the weights"
+            return f"{divided}: `outdo resume {path}` repeats the steps after the last checkpoint"
         if not self.progress.is_current(self.run):
             if self.copy.step <= self.saved < self.progress.step:
                 under_way = f"step {self.progress.step + 1} had already changed the weights"
@@ -282,11 +285,13 @@ class _Training:
     def save_is_due(self) -> bool:
         """Return whether the last finished step gets a checkpoint.
 
-        It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago.
+        It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago. Replicas go by
+        the clock of the first one.
         """
-        step = self.progress.step
+        step, replicas = self.progress.step, current()
         is_best, is_turn = self.progress.best.get("step") == step, is_due(step, self.run.recipe.checkpoint.every)
-        return is_best or is_turn or self.saves.are_long_ago()
+        long_ago = self.saves.are_long_ago
+        return is_best or is_turn or (long_ago() if replicas is None else replicas.from_first(long_ago))
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:

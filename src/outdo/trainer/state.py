@@ -17,6 +17,7 @@ it.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.replicated import leads
 from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
+from outdo.utils.sharded_tensors import whole
 from outdo.utils.timing import span
 
 COPY_SHARE = 0.25
@@ -91,14 +93,19 @@ def state_of(run: Run, progress: Progress) -> dict[str, Any]:
 def save(folder: RunFolder, run: Run, progress: Progress) -> None:
     """Write the checkpoint of the last finished step, and remove those that need not be kept.
 
-    Of several replicas, which are all in the same state, only the first does.
+    Of several replicas, which are all in the same state, only the first writes. All have to call this, because each may
+    hold a part of the weights.
 
     Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
     """
-    if not leads():
-        return
+    policy, state = run.models.policy, state_of(run, progress)
     with span("save"):
-        checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
+        weights = None
+        if policy.forward.sharding is not None:
+            weights, state = (whole(each, keep=leads()) for each in (policy.model.state_dict(), state))
+        if not leads():
+            return
+        checkpoint.save(folder.checkpoints, progress.step, partial(policy.save, weights=weights), state)
         best = progress.best.get("step")
         checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, None if best is None else int(best))
 
@@ -123,8 +130,11 @@ class Copy:
         self._times = SaveTimes()
 
     def take(self, run: Run, progress: Progress) -> None:
-        """Copy the last finished step, unless copies took too large a share of the time, or memory is too scarce."""
-        if not self._times.are_long_ago(0.0):
+        """Copy the last finished step, unless copies took too large a share of the time, or memory is too scarce.
+
+        A step of divided models is not copied: it could be saved only if all replicas were still there.
+        """
+        if not self._times.are_long_ago(0.0) or run.models.policy.forward.sharding is not None:
             return
         state = {"weights": run.models.policy.optimiser.weights, **state_of(run, progress)}
         if not self._tensors and state_bytes(state) > COPY_SHARE * free_memory(torch.device("cpu")):

@@ -44,6 +44,21 @@ class Layout(Protocol):
         ...
 
 
+class Sharding(Protocol):
+    """How the weights of a model are divided among replicas, each of which holds a part of every weight."""
+
+    def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Call `compute`, which runs the model, with the weights gathered layer by layer; also in its backward pass.
+
+        All replicas have to do so equally often.
+        """
+        ...
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context in which this process holds all weights, and may run the model as often as it likes."""
+        ...
+
+
 class Forward:
     """A model, and the way to run it."""
 
@@ -67,6 +82,7 @@ class Forward:
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
         self.device = model.device
+        self.sharding: Sharding | None = None  # None: this process holds all weights
         self._prepared = False
 
     @classmethod
@@ -108,6 +124,7 @@ class Forward:
         """Return the forward pass of another model of the same kind, run in the same way."""
         other = copy(self)
         other.model, other.device = model, model.device
+        other.sharding = self.sharding if model is self.model else None
         other.plain_head = self.plain_head if plain_head is None else plain_head
         return other
 
@@ -122,6 +139,14 @@ class Forward:
         other = copy(self)
         other.way = way
         return other
+
+    def with_weights(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return what `compute` returns, which runs this model, also if its weights are divided among replicas."""
+        return compute() if self.sharding is None else self.sharding(compute)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context for many runs of the model; see `Sharding.gathered`."""
+        return nullcontext() if self.sharding is None else self.sharding.gathered()
 
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute hidden states [N, H], and for each token the index of the hidden state that predicts it.

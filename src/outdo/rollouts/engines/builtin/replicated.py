@@ -28,5 +28,7 @@ class ReplicatedEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
         mine = self.replicas.part(requests)  # neighbours, so that a prompt is prefilled once for its answers
-        parts = self.replicas.together(lambda: self.engine.generate(mine, sampling) if mine else [])
+        assert self.engine.policy is not None
+        with self.engine.policy.forward.gathered():
+            parts = self.replicas.together(lambda: self.engine.generate(mine, sampling) if mine else [])
         return [completion for part in parts for completion in part]

@@ -1,0 +1,192 @@
+"""Models whose weights, gradients and moments are divided among the replicas: FSDP2 (`fully_shard`) of torch.
+
+Each replica holds a part of every weight. A layer gathers its weights before it computes, forward and backward, and
+drops them afterwards; gradients are summed, and each replica keeps its part. The replicas therefore have to run the
+model equally often, which `ShardedScoring` takes care of. To sample, which runs the model as often as the longest of
+its own answers, a replica gathers all weights of the policy (`Sharded.gathered`).
+
+Sources: `torch.distributed.fsdp`; Zhao et al., PyTorch FSDP, arXiv 2304.11277.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
+from outdo.models.adapter import has_adapter
+from outdo.models.bundle import Models
+from outdo.models.critic import Critic
+from outdo.models.logprobs import Entropy
+from outdo.models.optimiser import Optimiser
+from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, map_scores, token_scores
+from outdo.types import Batch, TokenScores
+from outdo.utils.errors import OutdoError, UserError
+from outdo.utils.out_of_memory import is_out_of_memory
+from outdo.utils.timing import span
+
+Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
+
+
+def shard(models: Models, replicas: Replicas) -> None:
+    """Divide policy, reference and critic of a run among the replicas. No optimiser step may have been taken.
+
+    Until then every replica holds all weights, and those of all replicas have to be equal.
+
+    Raises: UserError if the policy has an adapter.
+    """
+    policy, critic = models.policy, models.critic
+    if has_adapter(policy.model):
+        raise UserError(["cluster.shard = true: a model with an adapter cannot be divided yet; use false"])
+    for scorer in (policy, models.reference):
+        if scorer is not None:
+            scorer.forward.sharding = Sharded(scorer.forward.model, replicas)
+            scorer.scoring = ShardedScoring(replicas, scorer.forward)
+    policy.optimiser = Optimiser(policy.model, policy.optimiser.settings)  # on the parts
+    if critic is not None:
+        _shard_critic(critic, models, replicas)
+
+
+class Sharded(nn.Module):
+    """A model that is divided among the replicas, as the root of FSDP; see `outdo.models.attention.forward.Sharding`.
+
+    The root is a module of its own because outdo calls body and head of a model separately, and FSDP gathers the
+    weights of the root when its `forward` is called.
+    """
+
+    def __init__(self, model: nn.Module, replicas: Replicas, *, copies: int = 1) -> None:
+        """Divide `model`. Every replica computes the same gradient `copies` times in all: it is divided by that."""
+        super().__init__()
+        self.model = model
+        weight = next(model.parameters())
+        mesh = init_device_mesh(weight.device.type, (len(replicas),))
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                fully_shard(layer, mesh=mesh)
+        # Also after a forward pass the parameters of the root have to be its parts, which an optimiser and a state see.
+        fully_shard(self, mesh=mesh, reshard_after_forward=True)
+        self.parts = [part for part in self.modules() if isinstance(part, FSDPModule)]
+        for part in self.parts:
+            part.set_gradient_divide_factor(float(copies))  # a sum, not a mean: totals are those of the whole batch
+            part.set_force_sum_reduction_for_comms(True)
+        with torch.no_grad():
+            self(lambda: ())  # FSDP finds its root in the first call
+
+    def forward(self, compute: Callable[[], Tensors]) -> Tensors:
+        """Call `compute`, which runs the model."""
+        return compute()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Hold all weights during a `with` block, which must not compute gradients."""
+        for part in self.parts:
+            part.set_reshard_after_forward(False)
+        for part in self.parts:
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in self.parts:
+                part.set_reshard_after_forward(True)
+                part.reshard()
+
+
+class ShardedScoring(ReplicatedScoring):
+    """Scores and gradients of a divided model: all replicas compute equally many micro-batches, in lockstep.
+
+    A replica with fewer rows computes a row of the batch again, and drops the result. Memory that does not suffice on
+    one replica cannot be remedied by smaller micro-batches, as the others wait in the middle of a layer.
+    """
+
+    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+        """See `Scoring.measure`."""
+        mine = self._share(batch, range(len(batch)), whole_groups=False)
+        micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, mine, whole_groups=False)
+        found: ByRows[TokenScores] = []
+        with _fatal(), torch.no_grad():
+            for rows in self._filled(micro_batches):
+                scores = token_scores(self.model_forward, self._rows(batch, rows), entropy, sizes.chunk)
+                if rows:
+                    found.append((rows, map_scores(scores, Tensor.cpu)))
+        return [each for part in self.replicas.together(lambda: found) for each in part]
+
+    def accumulate(
+        self,
+        batch: Batch,
+        parts: Sequence[list[int]],
+        loss: Loss,
+        sizes: BatchSizes,
+        *,
+        entropy: Entropy,
+        whole_groups: bool,
+    ) -> ByRows[LossAndGrads]:
+        """See `Scoring.accumulate`."""
+        shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]
+        budget = sizes.micro_batch_tokens
+        micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
+        found: ByRows[LossAndGrads] = []
+        with _fatal():
+            for rows in self._filled([rows for part in micro_batches for rows in part]):
+                micro = self._rows(batch, rows)
+                with span("forward"):
+                    scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
+                grads = torch.zeros_like(scores.logprobs), None
+                if rows:
+                    result = loss(map_scores(scores, Tensor.detach), micro)
+                    found.append((rows, _without_grads(result)))
+                    grads = result.grads
+                with span("backward"):
+                    _backward(scores, *grads)
+        return [each for part in self.replicas.together(lambda: found) for each in part]
+
+    def _filled(self, micro_batches: Sequence[list[int]]) -> list[list[int]]:
+        """Return this replica's micro-batches, and empty ones up to the largest number that a replica has."""
+        most = max(self.replicas.together(lambda: len(micro_batches)))
+        return [*micro_batches, *([] for _ in range(most - len(micro_batches)))]
+
+    def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        """Return some rows of a batch on the device; for an empty micro-batch, any row."""
+        return batch.rows(torch.tensor(rows or [0])).to(self.model_forward.device)
+
+
+def _shard_critic(critic: Critic, models: Models, replicas: Replicas) -> None:
+    """Divide a critic's own model, with its head. Every replica computes its whole gradient."""
+    if not critic.trains_model:
+        critic.forward.sharding = models.policy.forward.sharding  # it reads the policy's hidden states
+        return
+    critic.forward.sharding = Sharded(critic.trained, replicas, copies=len(replicas))
+    critic.optimiser = Optimiser(critic.trained, critic.optimiser.settings)
+
+
+def _backward(scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
+    """Add the gradient, also if it is 0: the other replicas exchange theirs at the same time."""
+    pairs = [(scores.logprobs, by_logprobs), (scores.entropy, by_entropy)]
+    used = [(value, by) for value, by in pairs if value is not None and by is not None]
+    torch.autograd.backward([value for value, _ in used], [by for _, by in used])
+
+
+def _without_grads(result: LossAndGrads) -> LossAndGrads:
+    """Return what the other replicas need to know of a micro-batch, on the CPU."""
+    tokens = {name: value.cpu() for name, value in result.tokens.items()}
+    return LossAndGrads(result.terms, tokens, (torch.zeros(0), None))
+
+
+@contextmanager
+def _fatal() -> Iterator[None]:
+    """Turn memory that runs out into an error that ends the run, and a lost connection into a `WorkerError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise OutdoError(
+                f"memory does not suffice on this replica; a smaller `train.micro_batch_tokens` needs less ({error})"
+            ) from error
+        if any(backend in str(error).lower() for backend in ("gloo", "nccl")):
+            with translated():
+                raise
+        raise

@@ -1,0 +1,44 @@
+"""Tensors of which every replica holds a part (`DTensor` of torch.distributed), and ordinary ones, treated alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_sharded(value: Any) -> bool:
+    """Return whether this process holds only a part of a tensor."""
+    return hasattr(value, "full_tensor")
+
+
+def whole(value: Any, *, keep: bool = True) -> Any:
+    """Return a tensor, or a state of nested mappings and sequences, with every tensor whole.
+
+    All replicas have to call it at the same time: they exchange their parts. One that only passes on its own does not
+    `keep` the result, and gets None in its place.
+    """
+    match value:
+        case Mapping():
+            return {key: whole(item, keep=keep) for key, item in value.items()}
+        case list() | tuple():
+            return [whole(item, keep=keep) for item in value]
+    if not is_sharded(value):
+        return value
+    tensor = value.full_tensor()
+    return tensor if keep else None
+
+
+def own_part(value: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds: all of an ordinary one."""
+    return value.to_local() if is_sharded(value) else value  # type: ignore[operator]
+
+
+def divided_like(value: Any, like: Any) -> Any:
+    """Return a whole tensor divided as `like` is, if that has the same shape and is divided. Nothing is exchanged."""
+    if not is_sharded(like) or not isinstance(value, Tensor) or is_sharded(value) or value.shape != like.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    with torch.no_grad():
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
