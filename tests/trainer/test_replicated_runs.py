@@ -80,7 +80,10 @@ def undisturbed(home: Path) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["launcher killed", "replica killed", "SIGTERM"])
-def test_replicas_end_together_and_resume_exactly(home: Path, undisturbed: Path, ending: str):
+def test_replicas_end_together_and_resume_exactly(
+    home: Path, undisturbed: Path, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     run = home / ending.replace(" ", "-")
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "cluster.replicas=2", *SETTINGS)
     wait_until(lambda: steps_done(run) >= 5)
@@ -98,6 +101,7 @@ def test_replicas_end_together_and_resume_exactly(home: Path, undisturbed: Path,
     if ending == "replica killed":
         assert "replica 1 of 2 was ended by SIGKILL" in said
     wait_until(lambda: not any(map(alive, replicas)))
+    assert not list(tmp_path.iterdir())
     assert 5 <= steps_done(run) < STEPS
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said

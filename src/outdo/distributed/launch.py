@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from outdo.utils.errors import OutdoError, UserError
 
 RENDEZVOUS = "OUTDO_RENDEZVOUS"
 """The environment variable with the address at which the replicas meet; without it they use torchrun's variables."""
+
+FOLDER = "OUTDO_LAUNCHER_FOLDER"
+"""The environment variable with the launcher's folder for temporary files, which ends with it."""
 
 LAUNCHER = "OUTDO_LAUNCHER"
 """The environment variable with the descriptor of a pipe that is closed when the launcher ends, however it ends."""
@@ -55,8 +59,11 @@ def end_with_launcher() -> None:
     if (descriptor := os.environ.pop(LAUNCHER, None)) is None:
         return
 
+    folder = Path(os.environ[FOLDER])
+
     def watch() -> None:
         os.read(int(descriptor), 1)  # nothing is ever written: it returns when the other end is closed
+        shutil.rmtree(folder, ignore_errors=True)  # a launcher that was killed has not removed it
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -72,6 +79,7 @@ def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, launch
         **os.environ,
         **{name: str(number) for name, number in numbers.items()},
         RENDEZVOUS: (folder / "rendezvous").as_uri(),
+        FOLDER: str(folder),
     }
     with contextlib.ExitStack() as files:
         errors = files.enter_context(_errors(folder, rank).open("wb")) if rank else None

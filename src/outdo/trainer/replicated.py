@@ -1,10 +1,12 @@
 """What only the first replica of a run does: it writes the run folder, prints, and asks the reward functions."""
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from outdo.distributed.launch import FOLDER
 from outdo.distributed.replicas import Replicas, current
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
 
@@ -21,7 +23,7 @@ def own_folder(folder: Path) -> Iterator[Path]:
     if leads():
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="outdo-replica-") as other:
+    with tempfile.TemporaryDirectory(prefix="outdo-replica-", dir=os.environ.get(FOLDER)) as other:
         yield Path(other)
 
 
