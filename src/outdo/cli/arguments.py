@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from outdo.utils.errors import did_you_mean
+from outdo.utils.errors import UserError, did_you_mean
 
 Settings = Annotated[
     list[str] | None,
@@ -24,6 +24,14 @@ Temperature = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only this many questions")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+
+def recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:
+    """Return the file and the `key=value` settings among the arguments of a command."""
+    files = [setting for setting in settings or [] if "=" not in setting]
+    if len(files) > 1:
+        raise UserError([f"{file}: expected key=value; the recipe is {files[0]}" for file in files[1:]])
+    return Path(files[0]) if files else None, [setting for setting in settings or [] if "=" in setting]
 
 
 def no_run(run: Path) -> str | None:

@@ -77,6 +77,44 @@ def check(
 
 
 @app.command()
+def plan(
+    settings: Settings = None,
+    *,
+    gpus: Annotated[str, typer.Option(help="number and name of the devices: 8xH100")] = "1xH100",
+    card: Annotated[
+        list[str] | None, typer.Option(help="a number of the card: memory=141, price=2; may be given several times")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="7B, qwen2.5-7b or a folder; unset: the recipe's")] = None,
+    answer_tokens: Annotated[float | None, typer.Option(min=1, help="mean length of an answer")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=0, help="mean length of a prompt")] = None,
+    spread: Annotated[
+        float | None, typer.Option(min=0.01, max=4, help="standard deviation of the logarithm of the lengths")
+    ] = None,
+    staleness: Annotated[int, typer.Option(min=0, max=64, help="updates by which an answer may be behind")] = 1,
+    validation: Annotated[
+        bool, typer.Option("--validate", help="compare predictions with published measurements instead")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a run on 1 to 10,000 GPUs: memory, seconds, cost, the best split, and what binds."""
+    from outdo.cli.plan import PlanArguments, run_plan, run_validation
+
+    if validation:
+        run_validation(Console(), as_json=as_json)
+        return
+    arguments = PlanArguments(
+        gpus=gpus,
+        card=card or [],
+        model=model,
+        answer_tokens=answer_tokens,
+        prompt_tokens=prompt_tokens,
+        spread=spread,
+        staleness=staleness,
+    )
+    run_plan(settings, arguments, Console(), as_json=as_json)
+
+
+@app.command()
 def train(settings: Settings = None, profile: Profile = False) -> None:
     """Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score"""
     from outdo.cli.train import run_train

@@ -2,9 +2,9 @@
 
 import itertools
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outdo.cli.arguments import recipe_and_overrides
 from outdo.config.file import RecipeError, load
 from outdo.config.recipe import Recipe, run_folder
 from outdo.data.questions import Question
@@ -21,7 +21,7 @@ def recipe_of(settings: list[str] | None) -> Recipe:
     Raises `UserError` with its faults, and with those of the data, the model and the rewards that it names.
     """
     try:
-        return load(*_recipe_and_overrides(settings))
+        return load(*recipe_and_overrides(settings))
     except RecipeError as error:
         others = faults(error.recipe, error.broken) if error.recipe else []
         raise UserError([*error.problems, *others]) from None
@@ -72,10 +72,3 @@ def prompt_renderer(recipe: Recipe) -> Render:
         return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))
 
     return render
-
-
-def _recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:
-    files = [setting for setting in settings or [] if "=" not in setting]
-    if len(files) > 1:
-        raise UserError([f"{file}: expected key=value; the recipe is {files[0]}" for file in files[1:]])
-    return Path(files[0]) if files else None, [setting for setting in settings or [] if "=" in setting]

@@ -1,0 +1,125 @@
+"""`outdo plan`: what a recipe costs on hardware that is not there, without loading a model."""
+
+import json
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from outdo.cli.arguments import recipe_and_overrides
+from outdo.config.file import RecipeError, load
+from outdo.config.options import needs_reference
+from outdo.config.recipe import Recipe
+from outdo.planning import report
+from outdo.planning.hardware import cluster_named
+from outdo.planning.layout import Prediction
+from outdo.planning.search import Plan, Problem, at_staleness, plan
+from outdo.planning.shapes import shape_of
+from outdo.planning.validation import errors, validate
+from outdo.planning.workload import workload_of
+from outdo.utils.errors import UserError
+
+STALENESS = (0, 1, 2, 4)
+"""Values that are compared for the best split of trainers and engines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanArguments:
+    """What is planned besides the recipe."""
+
+    gpus: str
+    card: list[str]
+    model: str | None
+    answer_tokens: float | None
+    prompt_tokens: float | None
+    spread: float | None
+    staleness: int
+
+
+def run_plan(settings: list[str] | None, arguments: PlanArguments, console: Console, *, as_json: bool = False) -> None:
+    """Print the plan of a recipe."""
+    problem, assumed = _problem(settings, arguments)
+    found = plan(problem, staleness=arguments.staleness)
+    stale = _staleness(problem, found)
+    if as_json:
+        print(json.dumps(report.as_dict(found, problem, assumed, stale)))
+    else:
+        report.show(found, problem, assumed, stale, console)
+
+
+def run_validation(console: Console, *, as_json: bool = False) -> None:
+    """Print every published number beside its prediction."""
+    results = validate()
+    if not as_json:
+        report.show_validation(results, console)
+        return
+    median, worst = errors(results)
+    rows = [
+        {
+            "software": each.software,
+            "card": each.card,
+            "setting": each.row,
+            "quantity": each.quantity,
+            "published": each.published,
+            "predicted": each.predicted,
+            "error": each.error,
+            "fitted": each.fitted,
+            "not_covered": each.outside or None,
+            "source": each.source,
+        }
+        for each in results
+    ]
+    print(json.dumps({"rows": rows, "median": median, "worst": worst}))
+
+
+def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Problem, list[str]]:
+    """Return what is planned, and what was assumed. Raises `UserError` with the mistakes of all arguments."""
+    mistakes: list[str] = []
+    recipe = shape = cluster = None
+    assumed: list[str] = []
+    try:
+        recipe = _recipe(settings, arguments.model)
+        shape, assumed = shape_of(arguments.model or recipe.model)
+    except UserError as error:
+        mistakes += error.problems
+    try:
+        cluster = cluster_named(arguments.gpus, arguments.card)
+    except UserError as error:
+        mistakes += error.problems
+    if mistakes or recipe is None or shape is None or cluster is None:
+        raise UserError(mistakes)
+    work, lengths = workload_of(
+        recipe,
+        shape.facts,
+        mean=arguments.answer_tokens,
+        prompt=arguments.prompt_tokens,
+        spread=arguments.spread,
+    )
+    critic = recipe.critic is not None and recipe.critic.name == "model"
+    reference = needs_reference(recipe)
+    problem = Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=reference, critic=critic)
+    return problem, [*assumed, *lengths]
+
+
+def _recipe(settings: list[str] | None, model: str | None) -> Recipe:
+    """Return the recipe. A plan needs no data, and the model may be an argument: both may be missing in the recipe."""
+    file, overrides = recipe_and_overrides(settings)
+    try:
+        return load(file, overrides)
+    except RecipeError as error:
+        missing = {"model": model, "data.path": "questions.jsonl"}
+        more = [f"{key}={value}" for key, value in missing.items() if key in error.broken and value]
+        if not more:
+            raise UserError(error.problems) from None
+    try:
+        return load(file, [*overrides, *more])
+    except RecipeError as error:
+        raise UserError(error.problems) from None
+
+
+def _staleness(problem: Problem, found: Plan) -> dict[float, Prediction]:
+    """Return the step of the best split of trainers and engines with each staleness."""
+    split = next((each.prediction for each in found.options if each.prediction.layout.kind == "apart"), None)
+    if split is None:
+        return {}
+    known = {split.layout.staleness: split}
+    return {n: known.get(n) or at_staleness(problem, split.layout, n) for n in sorted({*STALENESS, *known})}

@@ -1,0 +1,202 @@
+"""Which devices train and which sample, and the seconds of a step that follow."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from outdo.planning import memory, timing
+from outdo.planning.hardware import Card, Cluster
+from outdo.planning.lengths import Tokens
+from outdo.planning.shapes import BFLOAT16, Shape
+from outdo.planning.simulation import ANSWERS, Loop, Replay, Steady, sampling, simulate
+from outdo.planning.timing import Fractions, Ranks, TrainingTime
+from outdo.planning.workload import Workload
+
+MOST_RUNNING = 1024
+"""Answers that an engine runs at a time at most, whatever its memory: the default of vLLM on large cards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A use of all devices of a cluster."""
+
+    kind: str  # replicas: every device holds all; together: all train, then all sample; apart: some train, some sample
+    trainers: int  # devices that train
+    samplers: int  # devices that sample
+    width: int = 1  # devices of one engine (tensor parallelism)
+    shards: int = 1  # devices over which the trainer's weights are cut
+    sequence: int = 1  # devices that train on one sequence together
+    pipeline: int = 1  # stages of the trainer's layers
+    gathered: bool = True  # see timing.Ranks
+    staleness: float = 0.0
+    in_order: bool = True  # see simulation.Loop
+    parts: int = 1
+    taken: int = 0  # bytes of a device that trainers keep while engines sample on it
+    most_running: int = MOST_RUNNING  # answers of an engine
+    weight_bytes: int = BFLOAT16  # in which an engine reads a weight
+
+    @property
+    def engines(self) -> int:
+        return max(1, self.samplers // self.width)
+
+    def slots(self, shape: Shape, card: Card, work: Workload) -> int:
+        """Return how many answers an engine runs at a time."""
+        return max(1, min(memory.slots(shape, card, work, self.width, self.taken), self.most_running))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds of one step, without failures."""
+
+    layout: Layout
+    step: float
+    sampling: float  # of a batch, by all engines
+    scoring: float
+    training: float
+    gathering: float  # the part of training that waits for weights or gradients
+    update: float
+    host: float
+    trainer_idle: float
+    engine_idle: float
+    oldest: int  # updates by which an answer is behind, at most
+    alone: float  # seconds of sampling in which at most a tenth of an engine's answers run
+    running: float  # answers of an engine at its fullest
+
+
+def predict(
+    shape: Shape,
+    cluster: Cluster,
+    work: Workload,
+    layout: Layout,
+    fractions: Fractions,
+    *,
+    update: float | None = None,
+    host: float = timing.STEP_HOST,
+    seed: int = 0,
+) -> Prediction:
+    """Return the seconds of a step. `update` replaces the computed seconds of a weight update."""
+    card = cluster.card
+    lengths = work.lengths.sample(work.sequences, seed)
+    ranks = Ranks(
+        devices=layout.trainers,
+        shards=layout.shards,
+        sequence=layout.sequence,
+        pipeline=layout.pipeline,
+        gathered=layout.gathered,
+    )
+    trained = timing.training_time(shape, card, work, ranks, fractions.training, lengths)
+    sampled = _sampling(shape, card, work, layout, fractions, lengths)
+    if update is None:
+        update = _update(shape, card, work, layout, fractions)
+    if layout.kind == "apart" and (layout.staleness > 0 or layout.parts > 1):
+        return _apart(shape, card, work, layout, fractions, (trained, sampled, update, host), lengths)
+    step = sampled.seconds + trained.scoring + trained.training + update + host
+    apart = layout.kind == "apart"
+    return Prediction(
+        layout=layout,
+        step=step,
+        sampling=sampled.seconds,
+        scoring=trained.scoring,
+        training=trained.training,
+        gathering=trained.gathering,
+        update=update,
+        host=host,
+        trainer_idle=sampled.seconds + update if apart else 0.0,
+        engine_idle=step - sampled.seconds * sampled.busy if apart else sampled.seconds * (1 - sampled.busy),
+        oldest=0,
+        alone=sampled.alone,
+        running=_running(shape, card, work, layout),
+    )
+
+
+def _running(shape: Shape, card: Card, work: Workload, layout: Layout) -> float:
+    return min(layout.slots(shape, card, work), max(1.0, work.sequences * work.sampled / layout.engines))
+
+
+def _sampling(
+    shape: Shape, card: Card, work: Workload, layout: Layout, fractions: Fractions, lengths: Tokens
+) -> Replay:
+    """Return the replay of the slowest engine, with the time that prompts take."""
+    step = partial(_paced, shape, card, layout, work, fractions)
+    count = max(1, round(work.sequences * work.sampled))
+    answers = lengths if count == len(lengths) else np.resize(lengths, count)
+    slots = layout.slots(shape, card, work)
+    engine = sampling(answers, work.prompt_tokens, layout.engines, slots, step)
+    before = timing.prefill(shape, card, work, layout.samplers) / fractions.training
+    return Replay(engine.seconds + before, engine.busy, engine.alone)
+
+
+def _paced(
+    shape: Shape, card: Card, layout: Layout, work: Workload, fractions: Fractions, running: Any, cached: Any
+) -> Any:
+    """Return the seconds in which every running answer grows by a token."""
+    step = timing.decode_step(
+        shape,
+        card,
+        width=layout.width,
+        running=running,
+        cached=cached,
+        weight_bytes=layout.weight_bytes * (1 + work.draft),
+    )
+    return step / (fractions.decode * work.tokens_per_forward)
+
+
+def _update(shape: Shape, card: Card, work: Workload, layout: Layout, fractions: Fractions) -> float:
+    """Return the seconds of a weight update: none where the trainer's weights sample."""
+    if layout.kind == "replicas":
+        return 0.0
+    devices = layout.shards if layout.kind == "together" else layout.trainers + layout.samplers
+    return timing.update_seconds(shape, card, fractions.update, adapter=work.adapter, devices=devices)
+
+
+def _apart(
+    shape: Shape,
+    card: Card,
+    work: Workload,
+    layout: Layout,
+    fractions: Fractions,
+    found: tuple[TrainingTime, Replay, float, float],
+    lengths: Tokens,
+) -> Prediction:
+    """Return the mean step of engines that sample while trainers train.
+
+    A cluster with more than ANSWERS answers a step is divided by a whole number: fewer engines, each as before.
+    """
+    trained, sampled, update, host = found
+    slots = layout.slots(shape, card, work)
+    part = max(1, work.sequences // ANSWERS)
+    batch = work.sequences // part
+    engines = layout.engines / part
+    busy = trained.scoring + trained.training + host
+    steady: Steady = simulate(
+        Loop(
+            lengths=work.lengths.sample(batch * 4, seed=1),
+            batch=batch,
+            prompt=work.prompt_tokens,
+            slots=max(1, round(slots * engines)),
+            engines=engines,
+            step=partial(_paced, shape, card, layout, work, fractions),
+            training=busy,
+            update=update,
+            staleness=layout.staleness,
+            in_order=layout.in_order,
+            parts=layout.parts,
+        )
+    )
+    return Prediction(
+        layout=layout,
+        step=steady.seconds,
+        sampling=sampled.seconds,
+        scoring=trained.scoring,
+        training=trained.training,
+        gathering=trained.gathering,
+        update=update,
+        host=host,
+        trainer_idle=steady.trainer_idle,
+        engine_idle=steady.engine_idle,
+        oldest=steady.oldest,
+        alone=sampled.alone,
+        running=_running(shape, card, work, layout),
+    )

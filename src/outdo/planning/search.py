@@ -1,0 +1,231 @@
+"""Find the best use of a cluster: which devices train, which sample, on how many an engine runs, how far it may run
+ahead."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from outdo.config.recipe import Recipe
+from outdo.planning import memory
+from outdo.planning.hardware import Cluster
+from outdo.planning.layout import Layout, Prediction, predict
+from outdo.planning.shapes import Shape
+from outdo.planning.simulation import goodput
+from outdo.planning.timing import Fractions
+from outdo.planning.workload import Workload
+from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
+from outdo.trainer import cost
+from outdo.utils.errors import UserError
+
+ENGINE_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+"""Shares of the devices that sample, among which the best is looked for."""
+
+SIMULATED = 2
+"""Splits that are simulated; all others are left out by a bound: no step is shorter than its training or sampling."""
+
+WORTH_IT = 1.05
+"""How much faster the asynchronous loop has to be before it is proposed: it costs staleness."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One use of the cluster, with what it costs."""
+
+    prediction: Prediction
+    goodput: float  # share of the time that ends in steps which are kept, in spite of failures
+    trainer: dict[str, int]  # bytes on a device that trains, by purpose
+    engine: dict[str, int]  # bytes on a device that samples; empty where the same devices train
+
+    @property
+    def tokens_a_day(self) -> float:
+        return self.goodput * 86400 / self.prediction.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The uses of a cluster that were compared, the best first."""
+
+    options: Sequence[Option]
+    refused: Sequence[str]  # why others are impossible
+
+    @property
+    def best(self) -> Option:
+        return self.options[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is planned."""
+
+    shape: Shape
+    cluster: Cluster
+    work: Workload
+    recipe: Recipe
+    reference: bool
+    critic: bool
+
+    @property
+    def fractions(self) -> Fractions:
+        card = self.cluster.card
+        return Fractions(training=card.training, decode=card.decode, update=card.update)
+
+    @property
+    def usable(self) -> float:
+        return memory.USABLE * self.cluster.card.memory
+
+    def kept(self) -> dict[str, int]:
+        return memory.kept_by(
+            self.shape, self.recipe, reference=self.reference, critic=self.critic, adapter=self.work.adapter
+        )
+
+
+def plan(problem: Problem, *, staleness: float = 1) -> Plan:
+    """Compare the uses of a cluster, up to this `staleness`. Raises `UserError` if nothing fits, and says what."""
+    refused: list[str] = []
+    layouts = [*_synchronous(problem, refused)]
+    if staleness > 0:
+        layouts += _apart(problem, staleness, refused)
+    options = [_option(problem, layout) for layout in layouts]
+    if not options:
+        raise UserError([*(f"--gpus: {each}" for each in dict.fromkeys(refused)), *_what_fits(problem)])
+    options.sort(key=lambda option: -option.tokens_a_day / (WORTH_IT if option.prediction.layout.staleness else 1))
+    return Plan(options=options, refused=list(dict.fromkeys(refused)))
+
+
+def _what_fits(problem: Problem) -> Iterator[str]:
+    """Yield a sentence if recomputing activations makes a run possible, which is the cheapest change."""
+    if not problem.work.checkpointing:
+        changed = replace(problem, work=replace(problem.work, checkpointing=True))
+        if any(_synchronous(changed, [])):
+            yield "with train.gradient_checkpointing=true it fits"
+
+
+def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Prediction:
+    """Return the prediction for a split of trainers and engines with another staleness."""
+    return _predicted(problem, replace(layout, staleness=staleness))
+
+
+def _predicted(problem: Problem, layout: Layout) -> Prediction:
+    return predict(problem.shape, problem.cluster, problem.work, layout, problem.fractions)
+
+
+def _option(problem: Problem, layout: Layout) -> Option:
+    prediction = _predicted(problem, layout)
+    kept = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every)
+    trainer = memory.trainer_memory(problem.shape, problem.work, shards=layout.shards, kept=problem.kept())
+    engine = _engine_memory(problem, layout, prediction)
+    if layout.kind != "apart":
+        trainer, engine = trainer | {f"{name} while sampling": size for name, size in engine.items()}, {}
+    return Option(prediction=prediction, goodput=kept, trainer=trainer, engine=engine)
+
+
+def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> dict[str, int]:
+    """Return the bytes of an engine on a device. In place, it samples from the trainer's weights."""
+    shape, work = problem.shape, problem.work
+    mean = work.prompt_tokens + work.lengths.mean / 2
+    cache = round(prediction.running * mean * memory.cache_bytes(shape, layout.width))
+    weights = 0 if layout.kind == "replicas" else memory.engine_weights(shape, layout.width)
+    parts = {"weights of the engine": weights, "keys and values": cache}
+    return {name: size for name, size in parts.items() if size}
+
+
+def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
+    """Yield replicas if a device holds everything, and else trainers over several devices with engines beside them."""
+    shape, cluster, work = problem.shape, problem.cluster, problem.work
+    devices, engine = cluster.devices, memory.engine_weights(shape, 1)  # replicas sample from the trainer's weights
+    if _trainer_bytes(problem, 1) > problem.usable:
+        refused.append(_too_much("replicas", 1, problem))
+    elif not memory.fits_one_answer(shape, cluster.card, work, 1, _states(problem, 1) - engine):
+        refused.append(f"replicas: beside the trainer there is no room for one answer of {work.longest:,.0f} tokens")
+    else:
+        yield Layout(
+            kind="replicas",
+            trainers=devices,
+            samplers=devices,
+            taken=_states(problem, 1) - engine,
+            most_running=SEQUENCES_AT_A_TIME,
+            weight_bytes=cost.FLOAT32,
+        )
+    if devices == 1:
+        return
+    shards = _shards(problem, devices)
+    if shards is None:
+        refused.append(_too_much(f"{devices} trainers that share weights, gradients and optimiser", devices, problem))
+        return
+    taken = _states(problem, shards)
+    width = _width(problem, devices, taken)
+    if width is None:
+        refused.append(_no_engine(problem, devices))
+        return
+    for each in dict.fromkeys((width, min(2 * width, devices))):
+        yield Layout(kind="together", trainers=devices, samplers=devices, width=each, shards=shards, taken=taken)
+
+
+def _apart(problem: Problem, staleness: float, refused: list[str]) -> list[Layout]:
+    """Return the most promising splits of trainers and engines."""
+    devices = problem.cluster.devices
+    if devices == 1:
+        return []
+    width = _width(problem, devices - 1, 0)
+    if width is None:
+        refused.append(_no_engine(problem, devices - 1))
+        return []
+    found: dict[int, tuple[float, Layout]] = {}
+    for share in ENGINE_SHARES:
+        samplers = max(1, round(devices * share / width)) * width
+        trainers = devices - samplers
+        shards = _shards(problem, trainers) if trainers > 0 else None
+        if shards is None or samplers in found:
+            continue
+        layout = Layout(
+            kind="apart", trainers=trainers, samplers=samplers, width=width, shards=shards, staleness=staleness
+        )
+        synchronous = _predicted(problem, replace(layout, staleness=0.0))
+        training = synchronous.scoring + synchronous.training + synchronous.host
+        decoding = (synchronous.sampling - synchronous.alone) / (1 + staleness) + synchronous.alone / 2
+        found[samplers] = (max(training, decoding), layout)
+    return [layout for _, layout in sorted(found.values(), key=lambda each: each[0])[:SIMULATED]]
+
+
+def _states(problem: Problem, shards: int) -> int:
+    """Return the bytes of weights, gradients and optimiser of a device, which stay while engines sample."""
+    return round(sum(problem.kept().values()) / shards)
+
+
+def _shards(problem: Problem, devices: int) -> int | None:
+    """Return the fewest devices, a power of two or all of them, over which the trainer has to be cut to fit."""
+    powers = [2**n for n in range(devices.bit_length()) if devices % 2**n == 0]
+    for shards in dict.fromkeys([*powers, devices]):
+        if _trainer_bytes(problem, shards) <= problem.usable:
+            return shards
+    return None
+
+
+def _trainer_bytes(problem: Problem, shards: int) -> int:
+    return sum(memory.trainer_memory(problem.shape, problem.work, shards=shards, kept=problem.kept()).values())
+
+
+def _width(problem: Problem, devices: int, taken: int) -> int | None:
+    """Return the fewest devices, a power of two, on which an engine holds the weights and the longest answer."""
+    for n in range(devices.bit_length()):
+        if 2**n <= devices and memory.fits_one_answer(problem.shape, problem.cluster.card, problem.work, 2**n, taken):
+            return 2**n
+    return None
+
+
+def _too_much(what: str, shards: int, problem: Problem) -> str:
+    card = problem.cluster.card
+    parts = memory.trainer_memory(problem.shape, problem.work, shards=shards, kept=problem.kept())
+    largest = max(parts, key=lambda name: parts[name])
+    return (
+        f"{what}: {sum(parts.values()) / 2**30:,.0f} GiB on each device, of which {parts[largest] / 2**30:,.0f} are "
+        f"{largest}; {card.name} has {card.memory / 2**30:,.0f}, and {memory.USABLE:.0%} of it can be used. More "
+        "devices, an adapter, gradient checkpointing or a smaller train.micro_batch_tokens take less"
+    )
+
+
+def _no_engine(problem: Problem, devices: int) -> str:
+    size = memory.engine_weights(problem.shape, 1) / 2**30
+    return (
+        f"an engine: {size:,.0f} GiB of weights and an answer of {problem.work.longest:,.0f} tokens do not fit into "
+        f"{devices} devices of {problem.cluster.card.memory / 2**30:,.0f} GiB"
+    )
