@@ -10,7 +10,7 @@ from outdo.planning import memory, timing
 from outdo.planning.hardware import Card, Cluster
 from outdo.planning.lengths import Tokens
 from outdo.planning.shapes import BFLOAT16, Shape
-from outdo.planning.simulation import ANSWERS, Loop, Replay, Steady, sampling, simulate
+from outdo.planning.simulation import ANSWERS, ENGINES, Loop, Replay, Steady, sampling, simulate
 from outdo.planning.timing import Fractions, Ranks, TrainingTime
 from outdo.planning.workload import Workload
 
@@ -43,7 +43,8 @@ class Layout:
 
     def slots(self, shape: Shape, card: Card, work: Workload) -> int:
         """Return how many answers an engine runs at a time."""
-        return max(1, min(memory.slots(shape, card, work, self.width, self.taken), self.most_running))
+        room = memory.slots(shape, card, work, self.width, self.taken, self.weight_bytes)
+        return max(1, min(room, self.most_running))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,13 @@ def predict(
     *,
     update: float | None = None,
     host: float = timing.STEP_HOST,
+    followed: int = ENGINES,
     seed: int = 0,
 ) -> Prediction:
-    """Return the seconds of a step. `update` replaces the computed seconds of a weight update."""
+    """Return the seconds of a step. `update` replaces the computed seconds of a weight update.
+
+    Of so many engines every answer is `followed`, where answers are sampled in batches.
+    """
     card = cluster.card
     lengths = work.lengths.sample(work.sequences, seed)
     ranks = Ranks(
@@ -87,7 +92,7 @@ def predict(
         gathered=layout.gathered,
     )
     trained = timing.training_time(shape, card, work, ranks, fractions.training, lengths)
-    sampled = _sampling(shape, card, work, layout, fractions, lengths)
+    sampled = _sampling(shape, card, work, layout, fractions, lengths, followed)
     if update is None:
         update = _update(shape, card, work, layout, fractions)
     if layout.kind == "apart" and (layout.staleness > 0 or layout.parts > 1):
@@ -116,14 +121,20 @@ def _running(shape: Shape, card: Card, work: Workload, layout: Layout) -> float:
 
 
 def _sampling(
-    shape: Shape, card: Card, work: Workload, layout: Layout, fractions: Fractions, lengths: Tokens
+    shape: Shape,
+    card: Card,
+    work: Workload,
+    layout: Layout,
+    fractions: Fractions,
+    lengths: Tokens,
+    followed: int,
 ) -> Replay:
     """Return the replay of the slowest engine, with the time that prompts take."""
     step = partial(_paced, shape, card, layout, work, fractions)
     count = max(1, round(work.sequences * work.sampled))
     answers = lengths if count == len(lengths) else np.resize(lengths, count)
     slots = layout.slots(shape, card, work)
-    engine = sampling(answers, work.prompt_tokens, layout.engines, slots, step)
+    engine = sampling(answers, work.prompt_tokens, layout.engines, slots, step, followed=followed)
     before = timing.prefill(shape, card, work, layout.samplers) / fractions.training
     return Replay(engine.seconds + before, engine.busy, engine.alone)
 

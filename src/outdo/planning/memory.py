@@ -55,9 +55,9 @@ def kept_by(
     return cost.kept(count, recipe, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
 
 
-def engine_weights(shape: Shape, width: int) -> int:
-    """Return the bytes of an engine's weights, in bf16, on each of its devices."""
-    return round(BFLOAT16 * shape.parameters / width)
+def engine_weights(shape: Shape, width: int, weight_bytes: float = BFLOAT16) -> int:
+    """Return the bytes of an engine's weights on each of its devices."""
+    return round(weight_bytes * shape.parameters / width)
 
 
 def cache_bytes(shape: Shape, width: int) -> float:
@@ -66,17 +66,19 @@ def cache_bytes(shape: Shape, width: int) -> float:
     return shape.cache_bytes / cut
 
 
-def slots(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0) -> int:
+def slots(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, weight_bytes: float = BFLOAT16) -> int:
     """Return how many answers an engine on `width` devices runs at a time, with `taken` bytes of a device in use.
 
     An answer takes its mean length over its run: half of itself, and its prompt.
     """
-    free = ENGINE_SHARE * card.memory - engine_weights(shape, width) - taken
+    free = ENGINE_SHARE * card.memory - engine_weights(shape, width, weight_bytes) - taken
     mean = work.prompt_tokens + work.lengths.mean / 2
     return max(0, int(free / (cache_bytes(shape, width) * mean)))
 
 
-def fits_one_answer(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0) -> bool:
+def fits_one_answer(
+    shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, weight_bytes: float = BFLOAT16
+) -> bool:
     """Return whether an engine has room for the longest answer."""
-    free = ENGINE_SHARE * card.memory - engine_weights(shape, width) - taken
+    free = ENGINE_SHARE * card.memory - engine_weights(shape, width, weight_bytes) - taken
     return free >= cache_bytes(shape, width) * work.longest

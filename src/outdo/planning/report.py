@@ -13,11 +13,6 @@ from outdo.planning.layout import Layout, Prediction
 from outdo.planning.search import Option, Plan, Problem
 from outdo.planning.validation import Result, accepted, errors
 
-BUILT = {
-    "replicas": "outdo trains like this: cluster.replicas={trainers}",
-    "together": "outdo cannot train like this yet: it has replicas only",
-    "apart": "outdo cannot train like this yet: it has replicas only",
-}
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
 
 
@@ -91,7 +86,7 @@ def show(
     layout = best.prediction.layout
     title = f"{problem.shape.name} on {problem.cluster.devices:,} × {card.name}: {described(layout)}"
     _heading(console, title)
-    _lines(console, _summary(best, problem))
+    _lines(console, _summary(plan, problem))
     _heading(console, "Seconds of a step (idle: trainers + engines; kept: the share that failures leave)")
     console.print(_options_table(plan.options, problem))
     if len(stale) > 1:
@@ -109,8 +104,9 @@ def show(
             _lines(console, [f"- {line}" for line in lines])
 
 
-def _summary(best: Option, problem: Problem) -> list[str]:
-    found, layout, work = best.prediction, best.prediction.layout, problem.work
+def _summary(plan: Plan, problem: Problem) -> list[str]:
+    best = plan.best
+    found, work = best.prediction, problem.work
     card, day = problem.cluster.card, _dollars_a_day(problem)
     days = problem.recipe.steps / best.tokens_a_day
     return [
@@ -119,8 +115,19 @@ def _summary(best: Option, problem: Problem) -> list[str]:
         f"{problem.recipe.steps:,} steps take {_duration(days * 86400)} and about ${day * days:,.0f} "
         f"(${card.price:g} for an hour of one device)",
         f"what binds: {binds(found, problem.shape, card, work)}",
-        BUILT[layout.kind].format(trainers=layout.trainers),
+        _built(plan),
     ]
+
+
+def _built(plan: Plan) -> str:
+    """Return how outdo trains like this, or what it can do instead."""
+    replicas = next((each.prediction for each in plan.options if each.prediction.layout.kind == "replicas"), None)
+    if replicas is None:
+        return "outdo cannot train like this yet: it has replicas only, and they do not fit"
+    setting = f"cluster.replicas={replicas.layout.trainers}"
+    if plan.best.prediction is replicas:
+        return f"outdo trains like this: {setting}"
+    return f"outdo cannot train like this yet; with {setting} a step takes {replicas.step:,.1f} s"
 
 
 def _duration(seconds: float) -> str:
@@ -216,7 +223,7 @@ def show_validation(results: Sequence[Result], console: Console) -> None:
             if last is not None:
                 console.print(table)
             _heading(console, f"{result.software}, {result.card}")
-            _lines(console, [result.source])
+            _lines(console, [result.source, *([f"assumed: {result.assumed}"] if result.assumed else [])])
             table = Table("setting", "quantity", "published", "predicted", "error", box=None)
             last = result.software
         mark = "fitted" if result.fitted else "not covered" if result.outside else ""

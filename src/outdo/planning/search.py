@@ -9,7 +9,7 @@ from outdo.planning import memory
 from outdo.planning.hardware import Cluster
 from outdo.planning.layout import Layout, Prediction, predict
 from outdo.planning.shapes import Shape
-from outdo.planning.simulation import goodput
+from outdo.planning.simulation import ENGINES, goodput
 from outdo.planning.timing import Fractions
 from outdo.planning.workload import Workload
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
@@ -19,8 +19,14 @@ from outdo.utils.errors import UserError
 ENGINE_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 """Shares of the devices that sample, among which the best is looked for."""
 
+WIDER = (1, 2, 4, 8)
+"""Times the fewest devices that an engine needs: wider engines answer sooner, narrower ones answer more."""
+
 SIMULATED = 2
-"""Splits that are simulated; all others are left out by a bound: no step is shorter than its training or sampling."""
+"""Uses of a kind that are simulated in full, after a glance at all of them."""
+
+GLANCE = 4
+"""Engines that are followed in a glance."""
 
 WORTH_IT = 1.05
 """How much faster the asynchronous loop has to be before it is proposed: it costs staleness."""
@@ -81,9 +87,9 @@ class Problem:
 def plan(problem: Problem, *, staleness: float = 1) -> Plan:
     """Compare the uses of a cluster, up to this `staleness`. Raises `UserError` if nothing fits, and says what."""
     refused: list[str] = []
-    layouts = [*_synchronous(problem, refused)]
+    layouts = _most_promising(problem, [*_synchronous(problem, refused)])
     if staleness > 0:
-        layouts += _apart(problem, staleness, refused)
+        layouts += _most_promising(problem, [*_apart(problem, staleness, refused)])
     options = [_option(problem, layout) for layout in layouts]
     if not options:
         raise UserError([*(f"--gpus: {each}" for each in dict.fromkeys(refused)), *_what_fits(problem)])
@@ -104,8 +110,22 @@ def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Predicti
     return _predicted(problem, replace(layout, staleness=staleness))
 
 
-def _predicted(problem: Problem, layout: Layout) -> Prediction:
-    return predict(problem.shape, problem.cluster, problem.work, layout, problem.fractions)
+def _predicted(problem: Problem, layout: Layout, followed: int = ENGINES) -> Prediction:
+    return predict(problem.shape, problem.cluster, problem.work, layout, problem.fractions, followed=followed)
+
+
+def _most_promising(problem: Problem, layouts: Sequence[Layout]) -> list[Layout]:
+    """Return some layouts with the shortest steps at a glance, and replicas, which can always be had."""
+    shortest = sorted(layouts, key=lambda layout: _glance(problem, layout))[:SIMULATED]
+    return [layout for layout in layouts if layout.kind == "replicas" or layout in shortest]
+
+
+def _glance(problem: Problem, layout: Layout) -> float:
+    """Return about how long a step takes. With staleness n, each of n + 1 batches under way has n + 1 steps of time."""
+    ahead = 1 + layout.staleness
+    several = replace(problem, work=replace(problem.work, sampled=ahead))
+    found = _predicted(several, replace(layout, staleness=0.0), GLANCE)
+    return max(found.step - found.sampling, found.step / ahead)
 
 
 def _option(problem: Problem, layout: Layout) -> Option:
@@ -131,17 +151,18 @@ def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> 
 def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
     """Yield replicas if a device holds everything, and else trainers over several devices with engines beside them."""
     shape, cluster, work = problem.shape, problem.cluster, problem.work
-    devices, engine = cluster.devices, memory.engine_weights(shape, 1)  # replicas sample from the trainer's weights
+    devices = cluster.devices
+    beside = _states(problem, 1) - memory.engine_weights(shape, 1, cost.FLOAT32)  # its weights sample
     if _trainer_bytes(problem, 1) > problem.usable:
         refused.append(_too_much("replicas", 1, problem))
-    elif not memory.fits_one_answer(shape, cluster.card, work, 1, _states(problem, 1) - engine):
+    elif not memory.fits_one_answer(shape, cluster.card, work, 1, beside, cost.FLOAT32):
         refused.append(f"replicas: beside the trainer there is no room for one answer of {work.longest:,.0f} tokens")
     else:
         yield Layout(
             kind="replicas",
             trainers=devices,
             samplers=devices,
-            taken=_states(problem, 1) - engine,
+            taken=beside,
             most_running=SEQUENCES_AT_A_TIME,
             weight_bytes=cost.FLOAT32,
         )
@@ -156,34 +177,31 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
     if width is None:
         refused.append(_no_engine(problem, devices))
         return
-    for each in dict.fromkeys((width, min(2 * width, devices))):
+    for each in _widths(width, devices, cluster):
         yield Layout(kind="together", trainers=devices, samplers=devices, width=each, shards=shards, taken=taken)
 
 
-def _apart(problem: Problem, staleness: float, refused: list[str]) -> list[Layout]:
-    """Return the most promising splits of trainers and engines."""
+def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[Layout]:
+    """Yield splits of trainers and engines."""
     devices = problem.cluster.devices
-    if devices == 1:
-        return []
-    width = _width(problem, devices - 1, 0)
-    if width is None:
-        refused.append(_no_engine(problem, devices - 1))
-        return []
-    found: dict[int, tuple[float, Layout]] = {}
-    for share in ENGINE_SHARES:
-        samplers = max(1, round(devices * share / width)) * width
-        trainers = devices - samplers
-        shards = _shards(problem, trainers) if trainers > 0 else None
-        if shards is None or samplers in found:
-            continue
-        layout = Layout(
-            kind="apart", trainers=trainers, samplers=samplers, width=width, shards=shards, staleness=staleness
-        )
-        synchronous = _predicted(problem, replace(layout, staleness=0.0))
-        training = synchronous.scoring + synchronous.training + synchronous.host
-        decoding = (synchronous.sampling - synchronous.alone) / (1 + staleness) + synchronous.alone / 2
-        found[samplers] = (max(training, decoding), layout)
-    return [layout for _, layout in sorted(found.values(), key=lambda each: each[0])[:SIMULATED]]
+    least = _width(problem, devices - 1, 0) if devices > 1 else None
+    if least is None:
+        refused.extend([_no_engine(problem, devices - 1)] if devices > 1 else [])
+        return
+    for width in _widths(least, devices - 1, problem.cluster):
+        for samplers in dict.fromkeys(max(1, round(devices * share / width)) * width for share in ENGINE_SHARES):
+            trainers = devices - samplers
+            shards = _shards(problem, trainers) if trainers > 0 else None
+            if shards is not None:
+                yield Layout(
+                    kind="apart", trainers=trainers, samplers=samplers, width=width, shards=shards, staleness=staleness
+                )
+
+
+def _widths(least: int, devices: int, cluster: Cluster) -> list[int]:
+    """Return numbers of devices of an engine: the least one, and wider ones within a machine."""
+    most = min(devices, cluster.card.machine)
+    return [least * more for more in WIDER if more == 1 or least * more <= most]
 
 
 def _states(problem: Problem, shards: int) -> int:

@@ -5,6 +5,7 @@ seconds that depend on how many answers run and how long they are.
 """
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,6 @@ ENGINES = 64
 ANSWERS = 1024
 """Answers of a step that are followed in the asynchronous simulation. Larger clusters are divided by a number."""
 
-YEAR = 365 * 24 * 3600.0
 DEVICE_HOURS = 50_000.0
 """Device hours between failures that end a job: 419 in 54 days on 16,384 GPUs (arXiv 2407.21783, table 5)."""
 
@@ -82,10 +82,12 @@ def _starts(lengths: Tokens, slots: int) -> Tokens:
     return starts
 
 
-def sampling(lengths: Tokens, prompt: float, engines: int, slots: int, step: StepTime) -> Replay:
-    """Return the replay of the engine that ends last. Answers are dealt to the engines in turn."""
+def sampling(
+    lengths: Tokens, prompt: float, engines: int, slots: int, step: StepTime, *, followed: int = ENGINES
+) -> Replay:
+    """Return the replay of the engine that ends last, of those `followed`. Answers are dealt to the engines in turn."""
     engines = min(engines, len(lengths))
-    shown = min(engines, ENGINES)
+    shown = min(engines, followed)
     parts = [lengths[n::engines] for n in _spread(lengths, engines, shown)]
     replays = [replay(part, prompt, slots, step) for part in parts]
     return max(replays, key=lambda each: each.seconds)
@@ -235,23 +237,12 @@ class _Run:
             self.next += 1
 
 
-def goodput(step: float, devices: int, every: int, *, steps: int = 2000, seed: int = 0) -> float:
+def goodput(step: float, devices: int, every: int) -> float:
     """Return the share of time that ends in steps which are kept, over a long run with failures.
 
-    Failures come at random, `DEVICE_HOURS` device hours apart on average. Each costs `RESTART` seconds, and the steps
-    since the newest checkpoint, which is written every `every` steps.
+    Failures come at random, a = `DEVICE_HOURS` / devices apart on average. Each costs `RESTART` seconds, and the steps
+    since the newest checkpoint, which is written every c = `every` × step seconds. Between two failures there are
+    1 / (exp(c/a) - 1) checkpoints on average, so that the share is c / (exp(c/a) - 1) / (a + RESTART).
     """
-    random = np.random.default_rng(seed)
-    apart = DEVICE_HOURS * 3600 / devices
-    now, done, saved = 0.0, 0, 0
-    failure = float(random.exponential(apart))
-    while done < steps:
-        if now + step <= failure:
-            now, done = now + step, done + 1
-            saved = done if done % every == 0 else saved
-            continue
-        if now > 1000 * steps * step + YEAR:
-            return done * step / now  # hardly any step ends before the next failure
-        now, done = failure + RESTART, saved
-        failure = now + float(random.exponential(apart))
-    return steps * step / now
+    apart, between = DEVICE_HOURS * 3600 / devices, every * step
+    return between / math.expm1(min(between / apart, 700.0)) / (apart + RESTART)

@@ -35,6 +35,7 @@ class Result:
     published: float
     predicted: float
     source: str
+    assumed: str  # what the source does not publish
     fitted: bool  # a constant was fitted on this number
     outside: str = ""  # why the model does not cover it
 
@@ -65,8 +66,9 @@ def validate() -> list[Result]:
                         published=value,
                         predicted=found[quantity],
                         source=row.get("source", software["source"]),
+                        assumed=software["assumed"],
                         fitted=[row["name"], quantity] in software["fitted_on"].values(),
-                        outside=row.get("outside", ""),
+                        outside="" if quantity == "memory" else row.get("outside", ""),
                     )
                 )
     return results
