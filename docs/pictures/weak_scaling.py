@@ -39,7 +39,7 @@ def problem(devices: int) -> Problem:
     shape = known_shapes()["qwen2.5-7b"]
     work = workload_of(recipe, shape.facts, mean=1500, prompt=200, spread=0.8)[0]
     cluster = Cluster(devices, card_named("H100"))
-    return Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=False, critic=False)
+    return Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=False)
 
 
 def best(devices: int, kind: str) -> Option:

@@ -57,6 +57,8 @@ def test_measured_lengths_replace_assumptions():
         (["--gpus", "8xH100"], "model"),
         (["--model", "7B", "--gpus", "8xH100", "train.promts=3"], "train.promts"),
         (["--model", "405B", "--gpus", "1xH100"], "GiB on each device"),
+        (["--model", "someone/unknown", "--gpus", "8xH100"], "give --model a size such as 7B"),
+        (["--validate", "--model", "7B"], "--model has no effect on published runs"),
     ],
 )
 def test_a_mistake_is_one_sentence_without_a_traceback(arguments, said):

@@ -64,6 +64,13 @@ def test_training_takes_three_forward_passes_and_four_with_checkpointing():
     assert recomputed.scoring == pytest.approx(flops / (0.5 * 989e12))
 
 
+def test_a_critic_is_scored_and_trained_like_the_policy():
+    lengths = np.full(16, 1000.0)
+    alone, both = (training_time(SEVEN, H100, work(critics=n), Ranks(devices=1), 0.5, lengths) for n in (0, 1))
+    assert both.training == pytest.approx(2 * alone.training)
+    assert both.scoring == pytest.approx(alone.training / 3)
+
+
 def test_more_devices_than_answers_train_no_faster():
     lengths = np.full(16, 1000.0)
     sixteen, many = (

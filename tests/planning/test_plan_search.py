@@ -24,7 +24,6 @@ def problem(gpus: str, model: str = "qwen2.5-7b", *card: str, **train: object) -
         work=workload_of(recipe, shape.facts)[0],
         recipe=recipe,
         reference=False,
-        critic=False,
     )
 
 

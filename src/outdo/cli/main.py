@@ -99,9 +99,6 @@ def plan(
     """Plan a run on 1 to 10,000 GPUs: memory, seconds, cost, the best split, and what binds."""
     from outdo.cli.plan import PlanArguments, run_plan, run_validation
 
-    if validation:
-        run_validation(Console(), as_json=as_json)
-        return
     arguments = PlanArguments(
         gpus=gpus,
         card=card or [],
@@ -111,6 +108,9 @@ def plan(
         spread=spread,
         staleness=staleness,
     )
+    if validation:
+        run_validation(settings, arguments, Console(), as_json=as_json)
+        return
     run_plan(settings, arguments, Console(), as_json=as_json)
 
 

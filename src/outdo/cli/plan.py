@@ -46,8 +46,20 @@ def run_plan(settings: list[str] | None, arguments: PlanArguments, console: Cons
         report.show(found, problem, assumed, stale, console)
 
 
-def run_validation(console: Console, *, as_json: bool = False) -> None:
-    """Print every published number beside its prediction."""
+def run_validation(
+    settings: list[str] | None, arguments: PlanArguments, console: Console, *, as_json: bool = False
+) -> None:
+    """Print every published number beside its prediction. Raises `UserError` for what has no effect on them."""
+    given = {
+        "a recipe": settings,
+        "--model": arguments.model,
+        "--card": arguments.card,
+        "--answer-tokens": arguments.answer_tokens,
+        "--prompt-tokens": arguments.prompt_tokens,
+        "--spread": arguments.spread,
+    }
+    if useless := [name for name, value in given.items() if value]:
+        raise UserError([f"--validate: {name} has no effect on published runs; leave it out" for name in useless])
     results = validate()
     if not as_json:
         report.show_validation(results, console)
@@ -94,9 +106,8 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         prompt=arguments.prompt_tokens,
         spread=arguments.spread,
     )
-    critic = recipe.critic is not None and recipe.critic.name == "model"
     reference = needs_reference(recipe)
-    problem = Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=reference, critic=critic)
+    problem = Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=reference)
     return problem, [*assumed, *lengths]
 
 

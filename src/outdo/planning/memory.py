@@ -62,8 +62,7 @@ def engine_weights(shape: Shape, width: int, weight_bytes: float = BFLOAT16) -> 
 
 def cache_bytes(shape: Shape, width: int) -> float:
     """Return the bytes of one token's keys and values on each of `width` devices, which share them by heads."""
-    cut = min(width, shape.kv_heads) if shape.cached > 2 * shape.head_dim else 1
-    return shape.cache_bytes / cut
+    return shape.cache_bytes / min(width, shape.kv_heads)
 
 
 def slots(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, weight_bytes: float = BFLOAT16) -> int:

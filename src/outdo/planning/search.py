@@ -67,7 +67,6 @@ class Problem:
     work: Workload
     recipe: Recipe
     reference: bool
-    critic: bool
 
     @property
     def fractions(self) -> Fractions:
@@ -80,7 +79,7 @@ class Problem:
 
     def kept(self) -> dict[str, int]:
         return memory.kept_by(
-            self.shape, self.recipe, reference=self.reference, critic=self.critic, adapter=self.work.adapter
+            self.shape, self.recipe, reference=self.reference, critic=self.work.critics > 0, adapter=self.work.adapter
         )
 
 

@@ -46,8 +46,7 @@ def decode_step(
     max(bytes of the touched weights and of `cached` tokens / bandwidth, FLOPs of `running` sequences / peak), and the
     latencies of two all-reduces in each layer. Keys and values are cut by heads, at most as many as there are.
     """
-    cut = min(width, shape.kv_heads) if shape.cached > 2 * shape.head_dim else 1
-    read = weight_bytes * shape.touched(running) / width + cached * shape.cache_bytes / cut
+    read = weight_bytes * shape.touched(running) / width + cached * shape.cache_bytes / min(width, shape.kv_heads)
     flops = running * 2 * shape.active / width
     hop = HOP["machine" if width <= card.machine else "network"] if width > 1 else 0.0
     maximum = np.maximum if isinstance(running, np.ndarray) else max  # ten times as fast for numbers
@@ -107,10 +106,11 @@ def training_time(
     waiting = max(0.0, (2 + work.checkpointing) * gather - passes * forward)
     reducing = _reducing(shape.parameters * (work.adapter or 1.0), card, ranks)
     steps, slow = work.optimiser_steps, slowest(ranks.devices, card)
+    models = 1 + work.critics
     return TrainingTime(
-        scoring=work.scorings * steps * max(forward, gather) * slow,
-        training=steps * work.passes * (passes * forward + waiting + reducing) * slow,
-        gathering=steps * work.passes * (waiting + reducing) * slow,
+        scoring=(work.scorings + work.critics) * steps * max(forward, gather) * slow,
+        training=models * steps * work.passes * (passes * forward + waiting + reducing) * slow,
+        gathering=models * steps * work.passes * (waiting + reducing) * slow,
     )
 
 

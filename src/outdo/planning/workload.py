@@ -29,6 +29,7 @@ class Workload:
     scorings: float = 0.0  # forward passes over the batch besides those of training
     micro_batch_tokens: int = 16384  # computed at once on one rank
     checkpointing: bool = False  # of activations
+    critics: int = 0  # models of the policy's size that are trained with it
     adapter: float = 0.0  # trained weights as a share of all; 0: all are trained
     frozen_bytes: int = 2  # of a weight that an adapter freezes
     precise: bool = False  # activations in float32 instead of bf16
@@ -74,6 +75,8 @@ def workload_of(
         )
     if prompt is None:
         assumed.append(f"prompts: {before:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_prompt_tokens")
+    if train.dynamic_sampling:
+        assumed.append("train.dynamic_sampling: no group has to be replaced, so that nothing is sampled twice")
     longest = cost.longest_sequence(recipe)
     tokens = train.micro_batch_tokens
     work = Workload(
@@ -86,6 +89,7 @@ def workload_of(
         scorings=_scorings(recipe),
         micro_batch_tokens=max(longest, cost.DEFAULT_TOKENS if tokens == "auto" else tokens),
         checkpointing=train.gradient_checkpointing,
+        critics=int(recipe.critic is not None and recipe.critic.name == "model"),
         adapter=adapter_share(facts, recipe),
         precise=recipe.precision == "float32",
     )
