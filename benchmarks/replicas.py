@@ -3,7 +3,7 @@
     python benchmarks/replicas.py [--replicas 1 2 4] [--steps 10]
 
 Each run trains the same untrained model (8 million weights) on the same questions by GRPO, with one thread for each
-process, and the median step counts, after the first two. From the run of one process come the shares of the roofline in
+process, and the fastest step counts, after the first two: other processes may slow the others down. From the run of one process come the shares of the roofline in
 sampling and in training, and the seconds that are neither; the roofline is that of one core, whose products of matrices
 and copies of memory are timed first. The plan then predicts the other runs, on as many cores as there are.
 """
@@ -124,7 +124,7 @@ def problem(home: Path) -> tuple[Shape, Workload]:
 
 
 def measure(home: Path, replicas: int, steps: int) -> dict[str, float]:
-    """Return the median seconds of a step of a run, and the mean length of its answers."""
+    """Return the least seconds of a step of a run, and the mean length of its answers."""
     command = [sys.executable, "-m", "outdo", "train", "recipe.toml", f"steps={steps + WARM_UP}"]
     command += [f"run=./run-{replicas}", f"cluster.replicas={replicas}"]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True)
@@ -133,24 +133,24 @@ def measure(home: Path, replicas: int, steps: int) -> dict[str, float]:
     lines = (home / f"run-{replicas}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines][WARM_UP:]
     return {
-        "sampling": statistics.median(row["time/sample"] for row in rows),
-        "training": statistics.median(sum(row[key] for key in TRAINING) for row in rows),
-        "step": statistics.median(row["seconds"] for row in rows),
+        "sampling": min(row["time/sample"] for row in rows),
+        "training": min(sum(row[key] for key in TRAINING) for row in rows),
+        "step": min(row["seconds"] for row in rows),
         "length": statistics.fmean(row["completions/mean_length"] for row in rows),
     }
 
 
 def fitted(shape: Shape, core: Card, work: Workload, run: dict[str, float]) -> tuple[Fractions, float]:
     """Return the shares that a run of one process reaches, and its seconds that are neither sampling nor training."""
-    whole = predicted(shape, core, work, 1, Fractions(training=1.0, decode=1.0), 0.0)
+    whole = predicted(shape, core, work, 1, Fractions(training=1.0, decode=1.0, update=1.0), 0.0)
     training = whole.training / run["training"]
     host = max(0.0, run["step"] - run["sampling"] - run["training"])
-    sampling = predicted(shape, core, work, 1, Fractions(training=training, decode=1.0), 0.0).sampling
+    sampling = predicted(shape, core, work, 1, Fractions(training=training, decode=1.0, update=1.0), 0.0).sampling
     decode = sampling / run["sampling"]
     for _ in range(20):  # reading the prompts is part of sampling, and has the share of training
-        found = predicted(shape, core, work, 1, Fractions(training=training, decode=decode), 0.0)
+        found = predicted(shape, core, work, 1, Fractions(training=training, decode=decode, update=1.0), 0.0)
         decode *= found.sampling / run["sampling"]
-    return Fractions(training=training, decode=decode), host
+    return Fractions(training=training, decode=decode, update=1.0), host
 
 
 def predicted(shape: Shape, core: Card, work: Workload, replicas: int, fractions: Fractions, host: float) -> Prediction:

@@ -36,6 +36,13 @@ def test_the_largest_cluster_is_planned_as_well():
     assert found["options"][0]["goodput"] < 0.99
 
 
+def test_failures_that_take_back_the_time_are_named(tmp_path):
+    settings = ["train.gradient_checkpointing=true", "train.prompts=20000", "checkpoint.every=4000"]
+    said = outdo_(tmp_path, "plan", "--model", "7B", "--gpus", "10000xH100", *settings)
+    assert "failures take back " in said
+    assert "checkpoint.every=1000 keeps more than 4000" in " ".join(said.split())
+
+
 def test_a_recipe_and_a_model_folder_are_planned(tmp_path):
     home = write_home(tmp_path)
     said = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6")

@@ -1,6 +1,6 @@
 """Which devices train and which sample, and the seconds of a step that follow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,8 @@ from outdo.planning import memory, timing
 from outdo.planning.hardware import Card, Cluster
 from outdo.planning.lengths import Tokens
 from outdo.planning.shapes import BFLOAT16, Shape
-from outdo.planning.simulation import ANSWERS, ENGINES, Loop, Replay, Steady, sampling, simulate
-from outdo.planning.timing import Fractions, Ranks, TrainingTime
+from outdo.planning.simulation import ANSWERS, ENGINES, Loop, Replay, sampling, simulate
+from outdo.planning.timing import Fractions, Ranks
 from outdo.planning.workload import Workload
 
 MOST_RUNNING = 1024
@@ -73,17 +73,15 @@ def predict(
     layout: Layout,
     fractions: Fractions,
     *,
-    update: float | None = None,
     host: float = timing.STEP_HOST,
     followed: int = ENGINES,
-    seed: int = 0,
 ) -> Prediction:
-    """Return the seconds of a step. `update` replaces the computed seconds of a weight update.
+    """Return the seconds of a step, of which `host` are neither arithmetic nor transfer.
 
     Of so many engines every answer is `followed`, where answers are sampled in batches.
     """
     card = cluster.card
-    lengths = work.lengths.sample(work.sequences, seed)
+    lengths = work.lengths.sample(work.sequences)
     ranks = Ranks(
         devices=layout.trainers,
         shards=layout.shards,
@@ -93,13 +91,10 @@ def predict(
     )
     trained = timing.training_time(shape, card, work, ranks, fractions.training, lengths)
     sampled = _sampling(shape, card, work, layout, fractions, lengths, followed)
-    if update is None:
-        update = _update(shape, card, work, layout, fractions)
-    if layout.kind == "apart" and (layout.staleness > 0 or layout.parts > 1):
-        return _apart(shape, card, work, layout, fractions, (trained, sampled, update, host), lengths)
+    update = _update(shape, card, work, layout, fractions)
     step = sampled.seconds + trained.scoring + trained.training + update + host
     apart = layout.kind == "apart"
-    return Prediction(
+    synchronous = Prediction(
         layout=layout,
         step=step,
         sampling=sampled.seconds,
@@ -112,12 +107,11 @@ def predict(
         engine_idle=step - sampled.seconds * sampled.busy if apart else sampled.seconds * (1 - sampled.busy),
         oldest=0,
         alone=sampled.alone,
-        running=_running(shape, card, work, layout),
+        running=min(layout.slots(shape, card, work), max(1.0, work.sequences * work.sampled / layout.engines)),
     )
-
-
-def _running(shape: Shape, card: Card, work: Workload, layout: Layout) -> float:
-    return min(layout.slots(shape, card, work), max(1.0, work.sequences * work.sampled / layout.engines))
+    if apart and (layout.staleness > 0 or layout.parts > 1):
+        return _overlapping(shape, card, work, fractions, synchronous)
+    return synchronous
 
 
 def _sampling(
@@ -162,52 +156,33 @@ def _update(shape: Shape, card: Card, work: Workload, layout: Layout, fractions:
     return timing.update_seconds(shape, card, fractions.update, adapter=work.adapter, devices=devices)
 
 
-def _apart(
-    shape: Shape,
-    card: Card,
-    work: Workload,
-    layout: Layout,
-    fractions: Fractions,
-    found: tuple[TrainingTime, Replay, float, float],
-    lengths: Tokens,
-) -> Prediction:
-    """Return the mean step of engines that sample while trainers train.
+def _overlapping(shape: Shape, card: Card, work: Workload, fractions: Fractions, synchronous: Prediction) -> Prediction:
+    """Return the mean step if engines sample while trainers train, which takes `synchronous` seconds each.
 
     A cluster with more than ANSWERS answers a step is divided by a whole number: fewer engines, each as before.
     """
-    trained, sampled, update, host = found
-    slots = layout.slots(shape, card, work)
+    layout = synchronous.layout
     part = max(1, work.sequences // ANSWERS)
-    batch = work.sequences // part
-    engines = layout.engines / part
-    busy = trained.scoring + trained.training + host
-    steady: Steady = simulate(
+    batch, engines = work.sequences // part, layout.engines / part
+    steady = simulate(
         Loop(
             lengths=work.lengths.sample(batch * 4, seed=1),
             batch=batch,
             prompt=work.prompt_tokens,
-            slots=max(1, round(slots * engines)),
+            slots=max(1, round(layout.slots(shape, card, work) * engines)),
             engines=engines,
             step=partial(_paced, shape, card, layout, work, fractions),
-            training=busy,
-            update=update,
+            training=synchronous.scoring + synchronous.training + synchronous.host,
+            update=synchronous.update,
             staleness=layout.staleness,
             in_order=layout.in_order,
             parts=layout.parts,
         )
     )
-    return Prediction(
-        layout=layout,
+    return replace(
+        synchronous,
         step=steady.seconds,
-        sampling=sampled.seconds,
-        scoring=trained.scoring,
-        training=trained.training,
-        gathering=trained.gathering,
-        update=update,
-        host=host,
         trainer_idle=steady.trainer_idle,
         engine_idle=steady.engine_idle,
         oldest=steady.oldest,
-        alone=sampled.alone,
-        running=_running(shape, card, work, layout),
     )

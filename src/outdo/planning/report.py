@@ -115,8 +115,17 @@ def _summary(plan: Plan, problem: Problem) -> list[str]:
         f"{problem.recipe.steps:,} steps take {_duration(days * 86400)} and about ${day * days:,.0f} "
         f"(${card.price:g} for an hour of one device)",
         f"what binds: {binds(found, problem.shape, card, work)}",
+        *_failures(best, problem),
         _built(plan),
     ]
+
+
+def _failures(best: Option, problem: Problem) -> list[str]:
+    """Return a sentence if failures take back much of the time."""
+    lost, every = 1 - best.goodput, problem.recipe.checkpoint.every
+    if lost < 0.1:
+        return []
+    return [f"failures take back {lost:.0%} of the time; checkpoint.every={max(1, every // 4)} keeps more than {every}"]
 
 
 def _built(plan: Plan) -> str:

@@ -134,9 +134,9 @@ class Steady:
 def simulate(loop: Loop, steps: int = 3, warm_up: int = 2) -> Steady:
     """Follow every answer of some steps, and return the mean step after the first ones.
 
-    An answer starts when a slot is free and fewer than (staleness + version + 1) × batch have been started: none is
-    more than `staleness` updates behind when it is trained on. With `in_order`, step k trains on the answers k × batch
-    ... (k + 1) × batch, however long they take, so that speed does not decide what is trained on.
+    An answer starts when a slot is free and fewer than (staleness + version + 1) × batch have been started. With
+    `in_order`, step k trains on the answers k × batch ... (k + 1) × batch, however long they take: speed does not
+    decide what is trained on, and none is more than `staleness` updates behind.
     """
     run = _Run(loop)
     for _ in range(warm_up):

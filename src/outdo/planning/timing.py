@@ -33,9 +33,9 @@ SKEW = 0.02
 class Fractions:
     """The shares of a roofline that software reaches."""
 
-    training: float = 0.35  # of the peak FLOP/s
-    decode: float = 0.55  # of the roofline of decoding
-    update: float = 0.5  # of the bandwidth over which weights are sent
+    training: float  # of the peak FLOP/s
+    decode: float  # of the roofline of decoding
+    update: float  # of the bandwidth over which weights are sent
 
 
 def decode_step(

@@ -14,7 +14,7 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.planning import memory, timing
-from outdo.planning.hardware import Card, Cluster, card_named
+from outdo.planning.hardware import SHARES, Card, Cluster, card_named
 from outdo.planning.layout import Layout, predict
 from outdo.planning.lengths import SPREAD, Lengths
 from outdo.planning.shapes import Shape, known_shapes
@@ -90,7 +90,7 @@ def _predicted(software: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
     """Return the predictions for a row by quantity."""
     card = card_named(row.get("card", software["card"]))
     shape = known_shapes()[row["work"]["model"]]
-    fractions = Fractions(**{name: software[name] for name in ("training", "decode", "update") if name in software})
+    fractions = Fractions(**{name: software.get(name, usual) for name, usual in SHARES.items()})
     kind = row["layout"]["kind"]
     if kind == "update":
         return {"update": _update(shape, card, row, fractions)}
