@@ -2,10 +2,11 @@
 
     python benchmarks/replicas.py [--replicas 1 2 4] [--steps 10]
 
-Each run trains the same untrained model (8 million weights) on the same questions by GRPO, with one thread for each
-process, and the fastest step counts, after the first two: other processes may slow the others down. From the run of one process come the shares of the roofline in
-sampling and in training, and the seconds that are neither; the roofline is that of one core, whose products of matrices
-and copies of memory are timed first. The plan then predicts the other runs, on as many cores as there are.
+Each run trains the same untrained model (5 million weights) on the same questions by GRPO, with one thread for each
+process. The fastest step counts, after the first two, as other processes may slow the others down. From the run of one
+process come the shares of the roofline in sampling and in training, and the seconds that are neither; the roofline is
+that of one core, whose products of matrices and copies of memory are timed first. The plan then predicts the other
+runs, on as many cores as there are.
 """
 
 import argparse
