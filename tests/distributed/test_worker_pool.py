@@ -63,7 +63,7 @@ def test_a_policy_is_sent_to_the_pool_once(pool, monkeypatch):
     monkeypatch.setattr(WorkerPool, "place", lambda self, parts: placed.append(parts) or place(self, parts))
     engine = MultiprocessEngine(policy, pool)
     for asked in (policy, policy, other, other):
-        engine.load(asked)
+        engine.update_weights(asked)
         found = engine.generate(requests(), SamplingParams())
         assert found == BuiltinEngine(asked).generate(requests(), SamplingParams())
     assert len(placed) == 2

@@ -136,6 +136,17 @@ def test_no_requests_give_no_completions():
 
 
 @EVERY_MODEL
+def test_scores_of_sampled_tokens_are_the_log_probabilities_they_were_sampled_with(arch, settings):
+    policy, batch = shared(arch, **settings), requests(siblings=1)
+    engine = BuiltinEngine(policy)
+    answers = engine.generate(batch, LONG)
+    whole = [[*each.token_ids, *answer.token_ids] for each, answer in zip(batch, answers, strict=True)]
+    for sequence, scores, answer in zip(whole, engine.score(whole), answers, strict=True):
+        assert len(scores) == len(sequence) - 1
+        assert scores[-len(answer.logprobs) :] == pytest.approx(answer.logprobs, abs=1e-4)
+
+
+@EVERY_MODEL
 def test_log_probabilities_equal_those_of_the_training_forward_pass(arch, settings):
     policy, batch = shared(arch, **settings), many()
     for temperature in (1.0, 0.6):
@@ -157,9 +168,9 @@ def test_greedy_tokens_equal_those_of_transformers(arch, settings):
 def test_the_engine_samples_from_the_current_weights():
     policy, batch = fresh(), requests()
     engine = BuiltinEngine()
-    with pytest.raises(ValueError, match=r"no policy yet: call `load\(policy\)` first"):
+    with pytest.raises(ValueError, match=r"no policy yet: call `update_weights\(policy\)` first"):
         engine.generate(batch, LONG)
-    engine.load(policy)
+    engine.update_weights(policy)
     before = engine.generate(batch, LONG)
     with torch.no_grad():
         policy.model.lm_head.weight.mul_(1.5)

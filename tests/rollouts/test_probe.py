@@ -109,7 +109,7 @@ def test_each_policy_is_compared_once_and_a_new_one_again(monkeypatch):
     monkeypatch.setattr(builtin, "choose_way", lambda *how: compared.append(1) or choose(*how))
     engine, first = BuiltinEngine(), fresh()
     for policy, count in ((first, 1), (first, 1), (policy_of(other_model("rwkv", **RWKV)), 2)):
-        engine.load(policy)
+        engine.update_weights(policy)
         assert len(compared) == count
     assert engine.choice.way.name == NO_CACHE
 

@@ -276,6 +276,14 @@ def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: 
     return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
 
 
+@torch.no_grad()
+def sequence_logprobs(model_forward: Forward, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
+    batch = Batch.of_tokens([each[:1] for each in sequences], [each[1:] for each in sequences])
+    logprobs = token_scores(model_forward, batch, "none", None).logprobs.cpu()
+    return [row[mask].tolist() for row, mask in zip(logprobs, batch.loss_mask, strict=True)]
+
+
 def map_scores(scores: TokenScores, change: Callable[[Tensor], Tensor]) -> TokenScores:
     """Apply `change` to log-probabilities and entropies."""
     entropy = None if scores.entropy is None else change(scores.entropy)

@@ -12,10 +12,21 @@ from outdo.types import Completion, Request
 
 
 class Engine(Protocol):
-    """Samples completions from a policy. Any class with these three methods is an engine."""
+    """Samples completions from a policy: in this process, or in another one that has a copy of the weights.
 
-    def load(self, policy: "PolicyView") -> None:
-        """Use the current weights of this policy from now on."""
+    Any class with these members is an engine. Each method raises `EngineError` if the engine fails.
+    """
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the weights that it samples from."""
+        ...
+
+    def update_weights(self, policy: "PolicyView") -> None:
+        """Sample from the current weights of this policy from now on.
+
+        An engine with a copy of the weights reads them from `policy.model`, or the adapter alone if it has one.
+        """
         ...
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
@@ -24,6 +35,21 @@ class Engine(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Compute the log-probability, at temperature 1, of each token after the first of each sequence.
+
+        These are compared with those of the policy, to prove that the engine has its weights.
+        """
+        ...
+
+    def health(self) -> None:
+        """Raise `EngineError` unless the engine can answer."""
+        ...
+
+    def close(self) -> None:
+        """Release what the engine holds, such as a process."""
         ...
 
 

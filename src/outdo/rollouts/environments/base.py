@@ -83,7 +83,7 @@ class GroupSampler:
         """
         failures = failures or FailureCount()
         with span("sample"):
-            self.engine.load(policy)
+            self.engine.update_weights(policy)
         groups = self.environment.rollouts(
             self.engine,
             questions,

@@ -15,6 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
@@ -50,7 +51,12 @@ class BuiltinEngine:
         self.rows = rows
         self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
 
-    def load(self, policy: PolicyView) -> None:
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the weights, which are the policy's own."""
+        return self._require_policy().version
+
+    def update_weights(self, policy: PolicyView) -> None:
         """Use the weights of this policy, as they are at each call of `generate`.
 
         Raises `ModelError` if there is no way to sample from a new policy.
@@ -62,6 +68,17 @@ class BuiltinEngine:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
         return str(self._require_policy().tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Compute the log-probability of each token after the first of each sequence, by the policy itself."""
+        return sequence_logprobs(self._require_policy().forward, sequences)
+
+    def health(self) -> None:
+        """Do nothing: the engine computes in this process."""
+
+    def close(self) -> None:
+        """Do nothing: the engine holds nothing but the policy."""
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
@@ -95,7 +112,7 @@ class BuiltinEngine:
 
     def _require_policy(self) -> PolicyView:
         if self.policy is None:
-            raise ValueError("the engine has no policy yet: call `load(policy)` first")
+            raise ValueError("the engine has no policy yet: call `update_weights(policy)` first")
         return self.policy
 
 

@@ -25,7 +25,12 @@ class MultiprocessEngine:
         self.rows = rows
         self._start_engines(policy)
 
-    def load(self, policy: PolicyView) -> None:
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the weights, which all processes share with the policy."""
+        return self.policy.version
+
+    def update_weights(self, policy: PolicyView) -> None:
         """Use the weights of this policy, as they are at each call of `generate`."""
         if policy is not self.policy:  # the processes share the weights of the same policy, and see every change
             self._start_engines(policy)
@@ -42,6 +47,17 @@ class MultiprocessEngine:
         """Return the text of an answer, without special tokens."""
         engine: BuiltinEngine = self.engines.local
         return engine.decode(token_ids)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Compute the log-probability of each token after the first of each sequence, in this process."""
+        engine: BuiltinEngine = self.engines.local
+        return engine.score(sequences)
+
+    def health(self) -> None:
+        """Do nothing: each call of `generate` finds out whether its processes answer."""
+
+    def close(self) -> None:
+        """Do nothing: the pool belongs to the policy."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""

@@ -17,13 +17,28 @@ class ReplicatedEngine:
         self.replicas = replicas
         self.choice = engine.choice
 
-    def load(self, policy: PolicyView) -> None:
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the weights, which are those of this replica's policy."""
+        return self.engine.version
+
+    def update_weights(self, policy: PolicyView) -> None:
         """Use the weights of this policy, as they are at each call of `generate`."""
-        self.engine.load(policy)
+        self.engine.update_weights(policy)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
         return self.engine.decode(token_ids)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Compute the log-probability of each token after the first of each sequence, by this replica's policy."""
+        return self.engine.score(sequences)
+
+    def health(self) -> None:
+        """Do nothing: the engine computes in this process."""
+
+    def close(self) -> None:
+        """Do nothing: the engine holds nothing but the policy."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
