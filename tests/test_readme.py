@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from outdo.config.engines import OWN_OPTIONS
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -27,6 +28,7 @@ def test_the_settings_are_counted_with_the_options_of_the_pieces():
     assert counted is not None
     specs = [(place, spec) for place, known in PLACES.items() for spec in known.values()]
     options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
+    options |= {("engine", option) for option in OWN_OPTIONS}
     assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
 
 

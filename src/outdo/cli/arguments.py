@@ -15,6 +15,10 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings"
 Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and show where the time of all steps went")]
 RunFolder = Annotated[Path, typer.Argument(help="the run folder", show_default=False)]
 RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
+Engine = Annotated[
+    str | None,
+    typer.Option(help='builtin, \'{name = "vllm", python = "path"}\' ...; unset: the engine of the run, or builtin'),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
 Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]

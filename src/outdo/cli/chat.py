@@ -9,7 +9,7 @@ from outdo.cli.output import print_line
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.trainer.build import open_engine
+from outdo.trainer.engines import named_engine, open_engine
 from outdo.trainer.find_model import find_model
 from outdo.types import Request
 from outdo.utils.rng import Stream
@@ -19,16 +19,24 @@ MAX_TOKENS = 256
 
 
 def run_chat(
-    model: str, console: Console, *, temperature: float, max_tokens: int | None, seed: int, device: str
+    model: str,
+    console: Console,
+    *,
+    temperature: float,
+    max_tokens: int | None,
+    seed: int,
+    device: str,
+    engine: str | None = None,
 ) -> None:
     """Answer each line until an empty one. A model with a chat template remembers the conversation, others do not."""
     source = find_model(model)
+    piece = named_engine(engine, source.recipe)
     policy = Policy.load(source.model, device=device)
     data = source.recipe.data if source.recipe else None
     template, system = (data.template, data.system) if data else (None, None)
     limit = max_tokens or (source.recipe.sampling.max_tokens if source.recipe else MAX_TOKENS)
     sampling = SamplingParams(temperature=temperature, max_tokens=limit)
-    engine = open_engine(source.recipe, policy, seed=seed)
+    sampler = open_engine(piece, policy, seed=seed)
     remembers = policy.tokenizer.chat_template is not None and template is None
     messages: list[dict[str, str]] = []
     print_line(console, f"{source.name}; an empty line ends the conversation")
@@ -44,7 +52,7 @@ def run_chat(
             messages.clear()
             continue
         request = Request(token_ids=tuple(ids), stream=Stream("chat", turn, "", 0), max_tokens=limit)
-        answer = engine.decode(engine.generate([request], sampling)[0].token_ids)
+        answer = sampler.decode(sampler.generate([request], sampling)[0].token_ids)
         messages.append({"role": "assistant", "content": answer})
         for text in answer.splitlines() or [""]:
             print_line(console, escape_control(text))

@@ -15,7 +15,7 @@ from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
 from outdo.config.paths import named_code
-from outdo.config.recipe import Recipe
+from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
 from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Question, questions_from
@@ -25,7 +25,8 @@ from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.storage import held_out_answers
-from outdo.trainer.build import held_out_questions, open_engine
+from outdo.trainer.build import held_out_questions
+from outdo.trainer.engines import named_engine, open_engine
 from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError
@@ -53,6 +54,7 @@ class EvalArguments:
     device: str
     rates: Path | None = None  # file for the pass rate of each question
     answers: Path | None = None  # file for every answer
+    engine: str | None = None  # a name, or a table in TOML
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,11 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     _check_output(models, arguments)
     sources = [find_model(model) for model in models]
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
+    engines = _engines(sources, arguments)
     _announce_code(recipe, arguments)
     task = _task(arguments, recipe)
     rule = _rule(task, verdicts_needed=arguments.rates is not None)
-    evaluations = {source.name: _evaluation(source, task, arguments) for source in sources}
+    evaluations = {source.name: _evaluation(source, task, arguments, engines[source.name]) for source in sources}
     written = list(_write_files(*evaluations.values(), arguments=arguments, task=task)) if len(sources) == 1 else []
     numbers = {name: evaluation.summary() for name, evaluation in evaluations.items()}
     if as_json:
@@ -84,6 +87,11 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     defined = rule.reward is None or any(each.has_verdicts for each in evaluations.values())
     for line in (rule.reason if defined else UNDEFINED, *written):
         print_line(console, line)
+
+
+def _engines(sources: Sequence[ModelRef], arguments: EvalArguments) -> dict[str, Piece]:
+    """Return the engine of each model, by its name. Raises `UserError` with what is wrong with one."""
+    return {source.name: named_engine(arguments.engine, source.recipe) for source in sources}
 
 
 def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
@@ -188,15 +196,18 @@ def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any]
     return rewards, arguments.right or recipe.eval.right
 
 
-def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments) -> Evaluation:
+def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments, named: Piece) -> Evaluation:
     reward = _load(task)
     try:
         sampling = task.answering.sampling
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
         prompts = task.answering.prompts(task.questions, policy)
-        engine = open_engine(source.recipe, policy, seed=arguments.seed)
+        engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
-        return evaluate(engine, SingleTurn(reward), prompts, sampling, k=arguments.k, vote=vote)
+        try:
+            return evaluate(engine, SingleTurn(reward), prompts, sampling, k=arguments.k, vote=vote)
+        finally:
+            engine.close()
     finally:
         reward.close()
 

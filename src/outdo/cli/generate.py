@@ -16,7 +16,7 @@ from outdo.data.questions import questions_from
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.build import open_engine
+from outdo.trainer.engines import named_engine, open_engine
 from outdo.trainer.find_model import find_model
 from outdo.types import Completion, Prompt, Request
 from outdo.utils.errors import UserError
@@ -36,6 +36,7 @@ class GenerateArguments:
     template: str | None
     seed: int
     device: str
+    engine: str | None = None
 
 
 def run_generate(model: str, arguments: GenerateArguments, console: Console) -> None:
@@ -51,9 +52,10 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
         max_tokens=arguments.max_tokens,
         template=arguments.template,
     )
+    piece = named_engine(arguments.engine, source.recipe)
     questions = questions_from(arguments.data, limit=arguments.limit)
     policy = Policy.load(source.model, device=arguments.device, stop_token_ids=how.sampling.stop_token_ids)
-    engine = open_engine(source.recipe, policy, seed=arguments.seed)
+    engine = open_engine(piece, policy, seed=arguments.seed)
     asked = list(product(how.prompts(questions, policy), range(arguments.k)))  # the answers to a prompt are neighbours
     requests = [
         Request(
@@ -63,7 +65,10 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
         )
         for prompt, sample in asked
     ]
-    completions = engine.generate(requests, how.sampling)
+    try:
+        completions = engine.generate(requests, how.sampling)
+    finally:
+        engine.close()
     lines = [json.dumps(line, ensure_ascii=False, default=str) for line in _lines(asked, completions, engine)]
     write_text_atomically(arguments.out, "".join(f"{line}\n" for line in lines))
     print_line(console, f"{len(lines):,} answers of {source.name}: {arguments.out}")

@@ -13,6 +13,7 @@ from outdo.cli.arguments import (
     AsJson,
     CheckpointEvery,
     Device,
+    Engine,
     Limit,
     MaxTokens,
     Overrides,
@@ -57,11 +58,12 @@ def quickstart(
     *,
     folder: Annotated[Path, typer.Option(help="folder for the models and the run")] = Path("quickstart"),
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
+    engine: Engine = None,
 ) -> None:
     """Build a small model, fine-tune it, and train it by GRPO to add numbers."""
     from outdo.cli.quickstart.command import run_quickstart
 
-    raise typer.Exit(run_quickstart(folder, seed=seed, display=Display()))
+    raise typer.Exit(run_quickstart(folder, seed=seed, display=Display(), engine=engine))
 
 
 @app.command()
@@ -252,6 +254,7 @@ def evaluate(
     device: Device = "auto",
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
     answers: Annotated[Path | None, typer.Option(help="write every answer with its rewards: a .jsonl file")] = None,
+    engine: Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how many questions a model answers right, and its mean reward, with confidence intervals."""
@@ -270,6 +273,7 @@ def evaluate(
         device=device,
         rates=rates,
         answers=answers,
+        engine=engine,
     )
     run_eval([model] if against is None else [model, against], arguments, Console(), as_json=as_json)
 
@@ -287,6 +291,7 @@ def generate(
     template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
+    engine: Engine = None,
 ) -> None:
     """Answer a file of prompts."""
     from outdo.cli.generate import GenerateArguments, run_generate
@@ -301,6 +306,7 @@ def generate(
         template=template,
         seed=seed,
         device=device,
+        engine=engine,
     )
     run_generate(model, arguments, Console())
 
@@ -313,11 +319,12 @@ def chat(
     max_tokens: MaxTokens = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
+    engine: Engine = None,
 ) -> None:
     """Talk to a model, line by line; an empty line ends the conversation."""
     from outdo.cli.chat import run_chat
 
-    run_chat(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device)
+    run_chat(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device, engine=engine)
 
 
 @app.command()

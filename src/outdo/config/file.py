@@ -34,6 +34,7 @@ DEFAULT_PIECES = {
     "train.kl_in_reward": "k1",
     "train.critic": "model",
     "train.stop": "first_of",
+    "engine": "builtin",
     "optim.algorithm": "adamw",
     "optim.schedule": "constant",
 }

@@ -203,3 +203,12 @@ REWARDS = BUILTIN | {REWARD_MODEL: "outdo.rewards.online_model:reward_model"}
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}
+
+BUILTIN_ENGINE = "builtin"
+"""The engine that samples from the trainer's own weights."""
+
+ENGINES = {
+    BUILTIN_ENGINE: "outdo.rollouts.engines.builtin.engine:BuiltinEngine",
+    "vllm": "outdo.rollouts.engines.vllm.engine:vllm",
+}
+"""The engines. All except the built-in one have a copy of the weights, whose delivery is proved after each update."""

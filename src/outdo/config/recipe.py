@@ -29,7 +29,7 @@ from outdo.config.fields import (
     Sources,
     WeightedReward,
 )
-from outdo.config.names import DEFAULT_ADVANTAGE, REWARD_MODEL, WITH_CRITIC
+from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, REWARD_MODEL, WITH_CRITIC
 
 RUNS = Path("runs")
 """The folder of runs that have a name and not a path."""
@@ -312,6 +312,10 @@ class Recipe(Section):
     reward_limits: RewardLimits = Field(
         default=RewardLimits(), description="limits on the time, the failures and the processes of reward functions"
     )
+    engine: NamedPiece = Field(
+        default=Piece(name=BUILTIN_ENGINE),
+        description='what samples: builtin, {name = "vllm", python = "path"} or {name = "vllm", url = ...}',
+    )
     sampling: Sampling = Field(default=Sampling(), description="how the engine samples answers in training")
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")
     reference: Reference = Field(default=Reference(), description="the policy that KL is measured from")
@@ -346,7 +350,7 @@ def sections() -> dict[str, type[Section]]:
     return {
         name: info.annotation
         for name, info in Recipe.model_fields.items()
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section) and not info.annotation.SHORT_FORM
     }
 
 

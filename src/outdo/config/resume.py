@@ -29,6 +29,9 @@ MAY_CHANGE = (
     "checkpoint.*",
     "record.*",
     "cluster.*",
+    "engine.python",
+    "engine.url",
+    "engine.timeout",
 )
 """Settings that may change when a run is resumed: they decide where and how long it runs and what it records. A change
 of any other setting would make it a different run. With other `steps`, a falling learning rate falls differently."""

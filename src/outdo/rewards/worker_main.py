@@ -19,9 +19,9 @@ from typing import Any
 
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.limits import limit_resources
-from outdo.rewards.protocol import HEADER, pack
 from outdo.rewards.signatures import RewardFunction, wrap_function
 from outdo.utils.errors import UserError
+from outdo.utils.framing import HEADER, pack
 from outdo.utils.imports import resolve
 
 PR_SET_PDEATHSIG = 1

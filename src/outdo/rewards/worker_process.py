@@ -20,9 +20,9 @@ from time import monotonic
 from typing import Any
 
 from outdo.rewards.limits import WorkerLimits, worker_environment
-from outdo.rewards.protocol import HEADER, new_nonce, pack
 from outdo.rewards.worker_output import WorkerOutput
 from outdo.utils.errors import UserError
+from outdo.utils.framing import HEADER, new_nonce, pack
 
 IMPORT_DEADLINE = 120.0
 """Seconds for starting the process and importing the user's file, which may import torch from a slow disk."""

@@ -21,7 +21,7 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
-from outdo.distributed.replicas import Replicas, current
+from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
@@ -34,9 +34,6 @@ from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
-from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -54,6 +51,7 @@ from outdo.trainer.build_method import (
     penalty_of,
     stop_of,
 )
+from outdo.trainer.engines import engine_notes, open_engine
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.trainer.replicated import RewardOnce
 from outdo.types import Prompt
@@ -84,6 +82,7 @@ class Run:
 
     def close(self) -> None:
         """Stop the processes that the run has started."""
+        self.engine.close()
         self.reward.close()
         if self.models.policy.pool is not None:
             self.models.policy.pool.close()
@@ -115,7 +114,7 @@ def build_run(
     policy = _policy(recipe, facts, optimiser)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
-    engine = open_engine(recipe, policy)
+    engine = open_engine(recipe.engine, policy, seed=recipe.seed)
     models = _models(recipe, policy, objective, requires)
     environment = SingleTurn(
         _asked_once(reward),
@@ -143,7 +142,7 @@ def build_run(
             *hardware_notes,
             *_adapter_note(policy, recipe.weights),
             _attention_note(policy),
-            *_sampling_note(engine),
+            *engine_notes(engine),
             *memory_notes,
             *data_notes,
         ),
@@ -170,20 +169,6 @@ def _frozen_reward_models(recipe: Recipe) -> list[Path]:
     """Return the folders of reward models that the run does not train, without those that are names on the hub."""
     frozen = [each.options for each in recipe.rewards if each.name == REWARD_MODEL and "labels" not in each.options]
     return [folder for options in frozen if (folder := Path(str(options.get("path")))).is_dir()]
-
-
-def open_engine(recipe: Recipe | None, policy: Policy, *, seed: int | None = None) -> Engine:
-    """Return the engine that samples from `policy`: in this process, or in every process of its pool or replica.
-
-    This is the only place of the command line where an engine is chosen. Without a recipe it has default settings;
-    `seed` replaces the recipe's.
-    """
-    if seed is None:
-        seed = 0 if recipe is None else recipe.seed
-    if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
-        return MultiprocessEngine(policy, policy.pool, seed=seed)
-    engine = BuiltinEngine(policy, seed=seed)
-    return ReplicatedEngine(engine, policy.pool) if isinstance(policy.pool, Replicas) else engine
 
 
 def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
@@ -229,15 +214,6 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
 def _attention_note(policy: Policy) -> str:
     forward = policy.forward
     return f"attention: {forward.way} ({forward.reason})" if forward.reason else f"attention: {forward.way}"
-
-
-def _sampling_note(engine: Engine) -> list[str]:
-    """Return how an engine of outdo samples, if it is not the fastest way."""
-    choice = engine.choice if isinstance(engine, BuiltinEngine | MultiprocessEngine | ReplicatedEngine) else None
-    if choice is None or choice.way.continuous:
-        return []
-    reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
-    return [f"sampling: {choice.way.name}{reason}"]
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:

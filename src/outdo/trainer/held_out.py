@@ -18,6 +18,7 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     """
     if not run.held_out:
         return {}
+    run.engine.update_weights(run.models.policy)
     settings, numbers, answers = run.recipe.eval, {"questions": float(len(run.held_out))}, []
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:

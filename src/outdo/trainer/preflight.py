@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outdo.config.engines import environment_mistakes
 from outdo.config.names import REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
@@ -92,10 +93,10 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         facts = inspect_folder(recipe.model)
         notes += _model_notes(recipe, facts)
         warnings += _context(recipe, facts)
-        errors += _frozen_weights(recipe, facts)
+        errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts)]
     except ModelError as error:
         errors += str(error).splitlines()
-    errors += _other_models(recipe)
+    errors += [*_other_models(recipe), *environment_mistakes(recipe.engine)]
     train = questions.train if questions else ()
     prompts = _rendered(train, None if errors else render, errors)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
@@ -207,6 +208,14 @@ def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield (
             f"train.adapter: {recipe.model} is an adapter, which is trained further without this setting; for another "
             "one beside it, merge it first: `outdo export --merge`"
+        )
+
+
+def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if "url" in recipe.engine.options and not (recipe.train.adapter or facts.adapter):
+        yield (
+            "engine.url: a server cannot be sent the weights of a whole model; train an adapter (train.adapter), or "
+            "let outdo start vLLM itself (engine.python)"
         )
 
 

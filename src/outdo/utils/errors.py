@@ -58,6 +58,14 @@ class EngineError(OutdoError):
     """An engine returned something that is not a completion of the request."""
 
 
+class DeliveryError(EngineError):
+    """An engine does not have the weights of the policy after they were delivered to it."""
+
+
+class EngineLostError(EngineError):
+    """An engine has ended, hangs or fails; if it is started again, the same request may succeed."""
+
+
 class ModelError(OutdoError, ValueError):
     """A model folder or tokenizer cannot be used; the message tells why, and what is expected."""
 

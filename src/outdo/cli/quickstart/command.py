@@ -19,6 +19,9 @@ from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import demonstrations, held_out, problems, rows
 from outdo.config.file import load
+from outdo.config.messages import to_toml
+from outdo.config.names import BUILTIN_ENGINE
+from outdo.config.recipe import Piece
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
 from outdo.data.sft_examples import encode_examples, read_examples
@@ -27,8 +30,8 @@ from outdo.models.policy import Policy
 from outdo.rewards.exact import exact
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.build import open_engine
 from outdo.trainer.display import Display
+from outdo.trainer.engines import named_engine, open_engine
 from outdo.trainer.find_model import find_model
 from outdo.trainer.run import start
 from outdo.trainer.sft import sft
@@ -39,13 +42,14 @@ LONGEST = 64  # tokens: prompt and answer fit into it
 ANSWERED, SHOWN = 32, 3  # problems that both models answer at the end, and those of them that are shown
 
 
-def run_quickstart(folder: Path, *, seed: int, display: Display) -> int:
+def run_quickstart(folder: Path, *, seed: int, display: Display, engine: str | None = None) -> int:
     """Build and fine-tune a model (once per seed), train it by GRPO, and show the results; return the exit status."""
+    sampler = named_engine(engine)
     torch.set_num_threads(1)
     data = write_data(folder / f"seed-{seed}", seed)
     warm = warm_start(folder / f"seed-{seed}" / "warm", data["demonstrations"], seed, display)
     run = _free(folder / f"seed-{seed}")
-    recipe = write_recipe(run.with_suffix(".toml"), warm, data, seed)
+    recipe = write_recipe(run.with_suffix(".toml"), warm, data, seed, sampler)
     display.say(f"training by {recipe}, as `outdo train {recipe} run={run}` does")
     status = start(load(recipe, [f"run={run}"]), run, display)
     if status == 0:
@@ -89,11 +93,13 @@ def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
     return unfinished.rename(folder)
 
 
-def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int) -> Path:
-    """Write the recipe of the run, as a user would write it."""
+def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
+    """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
     text = settings.RECIPE.format(
         model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, workers=settings.WORKERS
     )
+    if engine.name != BUILTIN_ENGINE:
+        text = text.replace("\n[data]", f"engine = {to_toml(engine.model_dump())}\n\n[data]", 1)
     write_text_atomically(path, text)
     return path
 
@@ -128,7 +134,7 @@ def _program() -> str:
 
 def _answers(policy: Policy, prompts: Sequence[Prompt]) -> list[str]:
     """Sample one answer to each prompt, with the same random numbers for every policy."""
-    engine = open_engine(None, policy)
+    engine = open_engine(named_engine(None), policy)
     requests = [
         Request(token_ids=prompt.token_ids, stream=Stream("shown", 0, prompt.id, 0), max_tokens=LONGEST)
         for prompt in prompts

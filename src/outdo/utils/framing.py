@@ -1,7 +1,7 @@
-"""The messages between the trainer and a reward worker.
+"""The messages between the trainer and a process of another program: a reward worker, or the server of an engine.
 
 Each request carries a random number, its nonce, and the response repeats it. So the trainer takes nothing else for the
-response: not the output of an earlier call, and not what the user's code or one of its processes wrote to the socket.
+response: not the output of an earlier call, and not what the other program or its processes wrote to the socket.
 """
 
 import os

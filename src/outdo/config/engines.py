@@ -1,0 +1,155 @@
+"""The engine that a recipe may name: its options, and the environment that vLLM has of its own.
+
+vLLM is never imported here. Its options are read from its source, in the environment that the recipe names.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from outdo.config.names import BUILTIN_ENGINE, ENGINES
+from outdo.config.recipe import Piece, Recipe
+from outdo.utils.errors import UserError, did_you_mean, nearest
+from outdo.utils.imports import signature_of
+
+VLLM = "vllm"
+ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
+"""Where vLLM defines its options, in its package."""
+
+OWN_OPTIONS = ("python", "url", "served_model", "timeout", "max_difference", "dtype")
+"""The options of the engine that are not vLLM's own."""
+
+SET_BY_OUTDO = {
+    "model": "`model` of the recipe",
+    "seed": "`seed` of the recipe, and the stream of each request",
+    "logprobs_mode": "log-probabilities are at the sampling temperature over the whole vocabulary",
+    "max_logprobs": "one log-probability of each token is needed",
+    "enable_lora": "`train.adapter`",
+    "tokenizer": "the tokenizer of the model",
+}
+"""Options of vLLM that a recipe cannot set, and what decides them."""
+
+LOCATION = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
+ANSWER = 120.0
+"""Seconds in which an interpreter must find its vllm."""
+
+
+def check_engine(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong with the engine of a recipe, whatever is installed on this machine."""
+    piece = recipe.engine
+    yield from engine_mistakes(piece)
+    if piece.name == BUILTIN_ENGINE:
+        return
+    if recipe.cluster.replicas > 1:
+        replicas = f"cluster.replicas = {recipe.cluster.replicas}"
+        yield f'engine = "{piece.name}": {replicas} works with the engine "{BUILTIN_ENGINE}" only'
+    sampling = recipe.sampling
+    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    for name, is_set in filters.items():
+        if is_set and piece.name == VLLM:
+            yield (
+                f"sampling.{name} = {getattr(sampling, name)}: vLLM reports log-probabilities after this filter, and "
+                f'training needs them over the whole vocabulary; leave it out, or use engine = "{BUILTIN_ENGINE}"'
+            )
+
+
+def engine_mistakes(piece: Piece) -> Iterator[str]:
+    """Yield what is wrong with the name and the options of an engine, without looking at any environment."""
+    if piece.name not in ENGINES and ":" not in piece.name:
+        expected = did_you_mean(piece.name, list(ENGINES)) or f"; expected {', '.join(ENGINES)} or file.py:name"
+        yield f'engine: nothing is called "{piece.name}"{expected}'
+        return
+    if piece.name == VLLM:
+        yield from _vllm_mistakes(piece.options)
+    elif piece.name == BUILTIN_ENGINE:
+        yield from _unknown(piece.options, [])
+    else:
+        yield from _mistakes_of_own(piece)
+
+
+def environment_mistakes(piece: Piece) -> list[str]:
+    """Return what is wrong with the environment of an engine on this machine; empty for one that needs none.
+
+    It runs the interpreter that `engine.python` names, to find its vllm.
+    """
+    python = piece.options.get("python")
+    if piece.name != VLLM or not isinstance(python, str):
+        return []
+    try:
+        package = _package(str(Path(python).expanduser()))
+        signature = signature_of(f"{package / ENGINE_ARGUMENTS.partition(':')[0]}:EngineArgs")
+    except UserError as error:
+        return [f"engine.python: {mistake}" for mistake in error.problems]
+    return list(_unknown(piece.options, [*OWN_OPTIONS, *signature.options]))
+
+
+def _mistakes_of_own(piece: Piece) -> Iterator[str]:
+    """Yield what is wrong with an engine in the user's code, which is called with the policy and the seed."""
+    try:
+        signature = signature_of(piece.name)
+    except UserError as error:
+        yield from (f"engine: {mistake}" for mistake in error.problems)
+        return
+    if not signature.accepts_any:
+        known = [*(name for name in signature.options if name != "seed"), "max_difference", "dtype"]
+        yield from _unknown(piece.options, known)
+
+
+def _vllm_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
+    given = [name for name in ("python", "url") if name in options]
+    if len(given) != 1:
+        yield (
+            'engine: vllm needs either python = "path/to/its/python" or url = "http://host:8000"'
+            + ("; set only one of them" if given else "; `make vllm` creates .venv-vllm/bin/python")
+        )
+    for name, value in options.items():
+        yield from _vllm_option(name, value)
+    if "url" in options:
+        yield from _unknown(options, OWN_OPTIONS)
+
+
+def _vllm_option(name: str, value: Any) -> Iterator[str]:
+    if name in SET_BY_OUTDO:
+        yield f"engine.{name}: is set by outdo: {SET_BY_OUTDO[name]}"
+    elif name in ("python", "url", "dtype", "served_model") and not isinstance(value, str):
+        yield f"engine.{name}: expected text, found {value!r}"
+    elif name in ("timeout", "max_difference") and not _is_positive(value):
+        yield f"engine.{name}: expected a number above 0, found {value!r}"
+    elif name == "url" and not value.startswith(("http://", "https://")):
+        yield f'engine.url: expected a URL such as "http://host:8000", found {value!r}'
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _unknown(options: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
+    for name in options:
+        if name not in known and name not in SET_BY_OUTDO:
+            similar = nearest(name, known)
+            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join(known[:12]) or 'no options'}"
+            yield f"engine.{name}: unknown option; {accepted}"
+
+
+@cache
+def _package(python: str) -> Path:
+    """Return the folder of the vllm that an interpreter imports. Raises `UserError` if there is none."""
+    if not Path(python).is_file():
+        neighbours = [str(path) for path in Path(python).parent.glob("python*")]
+        similar = did_you_mean(python, neighbours)
+        raise UserError([f"{python}: no such file{similar}; `make vllm` creates an environment that has vLLM"])
+    try:
+        found = subprocess.run(
+            [python, "-I", "-c", LOCATION], capture_output=True, text=True, timeout=ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError([f"{python}: cannot be run as Python: {error}"]) from None
+    origin = found.stdout.strip()
+    if found.returncode != 0:
+        raise UserError([f"{python}: cannot be run as Python: {json.dumps(found.stderr.strip()[-200:])}"])
+    if not origin:
+        raise UserError([f"{python}: this Python has no vllm; `make vllm` creates an environment that has"])
+    return Path(origin).parent

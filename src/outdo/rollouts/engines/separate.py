@@ -1,0 +1,103 @@
+"""An engine that has a copy of the weights: each delivery is proved, and an engine that fails is restarted."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.rollouts.engines.proof import Proof
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.types import Completion, Request
+from outdo.utils.errors import EngineLostError
+
+RESTARTS = 2
+"""How often one call restarts the engine before it gives up."""
+
+Result = TypeVar("Result")
+
+
+class RestartableEngine(Engine, Protocol):
+    """An engine that can begin again after an `EngineLostError`."""
+
+    def restart(self) -> None:
+        """Start again, without weights: `update_weights` follows."""
+        ...
+
+
+class SeparateEngine:
+    """Delivers weights to `engine`, proves after each delivery that they arrived, and restarts it if it is lost.
+
+    A call that failed with `EngineLostError` is repeated with the same requests, so that the answers have the random
+    numbers that they would have had.
+    """
+
+    def __init__(self, engine: RestartableEngine, proof: Proof) -> None:
+        self.engine = engine
+        self.proof = proof
+        self.restarts = 0
+        self._policy: PolicyView | None = None
+        self._delivered: int | None = None
+        self._is_lost = False
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the weights that it samples from."""
+        return self.engine.version
+
+    def update_weights(self, policy: PolicyView) -> None:
+        """Deliver the weights of this policy, unless the engine has them, and compare the engine with the policy.
+
+        Raises `DeliveryError` if the engine does not have these weights now.
+        """
+        if policy is self._policy and policy.version == self._delivered:
+            return
+        self._policy, self._delivered = policy, None
+        self._repeated(self._deliver)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """Return one completion per request, in the same order."""
+        return self._repeated(lambda: self.engine.generate(requests, sampling))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of an answer, without special tokens."""
+        return self.engine.decode(token_ids)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
+        return self._repeated(lambda: self.engine.score(sequences))
+
+    def health(self) -> None:
+        """Raise `EngineError` unless the engine can answer."""
+        self.engine.health()
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+        self.engine.close()
+
+    def _deliver(self) -> None:
+        assert self._policy is not None
+        if self._delivered is None:  # a restart may have delivered them just now
+            self.engine.update_weights(self._policy)
+            self.proof.check(self.engine, self._policy)
+            self._delivered = self._policy.version
+
+    def _repeated(self, work: Callable[[], Result]) -> Result:
+        """Do the work; if the engine is lost, restart it and do the work again, up to `RESTARTS` times."""
+        for attempts_left in range(RESTARTS, -1, -1):
+            try:
+                if self._is_lost:
+                    self._restart()
+                return work()
+            except EngineLostError as error:
+                self._is_lost = True
+                if not attempts_left:
+                    raise
+                sys.stderr.write(f"the engine is restarted: {error}\n")
+        raise AssertionError("the last attempt returns or raises")
+
+    def _restart(self) -> None:
+        self.engine.restart()
+        self.restarts += 1
+        self._is_lost, self._delivered = False, None
+        if self._policy is not None:
+            self._deliver()

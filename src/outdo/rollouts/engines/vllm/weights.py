@@ -1,0 +1,178 @@
+"""Write the weights of a policy into a folder that vLLM reads: the whole model, or its adapter alone."""
+
+import contextlib
+import copy
+import fcntl
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outdo.models.adapter import NAME, has_adapter, save_adapter
+from outdo.models.loading import without_bars
+from outdo.rollouts.engines.base import PolicyView
+from outdo.utils.errors import EngineError
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "outdo-engine-"
+_LOCK = "lock"
+
+
+class WeightsFolder:
+    """A folder in shared memory, or on disk where that is too small, with a folder for each delivery.
+
+    The folders of processes that were killed are removed: they are those whose lock nobody holds.
+    """
+
+    def __init__(self, needed: int) -> None:
+        room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
+        parent = SHARED_MEMORY if room else Path(tempfile.gettempdir())
+        _remove_abandoned(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock = (self.path / _LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._number = 0
+        self.close = weakref.finalize(self, _remove, self.path, self._lock)
+
+    def new(self) -> Path:
+        """Return an empty folder that no delivery had before."""
+        self._number += 1
+        folder = self.path / str(self._number)
+        folder.mkdir()
+        return folder
+
+    def drop_others(self, folder: Path) -> None:
+        """Remove all deliveries except the one in `folder`."""
+        for other in self.path.iterdir():
+            if other.is_dir() and other != folder:
+                shutil.rmtree(other)
+
+
+def _remove(path: Path, lock: Any) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    lock.close()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def bytes_of(model: PreTrainedModel) -> int:
+    """Return the bytes that two deliveries of a model take: the next one is written before the last is removed."""
+    return 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
+
+
+def why_merged(model: PreTrainedModel) -> str:
+    """Return why vLLM cannot serve the adapter of a model beside its base; empty if it can.
+
+    Such an adapter is delivered merged into the weights.
+    """
+    config = _adapter_config(model)
+    if config.peft_type != "LORA":
+        return f"vLLM serves adapters of the method lora only, not {str(config.peft_type.value).lower()}"
+    for option, plain in (
+        ("use_dora", False),
+        ("modules_to_save", None),
+        ("bias", "none"),
+        ("target_parameters", None),
+        ("rank_pattern", {}),
+        ("alpha_pattern", {}),
+        ("trainable_token_indices", None),
+    ):
+        value = getattr(config, option, plain)
+        if value and value != plain:
+            return f"vLLM does not serve LoRA with {option}"
+    if str(config.init_lora_weights).startswith(("pissa", "olora", "corda", "loftq", "eva")):
+        return f'init_lora_weights = "{config.init_lora_weights}" has changed the base'
+    targets = [str(target) for target in config.target_modules or ()]
+    if outside := [each for each in targets if each.rpartition(".")[2] in ("lm_head", "embed_tokens")]:
+        return f"the adapter changes {outside[0]}"
+    return ""
+
+
+def base_folder(model: PreTrainedModel) -> str:
+    """Return the name or the folder of the base of a model with an adapter."""
+    return str(_adapter_config(model).base_model_name_or_path)
+
+
+def rank_of(model: PreTrainedModel) -> int:
+    """Return the rank of the LoRA adapter of a model."""
+    return int(_adapter_config(model).r)
+
+
+def targets_of(model: PreTrainedModel) -> list[str]:
+    """Return the names of the layers that the adapter of a model changes, without their places: `q_proj` ..."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
+    return sorted({name.rpartition(".")[2] for name in layers})
+
+
+def write_weights(policy: PolicyView, folder: Path, *, as_adapter: bool) -> None:
+    """Write the adapter of a policy, or its whole model: an adapter is merged into it."""
+    model = policy.model
+    if as_adapter:
+        save_adapter(model, folder)
+    elif has_adapter(model):
+        model.config.save_pretrained(folder)
+        save_file(merged_weights(model), folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        with without_bars():
+            model.save_pretrained(folder)
+
+
+def write_tokenizer(policy: PolicyView, folder: Path) -> None:
+    """Write the tokenizer beside the weights; vLLM needs it for texts that end an answer."""
+    policy.tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the weights of a model with its adapter merged into them, by the names of the model without an adapter.
+
+    The model itself is not changed. One layer at a time exists twice.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    weights: dict[str, Tensor] = {}
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            inside.append(f"{name}.")
+            merged: Any = copy.deepcopy(module)
+            merged.merge(safe_merge=True)
+            own = merged.get_base_layer().named_parameters()
+        elif isinstance(module, AuxiliaryTrainingWrapper):
+            inside.append(f"{name}.")
+            copies: Any = module.modules_to_save
+            own = copies[NAME].named_parameters()
+        else:
+            continue
+        weights |= {f"{name}.{part}": weight.detach() for part, weight in own}
+    outside = {
+        name: weight.detach()
+        for name, weight in model.named_parameters()  # a tied weight has one name
+        if not name.startswith(tuple(inside))
+    }
+    weights |= outside
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            raise EngineError(
+                f"{name}: quantised weights cannot be merged with this adapter, which vLLM does not serve beside them; "
+                'use weights = "bfloat16"'
+            )
+    return {name: weight.cpu().contiguous() for name, weight in weights.items()}
+
+
+def _adapter_config(model: PreTrainedModel) -> Any:
+    return model.peft_config[NAME]  # type: ignore[attr-defined]

@@ -1,0 +1,90 @@
+"""The engine of a recipe is checked before a model loads: its name, its options, and the environment of vLLM."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from outdo.config.engines import engine_mistakes, environment_mistakes
+from outdo.config.file import dump, load
+from outdo.config.paths import with_absolute_paths, with_file_names
+from outdo.config.recipe import Piece
+from outdo.utils.errors import UserError
+
+NEEDED = ["model=m", "data.path=x.jsonl"]
+PYTHON = '{name = "vllm", python = "bin/python"}'
+
+
+def vllm(**options: object) -> Piece:
+    return Piece(name="vllm", options=options)
+
+
+def test_the_engine_is_built_in_unless_the_recipe_names_another():
+    assert load(None, NEEDED).engine == Piece(name="builtin")
+    recipe = load(None, [*NEEDED, f"engine={PYTHON}", "engine.gpu_memory_utilization=0.5"])
+    assert recipe.engine.options == {"python": "bin/python", "gpu_memory_utilization": 0.5}
+    assert 'engine = {name = "vllm"' in dump(recipe).replace("{ ", "{").replace(" }", "}")
+
+
+@pytest.mark.parametrize(
+    ("piece", "mistake"),
+    [
+        (Piece(name="vlm"), 'nothing is called "vlm"; did you mean vllm?'),
+        (Piece(name="builtin", options={"rows": 3}), "engine.rows: unknown option; it takes no options"),
+        (vllm(), "vllm needs either python"),
+        (vllm(python="p", url="http://h"), "set only one of them"),
+        (vllm(python=3), "engine.python: expected text, found 3"),
+        (vllm(url="host:8000"), "engine.url: expected a URL"),
+        (vllm(url="http://h", tensor_parallel_size=2), "engine.tensor_parallel_size: unknown option"),
+        (vllm(url="http://h", timeot=3), "engine.timeot: unknown option; did you mean timeout?"),
+        (vllm(python="p", timeout=0), "engine.timeout: expected a number above 0"),
+        (vllm(python="p", logprobs_mode="raw"), "engine.logprobs_mode: is set by outdo"),
+    ],
+)
+def test_a_mistake_in_the_engine_is_one_sentence(piece: Piece, mistake: str):
+    assert any(mistake in found for found in engine_mistakes(piece))
+
+
+@pytest.mark.parametrize(
+    ("override", "mistake"),
+    [
+        ("sampling.top_p=0.9", "sampling.top_p = 0.9: vLLM reports log-probabilities after this filter"),
+        ("cluster.replicas=2", 'engine = "vllm": cluster.replicas = 2 works with the engine "builtin" only'),
+    ],
+)
+def test_settings_that_do_not_work_with_vllm_are_refused(override: str, mistake: str):
+    with pytest.raises(UserError, match=mistake.replace("(", r"\(")):
+        load(None, [*NEEDED, f"engine={PYTHON}", override])
+
+
+def test_an_interpreter_that_is_missing_or_has_no_vllm_is_one_sentence(tmp_path: Path):
+    (missing,) = environment_mistakes(vllm(python=str(tmp_path / "python")))
+    assert missing.startswith(f"engine.python: {tmp_path}/python: no such file; `make vllm` creates")
+    (without,) = environment_mistakes(vllm(python=sys.executable))
+    assert without == (
+        f"engine.python: {sys.executable}: this Python has no vllm; `make vllm` creates an environment that has"
+    )
+    assert environment_mistakes(Piece(name="builtin")) == []
+
+
+def test_options_are_compared_with_the_source_of_the_vllm_that_will_run(tmp_path: Path):
+    package = tmp_path / "vllm"
+    (package / "engine").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('nothing imports it')\n")
+    (package / "engine" / "arg_utils.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass EngineArgs:\n    tensor_parallel_size: int = 1\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "{package}/__init__.py"\n')
+    python.chmod(0o755)
+    assert environment_mistakes(vllm(python=str(python), tensor_parallel_size=2, timeout=5.0)) == []
+    (mistake,) = environment_mistakes(vllm(python=str(python), tensor_paralel_size=2))
+    assert mistake == "engine.tensor_paralel_size: unknown option; did you mean tensor_parallel_size?"
+
+
+def test_the_path_of_the_interpreter_becomes_absolute_and_keeps_its_links(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").symlink_to(sys.executable)
+    recipe = with_absolute_paths(load(None, [*NEEDED, 'engine={name = "vllm", python = "python"}']))
+    assert recipe.engine.options["python"] == str(tmp_path / "python")
+    assert with_file_names(recipe).engine.options["python"] == "python"
