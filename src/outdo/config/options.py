@@ -6,10 +6,12 @@ from typing import Any
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
+    BUILTIN_ENGINE,
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
     LIBRARY_OPTIONS,
+    NOT_COMPOSED,
     OBJECTIVES,
     REWARDS,
     STOPS,
@@ -35,6 +37,11 @@ def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None 
     return beta != 0 or recipe.train.kl_in_reward is not None or recipe.advantage.name in WITH_REFERENCE
 
 
+def corrects_by_default(recipe: Recipe) -> bool:
+    """Return whether the objective gets a correction that the recipe does not name: the engine is not the trainer."""
+    return recipe.engine.name != BUILTIN_ENGINE and "correction" not in recipe.train.objective.options
+
+
 def describe_method(recipe: Recipe) -> list[str]:
     """Return one line for each piece of the method, with every option that it runs with."""
     train = recipe.train
@@ -49,6 +56,10 @@ def describe_method(recipe: Recipe) -> list[str]:
     lines = [_describe_piece(role, piece, known, recipe) for role, piece, known in pieces if piece is not None]
     if train.adapter is not None:
         lines.append(f"adapter: {_listed(train.adapter.name, train.adapter.options)}")
+    if corrects_by_default(recipe) and train.objective.name not in NOT_COMPOSED | {"prime_rl", "prime_rl_ipo"}:
+        lines.append(
+            'correction: truncate, as the engine is not the trainer; "none" as option of the objective: without'
+        )
     if train.compat != "outdo":
         lines[0] += f", in the conventions of {train.compat} (docs/methods: means, clamps, clips)"
     return lines

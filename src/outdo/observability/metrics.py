@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.target.progress import target_metrics
+from outdo.observability.mismatch import mismatch_metrics
 from outdo.observability.within_groups import within_group_metrics
 from outdo.types import FinishReason, Group, Step
 
@@ -84,7 +85,6 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
     mask, tokens = batch.loss_mask, update.tokens
     clipped, log_ratio = tokens["clipped"][mask].float(), tokens["log_ratio"][mask]
     old = tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
-    gap = (old - batch.rollout_logprobs)[mask].abs()
     metrics = {
         "num_trained_tokens": float(mask.sum()),
         "advantage": None if batch.advantages is None else _mean(batch.advantages[mask]),
@@ -92,8 +92,7 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
         "clip_ratio/low_mean": _mean(clipped * (log_ratio < 0)),
         "clip_ratio/high_mean": _mean(clipped * (log_ratio > 0)),
         "clip_ratio/region_mean": _mean(clipped),
-        "sampling/sampling_logp_difference/mean": _mean(gap),
-        "sampling/sampling_logp_difference/max": float(gap.max()),
+        **mismatch_metrics(batch.rollout_logprobs[mask], old[mask]),
     }
     if batch.ref_logprobs is not None:
         metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask] * log_ratio.exp())

@@ -28,7 +28,7 @@ from outdo.algorithms.advantages import (
 from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
-from outdo.algorithms.objectives.corrections import product
+from outdo.algorithms.objectives.corrections import product, truncate
 from outdo.config.adapters import with_names_of_peft
 from outdo.config.names import (
     ADVANTAGES,
@@ -43,6 +43,7 @@ from outdo.config.names import (
     OBJECTIVES,
     STOPS,
 )
+from outdo.config.options import corrects_by_default
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.rules import optimiser_steps
 from outdo.models.adapter import adapter_config
@@ -59,10 +60,13 @@ if TYPE_CHECKING:
 def objective_of(recipe: Recipe) -> Objective:
     """Build the recipe's objective: a preset, with some pieces replaced, in the conventions of `train.compat`.
 
-    An option that is written in the recipe overrides a convention.
+    An option that is written in the recipe overrides a convention. Where the engine is not the trainer, an objective
+    without a correction gets truncated importance weights, unless the recipe has `correction = "none"`.
     """
     piece, train = recipe.train.objective, recipe.train
     objective = build_objective(piece, filled=known_values(recipe))
+    if corrects_by_default(recipe) and isinstance(objective, ComposedObjective) and not objective.bypass:
+        objective = replace(objective, correction=objective.correction or truncate())
     if train.compat == "outdo":
         return objective
     if not isinstance(objective, ComposedObjective):

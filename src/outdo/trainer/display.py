@@ -85,6 +85,9 @@ class Display:
         mismatch = metrics.get("sampling/sampling_logp_difference/max", 0.0)
         if warn_mismatch and mismatch > MISMATCH:
             parts.append(f"sampler and trainer differ by {mismatch:.2g} nats")
+        if "sampling/corrected" in metrics:
+            corrected = metrics["sampling/corrected"] * metrics["num_trained_tokens"]
+            parts.append(f"corrected {corrected:,.0f} tokens")
         if not self.live:  # a progress bar must fit into 80 columns
             parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:

@@ -15,6 +15,7 @@ from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
+from outdo.observability.mismatch import correction_metrics
 from outdo.observability.page.collect import collect_run
 from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
@@ -295,7 +296,7 @@ class _Training:
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step)
+    metrics = step_metrics(step) | correction_metrics(step, run.objective)
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

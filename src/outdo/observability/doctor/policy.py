@@ -103,6 +103,12 @@ def engine_mismatch(run: RunMetrics) -> Iterator[Finding]:
             f"engine and trainer differ by {span.mean:.2g} nats per token: the answers come from a different policy.",
             "Correct for it (the correction truncate or mask of train.objective), or make both compute alike.",
         )
+    elif span := run.lasting("sampling/effective_sample_size", below=0.9):
+        yield span.finding(
+            "warning",
+            f"a few tokens differ so much between engine and trainer that the sample counts as {span.mean:.0%} of it.",
+            "The correction mask of train.objective excludes them; in the same precision both compute alike.",
+        )
 
 
 def slow_steps(run: RunMetrics) -> Iterator[Finding]:
