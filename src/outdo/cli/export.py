@@ -15,7 +15,8 @@ def run_export(run: str, folder: Path, console: Console, *, best: bool, dtype: s
     if not merge:
         print_line(console, f"{source.name} is now in {export(source, folder, dtype=dtype)}")
         return
-    difference = export_merged(source, folder, dtype=dtype)
+    error = export_merged(source, folder, dtype=dtype)
     print_line(console, f"{source.name} is now in {folder}, its adapter merged into the base")
-    compared = f"on {SEQUENCES} fixed sequences of 64 tokens"
-    print_line(console, f"largest difference of a log-probability from the adapter {compared}: {difference:.1e} nats")
+    what = f"largest difference from the adapter's log-probabilities, in float64 on {SEQUENCES} fixed sequences"
+    print_line(console, f"{what} of 64 tokens: {error.weights:.1e} nats")
+    print_line(console, f"(products in float32 change the log-probabilities of the adapter by {error.products:.1e})")

@@ -1,18 +1,20 @@
 """Export a trained model as an ordinary model folder, with a model card that has its results before and after."""
 
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.config.file import dump
 from outdo.config.paths import file_name, with_file_names
 from outdo.models.adapter import merged
-from outdo.models.attention.forward import probe_tokens
+from outdo.models.attention.forward import layers_of, probe_tokens
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
@@ -45,8 +47,15 @@ The whole recipe, with file names in place of paths:
 SEQUENCES = 8
 """Fixed sequences of 64 tokens on which a merged model is compared with its adapter."""
 
-MOST_ROUNDING = 1e-3
-"""Nats by which a model merged in float32 may differ from its adapter. Rounding makes some 1e-5."""
+MOST_ROUNDING = 1e-4
+"""Nats by which the rounding of merged weights to float32 may change a log-probability. It changes some 1e-6."""
+
+
+class MergeError(NamedTuple):
+    """How far a merged model is from its adapter, as the largest difference of a log-probability in nats."""
+
+    weights: float  # with float64 products: only the rounding of the merged weights
+    products: float  # by how much float32 products change the log-probabilities of the adapter itself
 
 
 def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
@@ -75,11 +84,12 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
     return folder
 
 
-def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> float:
+def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> MergeError:
     """Merge the adapter of a run or of an adapter folder into its base, in float32, and write the whole model.
 
-    `dtype` is that of the written weights, as in `export`. Returns the largest difference of a log-probability between
-    the written model and the adapter, in nats, on `SEQUENCES` fixed sequences.
+    `dtype` is that of the written weights, as in `export`. Returns how far the written model is from the adapter on
+    `SEQUENCES` fixed sequences. It is computed in float64: two models that are equal but for the order of their
+    products differ in float32 by more than the rounding of the merged weights.
 
     Raises `UserError` if `folder` is not empty, if there is no adapter, or if the merged model is another one.
     """
@@ -88,9 +98,12 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> f
     if facts.adapter is None:
         raise UserError([f"--merge: {source.name} has no adapter"])
     wanted = (facts.dtype or "float32") if dtype == "source" else dtype
-    expected = _logprobs(load_model(facts))
+    adapter = load_model(facts)
+    expected = _logprobs(adapter)
+    products = _largest(_logprobs(adapter, torch.float32) - expected)
+    del adapter
     model = merged(load_model(replace(facts, adapter=None)), facts.adapter)
-    rounding = float((_logprobs(model) - expected).abs().max())
+    rounding = _largest(_logprobs(model) - expected)
     if not rounding < MOST_ROUNDING:
         other = f"the merged model differs from the adapter by {rounding:.2g} nats"
         raise UserError([f"--merge: {other}; this adapter cannot be merged"])
@@ -104,7 +117,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> f
             (aside / "README.md").write_text(card(source), encoding="utf-8")
 
     save_model_folder(folder, write)
-    return float((_logprobs(load_model(folder)) - expected).abs().max())
+    return MergeError(weights=_largest(_logprobs(load_model(folder)) - expected), products=products)
 
 
 def _check_target(folder: Path) -> None:
@@ -112,13 +125,42 @@ def _check_target(folder: Path) -> None:
         raise UserError([f"{folder}: exists and is not empty; choose a new folder"])
 
 
+def _largest(differences: Tensor) -> float:
+    return float(differences.abs().max())
+
+
 @torch.no_grad()
-def _logprobs(model: PreTrainedModel) -> Tensor:
-    """Compute the log-probabilities [S, T] of fixed sequences."""
+def _logprobs(model: PreTrainedModel, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Compute the log-probabilities [S, T] of fixed sequences with products in `dtype`."""
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.tensor(probe_tokens(vocabulary))
     token_ids = (tokens + 11 * torch.arange(SEQUENCES)[:, None]) % vocabulary  # [S, T]
-    return sequence_logprobs(model(input_ids=token_ids, use_cache=False).logits.float(), token_ids)
+    with _computing_in(dtype, model):
+        return sequence_logprobs(model(input_ids=token_ids, use_cache=False).logits, token_ids)
+
+
+@contextmanager
+def _computing_in(dtype: torch.dtype, model: PreTrainedModel) -> Iterator[None]:
+    """Convert the float32 weights of a model while it computes, those of the layers only one layer at a time."""
+    layers = layers_of(model)
+    in_layers = {module for layer in layers for module in layer.modules()}
+    others = [module for module in model.modules() if module not in in_layers]
+    before = [layer.register_forward_pre_hook(lambda own, _: _convert(own.modules(), dtype)) for layer in layers]
+    after = [layer.register_forward_hook(lambda own, *_: _convert(own.modules(), torch.float32)) for layer in layers]
+    _convert(others, dtype)
+    try:
+        yield
+    finally:
+        _convert(others, torch.float32)
+        for hook in (*before, *after):
+            hook.remove()
+
+
+def _convert(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    for module in modules:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
 
 
 def _source_dtype(model: str) -> str:

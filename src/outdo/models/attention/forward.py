@@ -229,7 +229,7 @@ class Forward:
             forward = partial(_compiled(type(layer).forward), layer) if self.compile else layer.forward
             return partial(checkpoint, forward, **recompute) if self.gradient_checkpointing else forward
 
-        return _wrapped_forwards(_layers(self.model), wrap)
+        return _wrapped_forwards(layers_of(self.model), wrap)
 
     @property
     def precision_name(self) -> Precision:
@@ -274,7 +274,7 @@ def _attention_replaced(model: PreTrainedModel) -> Iterator[None]:
         model.config._attn_implementation = own
 
 
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     """Return the layers, as `transformers` marks them for gradient checkpointing."""
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
@@ -282,7 +282,7 @@ def _layers(model: PreTrainedModel) -> list[nn.Module]:
 def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:
     settings = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
     enabled = [name for name, value in settings.items() if value]
-    if enabled and not _layers(model):
+    if enabled and not layers_of(model):
         raise ModelError(
             f"{enabled[0]} = true: {type(model).__name__} does not mark its layers as `transformers` does for this"
         )
