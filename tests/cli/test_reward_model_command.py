@@ -10,7 +10,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.cli.reward_model import hold_out
 from outdo.data.preferences import comparisons_from
+from outdo.rewards import RewardInput
 from outdo.rewards.model import Comparison
+from outdo.rewards.online_model import reward_model as load_reward_model
 from outdo.utils.errors import UserError
 
 
@@ -226,3 +228,30 @@ def test_ratings_without_any_difference_are_refused(refused, tmp_path):
     rows = [{"prompt": f"{n}?", "completion": "2", "reward": n} for n in range(6)]
     told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
     assert "two answers with different rewards to one prompt" in told[0]
+
+
+def test_an_adapter_is_trained_with_its_head_and_rewards_answers(outdo, reward_model, pairs, model, tmp_path):
+    done = reward_model(pairs, adapter='{name = "lora", rank = 8, alpha = 16}', lr=1e-2)
+    assert done.status == 0
+    assert held_out_share(done.out) > 0.85
+    assert sorted(path.name for path in (tmp_path / "reward").glob("*.safetensors")) == ["adapter_model.safetensors"]
+    reward = load_reward_model(path=str(tmp_path / "reward"), labels="exact", every=1, device="cpu")
+    even, odd = reward([RewardInput(prompt="7?", completion=text, answer=None) for text in ("312", "311")])
+    assert even.value > odd.value
+    further = reward_model(pairs, model=tmp_path / "reward", out=tmp_path / "further", steps=1, lr=0.0)
+    assert f"(before training {held_out_share(done.out):.1%})" in further.out
+
+
+def test_a_wrong_adapter_is_reported_with_the_other_mistakes(outdo, model, tmp_path):
+    arguments = ("--data", tmp_path / "none.jsonl", "--out", tmp_path / "out", "--adapter")
+    for command in ("reward-model", "sft"):
+        for text, sentence in (
+            ("lor", '--adapter: nothing is called "lor"'),
+            ("{name = 'lora', rnk = 4}", "--adapter.rnk"),
+            ("{name = 'lora', targets = ['foo']}", "--adapter: the adapter does not fit the model: "),
+            ("[4]", "--adapter [4]: expected the name of an adapter"),
+        ):
+            done = outdo(command, model, *arguments, text)
+            assert done.status == 2
+            assert sentence in done.error
+            assert "none.jsonl" in done.error

@@ -20,6 +20,7 @@ Engine = Annotated[
     typer.Option(help='builtin, \'{name = "vllm", python = "path"}\' ...; unset: the engine of the run, or builtin'),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
+Adapter = Annotated[str | None, typer.Option(help="train only an adapter: lora, or a table as train.adapter has it")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
 Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of the longest answer")]

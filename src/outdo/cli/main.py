@@ -10,6 +10,7 @@ from rich.console import Console
 
 import outdo
 from outdo.cli.arguments import (
+    Adapter,
     AsJson,
     CheckpointEvery,
     Device,
@@ -155,7 +156,8 @@ def sft(
     prompt: Annotated[str | None, typer.Option(help="column of the prompts; unset: found by its name")] = None,
     answer: Annotated[str | None, typer.Option(help="column of the answers; unset: found by its name")] = None,
     template: Template = None,
-    seed: Annotated[int, typer.Option(help="random seed of the order of the examples")] = 0,
+    adapter: Adapter = None,
+    seed: Annotated[int, typer.Option(help="random seed of the order of the examples, and of --adapter")] = 0,
     device: Device = "auto",
     checkpoint_every: CheckpointEvery = 100,
 ) -> None:
@@ -175,6 +177,7 @@ def sft(
         prompt=prompt,
         answer=answer,
         template=template,
+        adapter=adapter,
         checkpoint_every=checkpoint_every,
     )
     raise typer.Exit(run_sft(settings, out, Display()))
@@ -201,7 +204,8 @@ def reward_model(
     completion: Annotated[str | None, typer.Option(help="column of the rated answers; unset: found")] = None,
     reward: Annotated[str | None, typer.Option(help="column of the ratings; unset: found")] = None,
     template: Template = None,
-    seed: Annotated[int, typer.Option(help="random seed of the new head, the held-out prompts and the order")] = 0,
+    adapter: Adapter = None,
+    seed: Annotated[int, typer.Option(help="random seed of new weights, the held-out prompts and the order")] = 0,
     device: Device = "auto",
     checkpoint_every: CheckpointEvery = 100,
 ) -> None:
@@ -226,6 +230,7 @@ def reward_model(
         holdout=holdout,
         columns=columns,
         template=template,
+        adapter=adapter,
         seed=seed,
         device=device,
         checkpoint_every=checkpoint_every,

@@ -3,13 +3,14 @@
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import not_empty
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
@@ -22,6 +23,9 @@ from outdo.trainer.display import Display
 from outdo.trainer.supervised import Plan, not_started_yet, run_plan
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class RewardModelSettings:
     holdout: float  # share of the prompts that are held out for a test
     columns: Mapping[str, str | None]  # the columns of `data` that are not found by their names
     template: str | None
+    adapter: str | None  # as `train.adapter` in a recipe
     seed: int
     device: str
     checkpoint_every: int
@@ -60,6 +65,7 @@ class PreferenceData:
     held_out: list[Comparison]
     notes: list[str]  # for the user
     fingerprint: str  # SHA-256 of the file
+    adapter: "PeftConfig | None" = None  # that a new training starts with
 
     @property
     def loss(self) -> Loss:
@@ -111,8 +117,8 @@ class RewardModelTraining:
         return self.model.optimiser.steps
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights by name."""
-        return self.model.model.state_dict()
+        """Return the trained weights by name."""
+        return self.model.optimiser.weights
 
     def train(self, start: int) -> Iterator[FitStep]:
         """Make the optimiser steps `start` to `steps`."""
@@ -180,7 +186,7 @@ def _load(
     useful = [each for each in data.train if is_useful(each, data.loss)]
     if left := len(data.train) - len(useful):
         display.say(f"left out: {left} of {len(data.train)} prompts, whose answers have equal values")
-    model = _reward_model(str(folder or settings.model), settings)
+    model = _reward_model(str(folder or settings.model), settings, data.adapter)
     trained_on, tested_on = _short_enough(model, useful, display), _short_enough(model, data.held_out, display)
     if not trained_on:
         raise UserError([f"{settings.data}: no comparison fits into the model's context of {model.context} tokens"])
@@ -188,10 +194,12 @@ def _load(
     return RewardModelTraining(model, trained_on, tested_on, settings, data.loss)
 
 
-def _reward_model(model: str, settings: RewardModelSettings) -> RewardModel:
-    """Load a reward model as it is, or a language model's body with a new head."""
+def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfig | None") -> RewardModel:
+    """Load a reward model as it is, or a language model's body with a new head; attach a new adapter."""
     how: dict[str, Any] = {
         "device": settings.device,
+        "adapter": adapter,
+        "seed": settings.seed,
         "optimiser": OptimiserSettings(lr=settings.lr, warmup=settings.warmup, total=settings.steps),
         "template": settings.template,
     }
@@ -199,7 +207,7 @@ def _reward_model(model: str, settings: RewardModelSettings) -> RewardModel:
     architecture = inspect_folder(model, EITHER).architecture or ""
     if architecture.endswith(REWARD_MODEL.endings):
         return RewardModel.load(model, **how)
-    return RewardModel.from_policy(model, seed=settings.seed, **how)
+    return RewardModel.from_policy(model, **how)
 
 
 # ------------------------------------------------------------------------------------------------------------- the data
@@ -207,18 +215,19 @@ def _reward_model(model: str, settings: RewardModelSettings) -> RewardModel:
 
 def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed: bool) -> PreferenceData:
     """Return the comparisons to train on and those held out. Raises `UserError` with every fault, `mistakes` first."""
+    adapter = None
     try:
         if not resumed:  # then the model is that of the checkpoint
-            inspect_folder(settings.model, EITHER)
-    except ModelError as error:
-        mistakes.append(str(error))
+            adapter = read_adapter(settings.adapter, settings.model, EITHER)
+    except (ModelError, UserError) as error:
+        mistakes += str(error).splitlines()
     try:
         data = _read(settings)
     except UserError as error:
         raise UserError([*mistakes, *error.problems]) from None
     if mistakes:
         raise UserError(mistakes)
-    return data
+    return replace(data, adapter=adapter)
 
 
 def _read(settings: RewardModelSettings) -> PreferenceData:

@@ -5,17 +5,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import not_empty
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.data.prompts import Mixture, Prompts
 from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, examples_in
-from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.trainer.display import Display
@@ -23,6 +23,9 @@ from outdo.trainer.sft import SftStep, sft
 from outdo.trainer.supervised import Plan, not_started_yet, run_plan
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class SftSettings:
     prompt: str | None
     answer: str | None
     template: str | None
+    adapter: str | None  # as `train.adapter` in a recipe
     checkpoint_every: int
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +60,7 @@ class SftData:
     sources: list[list[SftExample]]
     notes: list[str]
     fingerprints: dict[str, str]
+    adapter: "PeftConfig | None" = None  # that a new training starts with
 
 
 def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:
@@ -72,7 +77,7 @@ def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool
         makes="fine-tuned model",
         settings=settings.to_json(),
         data=data.fingerprints,
-        load=partial(_load, settings, data.sources, display),
+        load=partial(_load, settings, data, display),
         checkpoint_every=settings.checkpoint_every,
     )
     return run_plan(plan, out, display, resumed=resumed, changed=changed)
@@ -92,8 +97,8 @@ class SftTraining:
         return self.policy.version
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights by name."""
-        return self.policy.model.state_dict()
+        """Return the trained weights by name."""
+        return self.policy.optimiser.weights
 
     def train(self, start: int) -> Iterator[SftStep]:
         """Make the optimiser steps `start` to `steps`."""
@@ -132,15 +137,15 @@ def show_example(tokenizer: PreTrainedTokenizerBase, example: SftTokens) -> str:
 
 def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) -> SftData:
     """Read the examples of each file. Raises `UserError` with every fault, those in `mistakes` first."""
-    data, weights = settings.data, settings.weights
-    checked = SftData(sources=[], notes=[], fingerprints={})
+    data, weights, adapter = settings.data, settings.weights, None
     if weights and len(weights) != len(data):
         mistakes.append(f"--weight: expected one for each --data, {len(data)}, or none; found {len(weights)}")
     try:
         if not resumed:  # then the model is that of the checkpoint
-            inspect_folder(settings.model)
-    except ModelError as error:
+            adapter = read_adapter(settings.adapter, settings.model)
+    except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
+    checked = SftData(sources=[], notes=[], fingerprints={}, adapter=adapter)
     for place, path in enumerate(data, 1):
         try:
             rows = read_rows(path)
@@ -156,13 +161,12 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
     return checked
 
 
-def _load(
-    settings: SftSettings, sources: Sequence[Sequence[SftExample]], display: Display, folder: str | Path | None
-) -> SftTraining:
+def _load(settings: SftSettings, data: SftData, display: Display, folder: str | Path | None) -> SftTraining:
     """Load the model of a folder, or that of the settings, and encode the examples."""
     optimiser = OptimiserSettings(lr=settings.lr, warmup=settings.warmup, total=settings.steps)
-    policy = Policy.load(folder or settings.model, device=settings.device, optimiser=optimiser)
-    encoded = [_encode(policy, examples, settings.template, display) for examples in sources]
+    start = {"device": settings.device, "adapter": data.adapter, "seed": settings.seed, "optimiser": optimiser}
+    policy = Policy.load(folder or settings.model, **start)
+    encoded = [_encode(policy, examples, settings.template, display) for examples in data.sources]
     display.say("the first example, as the model reads it; » and « enclose what is learned:")
     display.say(show_example(policy.tokenizer, encoded[0][0]))
     if not any(token in policy.end_ids for token in _learned(encoded[0][0])):

@@ -46,9 +46,13 @@ def with_names_of_peft(piece: Piece) -> Piece:
 
 def check_adapter(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with the adapter of a recipe, as far as the source of PEFT tells."""
-    piece, key, methods = recipe.train.adapter, "train.adapter", adapter_methods()
-    if piece is None:
-        return
+    if recipe.train.adapter is not None:
+        yield from adapter_mistakes("train.adapter", recipe.train.adapter)
+
+
+def adapter_mistakes(key: str, piece: Piece) -> Iterator[str]:
+    """Yield what is wrong with an adapter, as far as the source of PEFT tells."""
+    methods = adapter_methods()
     if not methods:
         yield f'{key}: needs peft: pip install "outdo[adapters]"'
     elif piece.name not in methods:

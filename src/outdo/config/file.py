@@ -194,7 +194,7 @@ def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str 
         table[name] = inner
         table = inner
     if written.strip():
-        table[last] = _override_value(written, leaves().get(key))
+        table[last] = read_value(written, leaves().get(key))
     else:
         table.pop(last, None)
     return key
@@ -209,7 +209,8 @@ def _default_table(raw: Mapping[str, Any], place: str) -> Any:
     return DEFAULT_ADVANTAGE.get(str(name), DEFAULT_PIECES[place])
 
 
-def _override_value(written: str, setting: FieldInfo | None) -> Any:
+def read_value(written: str, setting: FieldInfo | None = None) -> Any:
+    """Return a value written as in TOML, as it is given on the command line; other text is a string."""
     try:
         parsed = tomllib.loads(f"value = {written}")
     except (ValueError, RecursionError):

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from outdo.models.inspect_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from outdo.utils.errors import ModelError, UserError
+from outdo.utils.sharded_tensors import divided_like
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -59,6 +60,19 @@ def adapter_config(name: str, **options: Any) -> "PeftConfig":
             return methods[name](**{"task_type": "CAUSAL_LM", **options})
     except (TypeError, ValueError, ImportError) as error:
         raise UserError([f"{name}: {_sentence(error)}"]) from error
+
+
+def with_head(config: "PeftConfig", head: str) -> "PeftConfig":
+    """Return the configuration of an adapter of a classifier, whose head is trained and saved as a whole.
+
+    Raises `ModelError` if the method of the adapter cannot train whole layers.
+    """
+    made: Any = copy.deepcopy(config)
+    if not hasattr(made, "modules_to_save"):
+        raise ModelError(f"adapters of the kind {made.peft_type.value} cannot train the head {head}; use lora")
+    made.task_type = "SEQ_CLS"
+    made.modules_to_save = sorted({*(made.modules_to_save or ()), head})
+    return made
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -150,6 +164,25 @@ def set_base(model: PreTrainedModel, name: str) -> None:
 def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the weights of a model that are trained, by name: with an adapter, its own."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def state_without_base(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of a model by name, without frozen weights."""
+    frozen = _frozen(model)
+    return {name: value for name, value in model.state_dict().items() if name not in frozen}
+
+
+def load_state_without_base(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore what `state_without_base` returned. Raises ValueError if it is the state of another model."""
+    own = model.state_dict()
+    weights = {name: divided_like(value, own.get(name)) for name, value in state.items()}
+    report = model.load_state_dict(weights, strict=False)
+    if wrong := {*report.missing_keys, *report.unexpected_keys} - _frozen(model):
+        raise ValueError(f"the state belongs to another model: {min(wrong)}")
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    return {name for name, weight in model.named_parameters() if not weight.requires_grad}
 
 
 def on_same_base(model: Model) -> Model:

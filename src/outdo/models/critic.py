@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from outdo.algorithms.objectives.weights import Weight
 from outdo.algorithms.requirements import requirements_of
-from outdo.models.adapter import has_adapter, on_same_base
+from outdo.models.adapter import has_adapter, load_state_without_base, on_same_base, state_without_base
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import check_finite, load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
@@ -26,7 +26,6 @@ from outdo.models.scorer import BatchSizes, stack
 from outdo.types import Batch
 from outdo.utils.batching import accumulate
 from outdo.utils.errors import ModelError
-from outdo.utils.sharded_tensors import divided_like
 
 
 class Critic:
@@ -166,22 +165,13 @@ class Critic:
         Raises `NonFiniteWeightsError` if a weight is not finite.
         """
         check_finite(self.trained, "the critic", "lower the lr of train.critic")
-        frozen = self._frozen()
-        weights = {name: value for name, value in self.trained.state_dict().items() if name not in frozen}
-        return {"weights": weights, "optimiser": self.optimiser.state()}
+        return {"weights": state_without_base(self.trained), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        own = self.trained.state_dict()
-        weights = {name: divided_like(value, own.get(name)) for name, value in state["weights"].items()}
-        report = self.trained.load_state_dict(weights, strict=False)
-        if wrong := {*report.missing_keys, *report.unexpected_keys} - self._frozen():
-            raise ValueError(f"the critic's state belongs to another model: {min(wrong)}")
+        load_state_without_base(self.trained, state["weights"])
         self.optimiser.load_state(state["optimiser"])
         check_finite(self.trained, "the critic")
-
-    def _frozen(self) -> set[str]:
-        return {name for name, weight in self.trained.named_parameters() if not weight.requires_grad}
 
 
 def _after_the_end(batch: Batch) -> tuple[Tensor, Tensor]:

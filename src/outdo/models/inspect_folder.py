@@ -63,6 +63,8 @@ EITHER = Kind(
     LANGUAGE_MODEL.endings + REWARD_MODEL.endings,
     f"{LANGUAGE_MODEL.expected}, and ...ForSequenceClassification as rewards",
 )
+IN_ITS_NAME = re.compile(f"({'|'.join(EITHER.endings)})$")
+"""The end of an architecture's name, which tells its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,27 +145,45 @@ def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
 
 
 def _inspect_adapter(name: str, folder: Path, kind: Kind) -> ModelFacts:
-    """Inspect an adapter folder, as PEFT writes it, and the base model that it names."""
+    """Inspect an adapter folder, as PEFT writes it, and the base model that it names.
+
+    The adapter of a reward model holds its head; the base may be a language model.
+    """
     problems: list[str] = []
-    base = _read_object(folder / ADAPTER_CONFIG, problems).get("base_model_name_or_path")
+    config = _read_object(folder / ADAPTER_CONFIG, problems)
+    base, scores = config.get("base_model_name_or_path"), config.get("task_type") == "SEQ_CLS"
+    if scores and kind is LANGUAGE_MODEL:
+        problems.append("an adapter of a reward model, which gives scores and generates no text")
+    _check_adapter_weights(folder, problems)
+    facts = _inspect_base(base, EITHER if scores else kind, problems)
+    if problems or facts is None:
+        raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
+    architecture = facts.architecture or ""
+    kind_of_model = IN_ITS_NAME.sub(REWARD_MODEL.endings[0], architecture) if scores else architecture
+    return replace(facts, adapter=folder, architecture=kind_of_model or None)
+
+
+def _inspect_base(base: Any, kind: Kind, problems: list[str]) -> ModelFacts | None:
+    """Inspect the base model of an adapter; add to `problems` and return None if there is none."""
+    if not isinstance(base, str) or not base:
+        problems.append(f"{ADAPTER_CONFIG}: base_model_name_or_path should name the model that the adapter belongs to")
+        return None
+    try:
+        facts = inspect_folder(base, kind)
+    except ModelError as error:
+        problems.extend(f"its base, named in {ADAPTER_CONFIG}: {line}" for line in str(error).splitlines())
+        return None
+    if facts.adapter:
+        problems.append(f"its base {base} is an adapter as well; merge that one first: `outdo export --merge`")
+    return facts
+
+
+def _check_adapter_weights(folder: Path, problems: list[str]) -> None:
     if (folder / ADAPTER_WEIGHTS).is_file():
         _read_header(folder / ADAPTER_WEIGHTS, problems)
     else:
         pickled = "; save the adapter as safetensors" if (folder / "adapter_model.bin").exists() else ""
         problems.append(f"no weights of the adapter: {ADAPTER_WEIGHTS} is missing{pickled}")
-    facts = None
-    if not isinstance(base, str) or not base:
-        problems.append(f"{ADAPTER_CONFIG}: base_model_name_or_path should name the model that the adapter belongs to")
-    else:
-        try:
-            facts = inspect_folder(base, kind)
-        except ModelError as error:
-            problems.extend(f"its base, named in {ADAPTER_CONFIG}: {line}" for line in str(error).splitlines())
-    if facts and facts.adapter:
-        problems.append(f"its base {base} is an adapter as well; merge that one first: `outdo export --merge`")
-    if problems or facts is None:
-        raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
-    return replace(facts, adapter=folder)
 
 
 def _why_not_a_folder(path: Path) -> str:

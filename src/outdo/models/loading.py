@@ -28,7 +28,16 @@ from outdo.models.adapter import attach, attach_saved, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
-from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder, is_local
+from outdo.models.inspect_folder import (
+    EITHER,
+    LANGUAGE_MODEL,
+    REWARD_MODEL,
+    SIZES,
+    Kind,
+    ModelFacts,
+    inspect_folder,
+    is_local,
+)
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
 from outdo.utils.sharded_tensors import own_part
 
@@ -37,6 +46,8 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
+HEAD = "score"
+"""The name of the head of a reward model."""
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizer
@@ -72,7 +83,7 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_token_ids[0]
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
-    _check_rows(tokenizer, facts.vocab_size or inspect_folder(facts.name, kind).vocab_size, name)
+    _check_rows(tokenizer, facts.vocab_size or inspect_folder(facts.name, _kind_of_base(facts, kind)).vocab_size, name)
     return tokenizer
 
 
@@ -126,14 +137,15 @@ def load_model(
     return (loaded if "device_map" in options else loaded.to(device)).eval()
 
 
-def adapter_size(facts: ModelFacts, config: "PeftConfig") -> int | None:
+def adapter_size(facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_MODEL) -> int | None:
     """Return how many weights an adapter would have in a model, whose own weights are not loaded.
 
     None if its initialisation needs them. Raises `ModelError` if it does not fit the model.
     """
     folder = _on_this_machine(facts, TOKENIZER_FILES)
+    auto: Any = AutoModelForCausalLM if kind is LANGUAGE_MODEL else AutoModelForSequenceClassification
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config(folder, facts.name))
+        model = auto.from_config(_config(folder, facts.name))
         try:
             attach(model, config)
         except ModelError as error:
@@ -150,35 +162,49 @@ def base_of(facts: ModelFacts) -> BaseModel:
 
 
 def load_classifier(
-    name: str | Path, device: torch.device | str = "cpu", *, head_seed: int | None = None
+    name: str | Path | ModelFacts, device: torch.device | str = "cpu", *, head_seed: int | None = None
 ) -> PreTrainedModel:
     """Load a model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
 
     With `head_seed`, `name` is a language model: its body gets a new head `score` [1, H] of normal random numbers with
     the standard deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
+    An adapter folder of a reward model holds its head; the base may be a language model.
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
     kind = REWARD_MODEL if head_seed is None else LANGUAGE_MODEL
-    folder = _with_weights(inspect_folder(name, kind), kind)
-    config = _config(folder, str(name))
+    facts = _inspected(name, kind)
+    folder = _with_weights(facts, _kind_of_base(facts, kind))
+    config = _config(folder, facts.name)
     config.use_cache = False  # the model generates nothing
+    if facts.adapter:
+        check_base(facts.adapter, base_of(facts))
+        if not any(each.endswith(REWARD_MODEL.endings) for each in config.architectures or ()):
+            head_seed = 0  # any: the adapter has a head
     if head_seed is not None:
         config.num_labels = 1
     if config.num_labels != 1:
-        raise ModelError(f"model {name} gives a text {config.num_labels} scores (num_labels), and a reward is one")
-    head = () if head_seed is None else ("score.",)
+        scores = f"{config.num_labels} scores (num_labels)"
+        raise ModelError(f"model {facts.name} gives a text {scores}, and a reward is one")
+    new, options = () if head_seed is None else (f"{HEAD}.",), {"dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
-        model = _load(AutoModelForSequenceClassification, folder, config, str(name), {"dtype": torch.float32}, new=head)
+        model = _load(AutoModelForSequenceClassification, folder, config, facts.name, options, new=new)
     if head_seed is not None:
-        weight = model.get_parameter("score.weight")
+        weight = model.get_parameter(f"{HEAD}.weight")
         source = torch.Generator().manual_seed(head_seed)
         torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
+    if facts.adapter:
+        attach_saved(model, facts.adapter)
     return model.to(device).eval()
 
 
 def _inspected(model: str | Path | ModelFacts, kind: Kind) -> ModelFacts:
     return model if isinstance(model, ModelFacts) else inspect_folder(model, kind)
+
+
+def _kind_of_base(facts: ModelFacts, kind: Kind) -> Kind:
+    """Return which kind the files of a model have to be of; the adapter of a reward model has a base of either."""
+    return EITHER if facts.adapter and kind is REWARD_MODEL else kind
 
 
 def _with_weights(facts: ModelFacts, kind: Kind) -> Path:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
@@ -17,15 +17,28 @@ from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outdo.models.adapter import (
+    attach,
+    has_adapter,
+    load_state_without_base,
+    save_adapter,
+    set_base,
+    state_without_base,
+    with_head,
+)
+from outdo.models.base_model import BaseModel
 from outdo.models.device import choose_device
-from outdo.models.inspect_folder import REWARD_MODEL
-from outdo.models.loading import check_finite, load_classifier, load_tokenizer, max_context, without_bars
+from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts, inspect_folder
+from outdo.models.loading import HEAD, base_of, check_finite, load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.utils.batching import accumulate, pack_by_tokens
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 Text = str | Sequence[Mapping[str, Any]]  # a prompt, or chat messages
 Loss = Literal["pairs", "regression"]
@@ -127,6 +140,7 @@ class RewardModel:
         micro_batch_tokens: tokens computed at once, including padding.
         template: text with `{prompt}` in it, for base models; it replaces the chat template.
         system: the first message, as for `encode_prompt`.
+        base: with an adapter, the model that it belongs to.
     """
 
     def __init__(
@@ -139,6 +153,7 @@ class RewardModel:
         micro_batch_tokens: int = 16384,
         template: str | None = None,
         system: str | None = None,
+        base: BaseModel | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -150,24 +165,54 @@ class RewardModel:
         self.context = max_context(model)
         self._end: Any = tokenizer.eos_token_id
         self._pad = _set_pad_token(model, tokenizer)
+        self.base = base
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", **settings: Any) -> "RewardModel":
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        adapter: "PeftConfig | None" = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> "RewardModel":
         """Load a sequence classifier with one label from a folder or by its hub name. `settings`: see `RewardModel`.
+
+        `adapter` is attached to it, and only this and the head are trained then; `seed` is that of its random numbers.
+        An adapter folder is trained further.
 
         Raises `ModelError` if there is none, if it is damaged, or if it has more than one label.
         """
-        tokenizer = load_tokenizer(path, kind=REWARD_MODEL)
-        return cls(load_classifier(path, choose_device(device)[0]), tokenizer, **settings)
+        facts = inspect_folder(path, REWARD_MODEL)
+        tokenizer = load_tokenizer(facts, kind=REWARD_MODEL)
+        model = load_classifier(facts, choose_device(device)[0])
+        if facts.adapter:  # its folder has no config.json: the tokenizer tells which padding it was trained with
+            model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
 
     @classmethod
-    def from_policy(cls, path: str | Path, *, device: str = "auto", seed: int = 0, **settings: Any) -> "RewardModel":
-        """Build a reward model from a language model: its body, and a new head that is initialised from `seed`."""
-        tokenizer = load_tokenizer(path)
-        model = load_classifier(path, choose_device(device)[0], head_seed=seed)
+    def from_policy(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        adapter: "PeftConfig | None" = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> "RewardModel":
+        """Build a reward model from a language model: its body, and a new head that is initialised from `seed`.
+
+        `adapter` as in `load`. Raises `ModelError` if the language model is an adapter itself.
+        """
+        facts = inspect_folder(path, LANGUAGE_MODEL)
+        if facts.adapter:
+            raise ModelError(f"model {path}: an adapter gets no head; make a whole model of it: `outdo export --merge`")
+        tokenizer = load_tokenizer(facts)
+        model = load_classifier(facts, choose_device(device)[0], head_seed=seed)
         if model.config.get_text_config().pad_token_id == tokenizer.eos_token_id:
             model.config.get_text_config().pad_token_id = None  # the new head has to read the end token: use another
-        return cls(model, tokenizer, **settings)
+        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. One that cannot be encoded, or is too long for the model, has failed."""
@@ -241,21 +286,30 @@ class RewardModel:
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModelForSequenceClassification.from_pretrained` and `RewardModel.load` read.
 
+        With an adapter it is an adapter folder of PEFT with the head, which names the base and does not contain it.
+
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
         self._check_finite()
-        with without_bars():
-            self.model.save_pretrained(folder)
+        if self.base is not None:
+            save_adapter(self.model, folder)
+            self.base.write(folder)
+        else:
+            with without_bars():
+                self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """Return the current weights and optimiser state, not copies. Raises `NonFiniteWeightsError` as `save` does."""
+        """Return the current weights, without frozen ones, and optimiser state, not copies.
+
+        Raises `NonFiniteWeightsError` as `save` does.
+        """
         self._check_finite()
-        return {"weights": dict(self.model.state_dict()), "optimiser": self.optimiser.state()}
+        return {"weights": state_without_base(self.model), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.model.load_state_dict(state["weights"])
+        load_state_without_base(self.model, state["weights"])
         self.optimiser.load_state(state["optimiser"])
         self._check_finite()
 
@@ -276,6 +330,17 @@ class RewardModel:
         return row
 
 
+def _attached(model: PreTrainedModel, facts: ModelFacts, new: "PeftConfig | None", seed: int) -> BaseModel | None:
+    """Attach a new adapter, if there is one, and its head; return the base of the model's adapter."""
+    if new is not None:
+        attach(model, with_head(new, HEAD), seed=seed)
+    if not has_adapter(model):
+        return None
+    base = base_of(facts)
+    set_base(model, base.name)
+    return base
+
+
 def _set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the padding token; if the model has none, set it to a special token other than the end, if there is any.
 
@@ -287,7 +352,7 @@ def _set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         end: Any = tokenizer.eos_token_id
         special: list[Any] = [tokenizer.pad_token_id, *tokenizer.all_special_ids]
         config.pad_token_id = next((each for each in special if each != end), end)
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id) or tokenizer.pad_token
     return config.pad_token_id
 
 

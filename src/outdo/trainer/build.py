@@ -21,7 +21,7 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
-from outdo.distributed.replicas import current
+from outdo.distributed.replicas import Replicas, current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import ModelFacts, inspect_folder

@@ -204,10 +204,13 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
 
 def adapter_of(recipe: Recipe) -> "PeftConfig | None":
     """Build the configuration of the recipe's adapter. Raises `UserError` for an option that PEFT refuses."""
-    if recipe.train.adapter is None:
-        return None
-    piece = with_names_of_peft(recipe.train.adapter)
-    return _within_range("train.adapter", functools.partial(adapter_config, piece.name, **piece.options))
+    return None if recipe.train.adapter is None else peft_config("train.adapter", recipe.train.adapter)
+
+
+def peft_config(key: str, adapter: Piece) -> "PeftConfig":
+    """Build the configuration of an adapter. Raises `UserError`, beginning with `key`, for an option out of range."""
+    piece = with_names_of_peft(adapter)
+    return _within_range(key, functools.partial(adapter_config, piece.name, **piece.options))
 
 
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:

@@ -1,0 +1,45 @@
+"""`--adapter` of `outdo sft` and `outdo reward-model`: what `train.adapter` is in a recipe."""
+
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from outdo.config.adapters import adapter_mistakes
+from outdo.config.file import read_value
+from outdo.config.recipe import Piece
+from outdo.models.adapter import with_head
+from outdo.models.inspect_folder import LANGUAGE_MODEL, Kind, inspect_folder
+from outdo.models.loading import HEAD, adapter_size
+from outdo.trainer.build_method import peft_config
+from outdo.utils.errors import ModelError, UserError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+OPTION = "--adapter"
+
+
+def read_adapter(text: str | None, model: str, kind: Kind = LANGUAGE_MODEL) -> "PeftConfig | None":
+    """Return the configuration of the adapter that `--adapter` names for a model whose folder is sound.
+
+    `kind` is that of the model that is made. Raises `UserError` if there is no such adapter, or if it does not fit the
+    model.
+    """
+    facts = inspect_folder(model, kind)
+    if text is None:
+        return None
+    if facts.adapter:
+        raise UserError([f"{OPTION}: {model} is an adapter, which is trained further without this option"])
+    try:
+        piece = Piece.model_validate(read_value(text))
+    except ValidationError:
+        table = '{name = "lora", rank = 32}'
+        raise UserError([f"{OPTION} {text}: expected the name of an adapter, or a table such as {table}"]) from None
+    if mistakes := list(adapter_mistakes(OPTION, piece)):
+        raise UserError(mistakes)
+    config = peft_config(OPTION, piece)
+    try:
+        adapter_size(facts, config if kind is LANGUAGE_MODEL else with_head(config, HEAD), kind)
+    except ModelError as error:
+        raise UserError([f"{OPTION}: {line}" for line in str(error).splitlines()]) from None
+    return config
