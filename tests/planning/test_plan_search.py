@@ -29,11 +29,22 @@ def problem(gpus: str, model: str = "qwen2.5-7b", *card: str, **train: object) -
 
 def test_a_small_model_has_replicas_and_a_large_one_is_sharded():
     small = plan(problem("8xH100", "qwen2.5-0.5b"), staleness=0)
-    assert {option.prediction.layout.kind for option in small.options} == {"replicas", "together"}
+    assert {option.prediction.layout.kind for option in small.options} == {"replicas", "sharded", "together"}
     large = plan(problem("8xH100"), staleness=0)
-    assert {option.prediction.layout.kind for option in large.options} == {"together"}
+    assert {option.prediction.layout.kind for option in large.options} == {"sharded", "together"}
     assert "replicas: 1" in large.refused[0]
     assert "Adam's two moments" in large.refused[0]
+
+
+def test_divided_replicas_gather_whole_weights_to_sample():
+    """Each receives 4 bytes of all weights, and holds them beside its eighth of weights, gradients and moments."""
+    asked = problem("8xH100")
+    sharded = next(each for each in plan(asked, staleness=0).options if each.prediction.layout.kind == "sharded")
+    assert sharded.trainer["weights of the engine while sampling"] == 4 * 7_616_000_000
+    assert sharded.trainer["weights"] == 4 * 7_616_000_000 // 8
+    assert sharded.prediction.update == pytest.approx(4 * 7.616e9 / (0.4 * 450e9))
+    kinds = {each.prediction.layout.kind for each in plan(problem("64xH100", "qwen2.5-32b"), staleness=0).options}
+    assert "sharded" not in kinds  # 131 GB of weights do not fit one device
 
 
 def test_every_option_fits_into_its_devices():

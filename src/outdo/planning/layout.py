@@ -18,11 +18,19 @@ MOST_RUNNING = 1024
 """Answers that an engine runs at a time at most, whatever its memory: the default of vLLM on large cards."""
 
 
+KINDS = {
+    "replicas": "every device holds all, and samples from the weights that it trains",
+    "sharded": "all devices share the trainer's weights, and each gathers them whole to sample",
+    "together": "all devices share the trainer's weights, and sample with engines beside them",
+    "apart": "some devices train, and others sample",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A use of all devices of a cluster."""
 
-    kind: str  # replicas: every device holds all; together: all train, then all sample; apart: some train, some sample
+    kind: str  # one of KINDS
     trainers: int  # devices that train
     samplers: int  # devices that sample
     width: int = 1  # devices of one engine (tensor parallelism)
@@ -149,11 +157,18 @@ def _paced(
 
 
 def _update(shape: Shape, card: Card, work: Workload, layout: Layout, fractions: Fractions) -> float:
-    """Return the seconds of a weight update: none where the trainer's weights sample."""
+    """Return the seconds of a weight update: none where the trainer's weights sample.
+
+    Where all devices train and sample, it gathers the weights, in the bytes in which they are sampled from.
+    """
     if layout.kind == "replicas":
         return 0.0
-    devices = layout.shards if layout.kind == "together" else layout.trainers + layout.samplers
-    return timing.update_seconds(shape, card, fractions.update, adapter=work.adapter, devices=devices)
+    apart = layout.kind == "apart"
+    devices = layout.trainers + layout.samplers if apart else layout.shards
+    bytes_ = BFLOAT16 if apart else layout.weight_bytes
+    return timing.update_seconds(
+        shape, card, fractions.update, adapter=work.adapter, devices=devices, weight_bytes=bytes_
+    )
 
 
 def _overlapping(shape: Shape, card: Card, work: Workload, fractions: Fractions, synchronous: Prediction) -> Prediction:

@@ -10,7 +10,7 @@ from rich.text import Text
 from outdo.planning import simulation, timing
 from outdo.planning.binding import binds
 from outdo.planning.layout import Layout, Prediction
-from outdo.planning.search import Option, Plan, Problem
+from outdo.planning.search import TODAY, Option, Plan, Problem
 from outdo.planning.validation import Result, accepted, errors
 
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
@@ -19,7 +19,9 @@ QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
 def described(layout: Layout) -> str:
     """Return a layout in words."""
     if layout.kind == "replicas":
-        return f"{layout.trainers} replica{'s' * (layout.trainers > 1)}"
+        return f"{layout.trainers:,} replica{'s' * (layout.trainers > 1)}"
+    if layout.kind == "sharded":
+        return f"{layout.trainers:,} replicas that divide their models"
     engines = f"engines of {layout.width}" if layout.width > 1 else "engines of one"
     shards = f", weights over {layout.shards}" if layout.shards > 1 else ""
     if layout.kind == "together":
@@ -130,13 +132,13 @@ def _failures(best: Option, problem: Problem) -> list[str]:
 
 def _built(plan: Plan) -> str:
     """Return how outdo trains like this, or what it can do instead."""
-    replicas = next((each.prediction for each in plan.options if each.prediction.layout.kind == "replicas"), None)
-    if replicas is None:
-        return "outdo cannot train like this yet: it has replicas only, and they do not fit"
-    setting = f"cluster.replicas={replicas.layout.trainers}"
-    if plan.best.prediction is replicas:
+    ready = next((each.prediction for each in plan.options if each.prediction.layout.kind in TODAY), None)
+    if ready is None:
+        return "outdo cannot train like this yet: it has replicas, and this model does not fit them, divided or whole"
+    setting = f"cluster.replicas={ready.layout.trainers}" + " cluster.shard=true" * (ready.layout.kind == "sharded")
+    if plan.best.prediction is ready:
         return f"outdo trains like this: {setting}"
-    return f"outdo cannot train like this yet; with {setting} a step takes {replicas.step:,.1f} s"
+    return f"outdo cannot train like this yet; with {setting} a step takes {ready.step:,.1f} s"
 
 
 def _duration(seconds: float) -> str:
@@ -163,8 +165,8 @@ def _options_table(options: Sequence[Option], problem: Problem) -> Table:
 
 
 def _short(layout: Layout) -> str:
-    if layout.kind == "replicas":
-        return f"{layout.trainers:,} replicas"
+    if layout.kind in TODAY:
+        return f"{layout.trainers:,} {layout.kind}"
     beside = f" + {layout.samplers:,}" if layout.kind == "apart" else " together"
     return f"{layout.trainers:,}{beside}, engines of {layout.width}"
 

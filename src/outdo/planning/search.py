@@ -28,6 +28,9 @@ SIMULATED = 2
 GLANCE = 4
 """Engines that are followed in a glance."""
 
+TODAY = ("replicas", "sharded")
+"""The kinds of layouts that outdo has."""
+
 WORTH_IT = 1.05
 """How much faster the asynchronous loop has to be before it is proposed: it costs staleness."""
 
@@ -114,9 +117,9 @@ def _predicted(problem: Problem, layout: Layout, followed: int = ENGINES) -> Pre
 
 
 def _most_promising(problem: Problem, layouts: Sequence[Layout]) -> list[Layout]:
-    """Return some layouts with the shortest steps at a glance, and replicas, which can always be had."""
+    """Return some layouts with the shortest steps at a glance, and what outdo can do today."""
     shortest = sorted(layouts, key=lambda layout: _glance(problem, layout))[:SIMULATED]
-    return [layout for layout in layouts if layout.kind == "replicas" or layout in shortest]
+    return [layout for layout in layouts if layout.kind in TODAY or layout in shortest]
 
 
 def _glance(problem: Problem, layout: Layout) -> float:
@@ -142,7 +145,7 @@ def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> 
     shape, work = problem.shape, problem.work
     mean = work.prompt_tokens + work.lengths.mean / 2
     cache = round(prediction.running * mean * memory.cache_bytes(shape, layout.width))
-    weights = 0 if layout.kind == "replicas" else memory.engine_weights(shape, layout.width)
+    weights = 0 if layout.kind == "replicas" else memory.engine_weights(shape, layout.width, layout.weight_bytes)
     parts = {"weights of the engine": weights, "keys and values": cache}
     return {name: size for name, size in parts.items() if size}
 
@@ -167,6 +170,7 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
         )
     if devices == 1:
         return
+    yield from _sharded(problem)
     shards = _shards(problem, devices)
     if shards is None:
         refused.append(_too_much(f"{devices} trainers that share weights, gradients and optimiser", devices, problem))
@@ -178,6 +182,23 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
         return
     for each in _widths(width, devices, cluster):
         yield Layout(kind="together", trainers=devices, samplers=devices, width=each, shards=shards, taken=taken)
+
+
+def _sharded(problem: Problem) -> Iterator[Layout]:
+    """Yield replicas that divide their models and gather the policy to sample, if they fit. None divides an adapter."""
+    devices = problem.cluster.devices
+    taken = _states(problem, devices)
+    samples = memory.fits_one_answer(problem.shape, problem.cluster.card, problem.work, 1, taken, cost.FLOAT32)
+    if samples and not problem.work.adapter and _trainer_bytes(problem, devices) <= problem.usable:
+        yield Layout(
+            kind="sharded",
+            trainers=devices,
+            samplers=devices,
+            shards=devices,
+            taken=taken,
+            most_running=SEQUENCES_AT_A_TIME,
+            weight_bytes=cost.FLOAT32,
+        )
 
 
 def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[Layout]:

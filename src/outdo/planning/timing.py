@@ -139,7 +139,14 @@ def slowest(devices: int, card: Card) -> float:
     return 1 + SKEW * float(np.sqrt(2 * np.log(machines)))
 
 
-def update_seconds(shape: Shape, card: Card, share: float, *, adapter: float = 0.0, devices: int = 16) -> float:
-    """Return the seconds in which new weights, in bf16, reach the engines: one broadcast at a device's bandwidth."""
-    bytes_ = BFLOAT16 * shape.parameters * (adapter or 1.0)
-    return bytes_ / (card.reach(devices) * share)
+def update_seconds(
+    shape: Shape,
+    card: Card,
+    share: float,
+    *,
+    adapter: float = 0.0,
+    devices: int = 16,
+    weight_bytes: float = BFLOAT16,
+) -> float:
+    """Return the seconds in which new weights reach all devices: each receives every byte once, at its bandwidth."""
+    return weight_bytes * shape.parameters * (adapter or 1.0) / (card.reach(devices) * share)

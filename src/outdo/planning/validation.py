@@ -17,7 +17,7 @@ from outdo.planning import memory, timing
 from outdo.planning.hardware import SHARES, Card, Cluster, card_named
 from outdo.planning.layout import Layout, predict
 from outdo.planning.lengths import SPREAD, Lengths
-from outdo.planning.shapes import Shape, known_shapes
+from outdo.planning.shapes import BFLOAT16, Shape, known_shapes
 from outdo.planning.timing import Fractions
 from outdo.planning.workload import Workload
 
@@ -114,8 +114,8 @@ def _update(shape: Shape, card: Card, row: Mapping[str, Any], fractions: Fractio
     layout = row["layout"]
     if "rate" in layout:
         card = replace(card, link=layout["rate"] * 1e9, network=layout["rate"] * 1e9)
-    whole = timing.update_seconds(shape, card, fractions.update, devices=layout["trainers"] + layout["samplers"])
-    return whole * row["work"].get("bytes", 2) / 2
+    devices, bytes_ = layout["trainers"] + layout["samplers"], row["work"].get("bytes", BFLOAT16)
+    return timing.update_seconds(shape, card, fractions.update, devices=devices, weight_bytes=bytes_)
 
 
 def _trainer(
