@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from replica_cases import (
+    closed_runs,
     divided_state,
     errors_of_two_kinds,
     errors_reach_all,
@@ -28,7 +29,7 @@ def test_models_that_are_divided_compute_what_whole_ones_do(tmp_path: Path, body
     run_replicas(2, body, tmp_path)
 
 
-@pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds])
+@pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds, closed_runs])
 def test_what_happens_on_one_replica_is_known_to_all(tmp_path: Path, body):
     run_replicas(2, body, tmp_path)
 

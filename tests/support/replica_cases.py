@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.trainer.build import Run
+from outdo.trainer.replicated import leads
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole
@@ -152,6 +155,15 @@ def errors_of_two_kinds(replicas: Replicas) -> None:
 
     with pytest.raises(KeyError if replicas.rank else WorkerError, match="lost"):
         replicas.together(fail)
+
+
+def closed_runs(replicas: Replicas) -> None:
+    """A run that is closed leaves its replicas together: still one of them writes, and not all."""
+    policy = shared(fresh(), replicas)
+    nothing = SimpleNamespace(close=lambda: None)
+    Run.close(SimpleNamespace(engine=nothing, reward=nothing, models=SimpleNamespace(policy=policy)))  # type: ignore[arg-type]
+    assert leads() == replicas.first
+    assert replicas.together(lambda: replicas.rank) == [0, 1]
 
 
 def one_hangs(replicas: Replicas) -> None:

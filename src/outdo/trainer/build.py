@@ -81,10 +81,10 @@ class Run:
     notes: tuple[str, ...]
 
     def close(self) -> None:
-        """Stop the processes that the run has started."""
+        """Stop the processes that the run has started. It has started no replica: they end after the run."""
         self.engine.close()
         self.reward.close()
-        if self.models.policy.pool is not None:
+        if isinstance(self.models.policy.pool, WorkerPool):
             self.models.policy.pool.close()
 
 
