@@ -1,102 +1,156 @@
-"""Target probabilities against GRPO, GRPO with sign advantages, and DAPO: two tasks, five seeds, equal samples.
+"""Ablations of target probabilities against GRPO: one factor at a time, equal samples.
 
-    python benchmarks/target.py [--seeds 0 1 2 3 4] [--tasks quickstart sparse]
+    python benchmarks/target.py [--seeds 0 1 2 3 4] [--only speed|ablation]
 
-8 questions with 8 answers each per step, at most 8 passes over a batch. Results go to `docs/methods/target.jsonl`;
-`--show` prints the tables of `docs/methods/target.md`.
+`ablation` varies one factor at a time over 24 steps, with seed 0. `speed` follows the accuracy over 8 steps, with five
+seeds. 8 questions with 8 answers each per step. The runs of `small.py` go to `docs/methods/target_ablation.jsonl`, one
+line each with all its settings. A run in the file is not made again, and several processes can share the work.
 """
 
 import argparse
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import small
 import tasks
 
-RESULTS = tasks.HERE.parent / "docs/methods/target.jsonl"
-TASKS = {task.name: task for task in (tasks.QUICKSTART, tasks.SPARSE)}
-SETTINGS = [
-    "steps=24",
-    "sampling.max_tokens=48",
-    "train.prompts=8",
-    "train.group_size=8",
-    "train.passes=8",
-    "optim.lr=1e-4",
-    "optim.schedule.warmup=8",
-    "eval.rows=256",
-    "eval.samples=4",
-]
-STOP = "train.stop={name='first_of', attained=0.9, plateau=0.001, kl=0.1}"
-METHODS = {
-    "grpo": ["train.objective=grpo", "train.objective.beta=0"],
-    "grpo + sign": ["train.objective=grpo", "train.objective.beta=0", "train.advantage=sign"],
-    "dapo": ["train.objective=dapo"],
-    "target": ["train.objective=target", STOP],
-    "target, band 0.3": ["train.objective=target", STOP, "train.advantage.band=0.3"],
+RESULTS = tasks.HERE.parent / "docs/methods/target_ablation.jsonl"
+TASKS = {
+    "quickstart": (tasks.QUICKSTART, small.exact),
+    "sparse": (tasks.SPARSE, small.exact),
+    "dense": (tasks.SPARSE, small.digits),
 }
-HEAD = "| method | sampled before | sampled after | greedy after | passes | tokens |\n|---|---|---|---|---|---|"
-KEPT = ("accuracy_before", "accuracy_after", "sampled_before", "sampled_after", "seconds")
+MODELS = 2
+"""Warm-started models of a task: a run with an odd seed uses the second one."""
+
+Run = dict[str, Any]
+STANDARD, TREE = {"name": "group_standardised"}, {"name": "tree", "scale": True}
+ADAMW = {"algorithm": {"name": "adamw"}, "warmup": 8, "clip_norm": 1.0}
+SGD = {"algorithm": {"name": "sgd"}, "warmup": 0, "clip_norm": 1e9}
+POLYAK = {"algorithm": {"name": "polyak"}, "warmup": 0, "clip_norm": 1e9, "lr": 10.0}
+GRPO = {"objective": {"name": "grpo"}, "advantage": STANDARD}
+
+
+def target(**options: Any) -> Run:
+    """Return the settings of a run with target probabilities."""
+    return {"objective": {"name": "target", **options}, "advantage": STANDARD}
+
+
+LONG: Sequence[Run] = [
+    # the optimiser, and the number of passes
+    *({**GRPO, **ADAMW, "lr": lr, "passes": n} for n, lr in ((2, 1e-4), (4, 1e-4), (2, 2e-4))),
+    *({**GRPO, **SGD, "lr": lr, "passes": n} for n, lr in ((4, 0.03), (8, 0.03), (4, 0.1), (2, 0.3))),
+    *({**target(), **SGD, "lr": lr, "passes": 4} for lr in (0.03, 0.1)),
+    {**target(), **POLYAK, "passes": 2},
+    {**target(eta=0.25), **POLYAK, "passes": 2},
+    # credit from the tree
+    *(
+        {**GRPO, "advantage": TREE, **ADAMW, "lr": lr, "passes": n}
+        for n, lr in ((2, 1e-4), (4, 1e-4), (2, 2e-4), (8, 3e-5))
+    ),
+    {**GRPO, "advantage": TREE, **SGD, "lr": 0.03, "passes": 4},
+    {**target(), "advantage": TREE, **SGD, "lr": 0.03, "passes": 4},
+    # the clip of the gradient norm, with a sum
+    *({**target(reduction="sum"), **ADAMW, "clip_norm": norm, "lr": 1e-4, "passes": 2} for norm in (1.0, 1e9)),
+    # where the probability comes from, the loss, and what holds other contexts
+    {**target(unsampled="fixed"), **SGD, "lr": 0.03, "passes": 4},
+    {**target(eta=1.0), **SGD, "lr": 0.03, "passes": 4},
+    *(
+        {**target(reduction="sum", hold=hold), **ADAMW, "clip_norm": 1e9, "lr": 1e-4, "passes": 4}
+        for hold in (False, True)
+    ),
+]
+SPEED: Sequence[Run] = [
+    {**target(), **POLYAK, "passes": 2},
+    {**GRPO, **SGD, "lr": 0.1, "passes": 4},
+    {**GRPO, **ADAMW, "warmup": 0, "lr": 1e-4, "passes": 2},
+    {**GRPO, **ADAMW, "warmup": 0, "lr": 3e-5, "passes": 8},
+]
+
+
+def wanted(seeds: Sequence[int], only: str | None) -> Iterator[Run]:
+    """Yield the settings of every run, those of the comparison with all seeds first."""
+    if only in (None, "speed"):
+        yield from (
+            {"part": "speed", "task": "quickstart", "seed": seed, **each, "steps": 8, "eval_every": 2}
+            for seed in seeds
+            for each in SPEED
+        )
+    if only in (None, "ablation"):
+        yield from (
+            {"part": "ablation", "task": task, "seed": 0, **each, "steps": 24, "eval_every": 24}
+            for task in TASKS
+            for each in LONG
+        )
 
 
 def main() -> None:
     """Make the missing runs, and print the tables of all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--tasks", nargs="+", default=[*TASKS])
+    parser.add_argument("--only", choices=["speed", "ablation"])
     parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
     parser.add_argument("--show", action="store_true", help="only print the tables")
     arguments = parser.parse_args()
-    wanted = [
-        {"task": t, "method": m, "seed": seed} for seed in arguments.seeds for t in arguments.tasks for m in METHODS
-    ]
-    for each in [] if arguments.show else tasks.missing(RESULTS, wanted):
-        tasks.append(RESULTS, {**each, **run(each["task"], each["method"], each["seed"], arguments.models)})
-    show(tasks.done(RESULTS))
+    for each in [] if arguments.show else tasks.missing(RESULTS, list(wanted(arguments.seeds, arguments.only))):
+        task, reward = TASKS[each["task"]]
+        files = tasks.prepared(task, each["seed"] % MODELS, arguments.models)
+        tasks.append(RESULTS, {**each, **small.run(each, files, reward)})
+    show_speed(tasks.done(RESULTS))
+    show_ablation(tasks.done(RESULTS))
 
 
-def run(task: str, method: str, seed: int, models: Path) -> dict[str, Any]:
-    """Train by one method on one task; return the numbers that the results file keeps."""
-    files = tasks.prepared(TASKS[task], seed, models)
-    result = tasks.train(files, [f"seed={seed}", *SETTINGS, *METHODS[method]])
-    steps = result["steps"]
-    return {
-        **{name: result["summary"][name] for name in KEPT},
-        "sampled_tokens": sum(step["num_tokens"] for step in steps),
-        "updates": fmean(step["passes/done"] for step in steps),
-        "attained": _mean([step["target/attained"] for step in steps if "target/attained" in step]),
-        "entropy": steps[-1]["entropy"],
-        "stopped": Counter(name.rpartition("/")[2] for step in steps for name in step if "/stopped/" in name),
-        "reward": [round(step["reward"], 4) for step in steps],
-    }
+def show_speed(runs: Sequence[Run]) -> None:
+    """Print the accuracy by the number of answers, over the seeds."""
+    print("\n| method | seeds | 128 answers | 256 | 384 | 512 |\n|---|---|---|---|---|---|")
+    for name, those in by_settings(runs, "speed").items():
+        points = zip(*(run["curve"] for run in those), strict=True)
+        cells = [
+            f"{spread([100 * sampled for _, sampled, _ in point])} / {spread([100 * greedy for *_, greedy in point])}"
+            for point in points
+        ]
+        print(f"| {name} | {len(those)} | {' | '.join(cells)} |")
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+def show_ablation(runs: Sequence[Run]) -> None:
+    """Print the accuracy after the last step, one row for each run."""
+    print("\n| task | method | seed | sampled | greedy | entropy | attained |\n|---|---|---|---|---|---|---|")
+    for run in runs:
+        if run["part"] == "ablation":
+            _, sampled, greedy = run["curve"][-1]
+            way = [each for each in run["attained"][-12:] if each is not None]
+            numbers = f"{100 * sampled:.1f} | {100 * greedy:.1f} | {fmean(run['entropy'][-4:]):.3f}"
+            print(
+                f"| {run['task']} | {label(run)} | {run['seed']} | {numbers} | {f'{fmean(way):.2f}' if way else ''} |"
+            )
 
 
-def show(runs: Sequence[dict[str, Any]]) -> None:
-    """Print a table for each task."""
-    for task in TASKS:
-        print(f"\n### {task}\n\n{HEAD}")
-        for method in METHODS:
-            of_method = [each for each in runs if each["task"] == task and each["method"] == method]
-            if of_method:
-                print(f"| {method} | {' | '.join(columns(of_method))} |")
+def by_settings(runs: Sequence[Run], part: str) -> Mapping[str, list[Run]]:
+    """Group the runs of a part by everything but the seed."""
+    groups: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run["part"] == part:
+            groups[label(run)].append(run)
+    return groups
 
 
-def columns(of_method: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the columns of the table for the runs of one method."""
-    shares = [
-        _spread([100 * each[name] for each in of_method])
-        for name in ("sampled_before", "sampled_after", "accuracy_after")
-    ]
-    tokens = fmean(each["sampled_tokens"] for each in of_method)
-    return [*shares, f"{fmean(each['updates'] for each in of_method):.1f}", f"{tokens:,.0f}"]
+def label(run: Run) -> str:
+    """Describe the settings of a run: `grpo, adamw 0.0001 x 2`."""
+    words = _words(run["objective"])
+    words += [] if run["advantage"] == STANDARD else _words(run["advantage"])
+    rate = "" if run["algorithm"]["name"] == "polyak" else f" {run['lr']:g}"
+    clip = ", no norm clip" if run["algorithm"]["name"] == "adamw" and run["clip_norm"] > 1 else ""
+    return f"{', '.join(words)}, {run['algorithm']['name']}{rate} x {run['passes']}{clip}"
 
 
-def _spread(values: Sequence[float]) -> str:
+def _words(options: Mapping[str, Any]) -> list[str]:
+    return [options["name"], *(f"{key} {value}" for key, value in options.items() if key != "name")]
+
+
+def spread(values: Sequence[float]) -> str:
     """Return mean ± standard error."""
     return f"{fmean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 

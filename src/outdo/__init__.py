@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from outdo.algorithms.objectives.presets import sapo as sapo
     from outdo.algorithms.objectives.presets import vespo as vespo
     from outdo.algorithms.objectives.target.objective import target as target
+    from outdo.algorithms.objectives.target.objective import target_essay as target_essay
     from outdo.algorithms.objectives.target.tpo import tpo as tpo
     from outdo.algorithms.requirements import Requires as Requires
     from outdo.algorithms.requirements import requires as requires
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     from outdo.models.optimiser import adafactor as adafactor
     from outdo.models.optimiser import adamw as adamw
     from outdo.models.optimiser import adamw8bit as adamw8bit
+    from outdo.models.optimiser import polyak as polyak
+    from outdo.models.optimiser import sgd as sgd
     from outdo.models.policy import Policy as Policy
     from outdo.models.reference import load_reference as load_reference
     from outdo.models.scorer import BatchSizes as BatchSizes
@@ -200,6 +203,7 @@ HOME = {  # public name: the module that defines it
     "own_head": "outdo.models.critic",
     "own_model": "outdo.models.critic",
     "per_token": "outdo.algorithms.advantages",
+    "polyak": "outdo.models.optimiser",
     "ppo": "outdo.algorithms.objectives.presets",
     "prime_rl": "outdo.algorithms.objectives.presets",
     "prime_rl_ipo": "outdo.algorithms.objectives.presets",
@@ -215,9 +219,11 @@ HOME = {  # public name: the module that defines it
     "sequence_logprobs": "outdo.models.logprobs",
     "sft": "outdo.trainer.sft",
     "show": "outdo.observability.notebook",
+    "sgd": "outdo.models.optimiser",
     "sign": "outdo.algorithms.advantages",
     "step_metrics": "outdo.observability.metrics",
     "target": "outdo.algorithms.objectives.target.objective",
+    "target_essay": "outdo.algorithms.objectives.target.objective",
     "token_entropy": "outdo.models.logprobs",
     "token_logprobs": "outdo.models.logprobs",
     "tokenise": "outdo.data.prompts",

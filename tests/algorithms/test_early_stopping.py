@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from contexts import essay
 from toys import batch_of, rollout
 
 from outdo.algorithms.early_stopping import first_of
-from outdo.algorithms.objectives.target.objective import target
 from outdo.types import Batch, Update
 
 
@@ -29,7 +29,7 @@ def passes(*probabilities: Sequence[float]) -> list[Update]:
     return [Update(metrics={}, tokens={"logprobs": logprobs(each)}) for each in probabilities]
 
 
-TARGETS = target(merge="none").prepare(batch_with([1.0, -1.0], [0.25, 0.5]))  # to 0.5 and 0.25
+TARGETS = essay(merge="none").prepare(batch_with([1.0, -1.0], [0.25, 0.5]))  # to 0.5 and 0.25
 CLIP = batch_with([1.0, -1.0], [0.25, 0.5])  # to 0.3 and 0.4
 
 
@@ -105,7 +105,7 @@ def test_the_possible_gain_of_a_clipped_objective_ends_at_probability_one():
 def test_without_advantages_every_target_counts_as_reached():
     still = batch_with([0.0, 0.0], [0.25, 0.5])
     assert first_of(reached=1.0)(still, passes([0.25, 0.5])) == "reached"
-    assert first_of(attained=1.0)(target().prepare(still), passes([0.25, 0.5])) == "attained"
+    assert first_of(attained=1.0)(essay().prepare(still), passes([0.25, 0.5])) == "attained"
 
 
 def test_a_single_pass_without_old_logprobs_has_kl_0():

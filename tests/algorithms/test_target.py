@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from contexts import answers, doubles, logprobs_of, one_context, tabular, trees, vocabulary
+from contexts import answers, doubles, essay, logprobs_of, one_context, tabular, trees, vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import assert_close, batch_of, evaluate, rollout
 
-from outdo.algorithms.objectives.target.objective import CAP, target
+from outdo.algorithms.objectives.target.objective import CAP, target, target_essay
 from outdo.algorithms.objectives.target.progress import target_metrics
 from outdo.algorithms.objectives.target.rules import (
     clip_rule,
@@ -30,14 +30,14 @@ DISPUTED = [0.9, 0.06], [0.25, 1.0]
 
 EVERY = pytest.mark.parametrize(
     "objective",
-    [target(rule=rule, loss=loss, merge=merge) for rule, loss, merge in (
+    [essay(rule=rule, loss=loss, merge=merge) for rule, loss, merge in (
         ("power", "cross_entropy", "tree"),
         ("tilt", "cross_entropy", "none"),
         ("clip", "cross_entropy", "tree"),
         ("power", "squared", "tree"),
         ("clip", "hinge", "none"),
-    )],
-    ids=["power", "tilt apart", "clip", "squared", "hinge apart"],
+    )] + [target(), target(unsampled="fixed", limit=0.5)],
+    ids=["power", "tilt apart", "clip", "squared", "hinge apart", "default", "fixed"],
 )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_targets_sum_to_at_most_one_and_never_oppose_the_sign(tokens, unsampled,
 
 
 def targets_in(batch: Batch, **options: str) -> Tensor:
-    targets = target(**options).prepare(batch).targets  # type: ignore[arg-type]
+    targets = essay(**options).prepare(batch).targets  # type: ignore[arg-type]
     assert targets is not None
     return targets
 
@@ -167,7 +167,7 @@ def test_answers_with_the_same_token_count_as_one():
     logits, now = vocabulary([0.3, 0.4]), vocabulary([0.5, 0.1])
     losses, gradients = [], []
     for batch in (once, thrice):
-        objective = target()
+        objective = essay()
         batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, logits)))
         loss, gradient = evaluate(objective, logprobs_of(batch, now), batch)
         losses.append(loss)
@@ -180,8 +180,8 @@ def test_without_merging_every_token_has_its_own_context():
     batch = one_context([1.0, 1.0, 1.0, -1.0])
     batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(FOOTNOTE[0])))
     assert_close(targets_in(batch, merge="none")[:, 1].exp(), doubles([0.5, 0.5, 0.5, 0.0625]))
-    assert not target(merge="none").requires.whole_groups
-    assert target().requires.whole_groups
+    assert not essay(merge="none").requires.whole_groups
+    assert essay().requires.whole_groups
 
 
 # ----------------------------------------------------------------------------------------------------------- the losses
@@ -200,7 +200,7 @@ def after_descent(batch: Batch, logits: Tensor, objective, *, rate: float, steps
 @pytest.mark.parametrize("context", [FOOTNOTE, UNSAMPLED, TWO_GOOD, DISPUTED])
 def test_cross_entropy_converges_to_the_targets(context):
     probabilities, signs = context
-    objective, batch = target(), one_context(signs)
+    objective, batch = essay(), one_context(signs)
     batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary(probabilities))))
     found = after_descent(batch, vocabulary(probabilities), objective, rate=2.0, steps=3000)
     assert_close(found[: len(signs)], targets_of(*context), tolerance=1e-4)
@@ -209,7 +209,7 @@ def test_cross_entropy_converges_to_the_targets(context):
 @pytest.mark.parametrize(("p", "sign"), [(0.25, 1.0), (0.9, 1.0), (0.01, 1.0), (0.25, -1.0), (0.9, -1.0)])
 def test_squared_converges_to_the_target_and_hinge_to_or_beyond_it(p, sign):
     for loss in ("squared", "hinge"):
-        objective, batch = target(loss=loss), one_context([sign])
+        objective, batch = essay(loss=loss), one_context([sign])
         batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([p]))))
         found = float(after_descent(batch, vocabulary([p]), objective, rate=1.0, steps=1000)[0])
         aim = math.exp(float(targets_in(batch)[0, 1]))
@@ -229,7 +229,7 @@ def test_the_targets_of_squared_and_hinge_are_capped():
 @pytest.mark.parametrize(("p", "sign"), [(0.3, 1.0), (0.3, -1.0), (1e-6, 1.0), (1e-6, -1.0), (0.99, 1.0), (0.99, -1.0)])
 def test_the_first_step_is_a_policy_gradient_with_a_bounded_weight(p, sign):
     """(τ - p) / (1 - p): √p / (1 + √p) ≤ 1/2 for a good token, -p for a bad one."""
-    objective, batch = target(), one_context([sign]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
+    objective, batch = essay(), one_context([sign]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
     batch = objective.prepare(batch)
     _, gradient = evaluate(objective, doubles([[0.0, math.log(p)]]), batch)
     expected = math.sqrt(p) / (1 + math.sqrt(p)) if sign > 0 else -p
@@ -239,7 +239,7 @@ def test_the_first_step_is_a_policy_gradient_with_a_bounded_weight(p, sign):
 def test_the_loss_is_a_sum_over_tokens_without_kl():
     batch = batch_of(answers((5, 6)), answers((7,)))
     batch = batch.with_(old_logprobs=torch.full((2, 3), -1.0), advantages=batch.loss_mask.double())
-    objective = target(loss="hinge")
+    objective = essay(loss="hinge")
     terms = objective(TokenScores(logprobs=torch.full((2, 3), -1.0)), objective.prepare(batch))
     assert float(terms.loss) == pytest.approx(3 * 0.5)  # each of three tokens is half a nat below its target
     assert float(terms.divergence) == float(terms.entropy) == 0.0
@@ -250,7 +250,7 @@ def test_float32_stays_finite_and_bounded_without_unsampled_probability():
     tokens, signs = [0, 1, 0, 0], [1.0, -1.0, 1.0, 1.0]
     batch = one_context(signs, tokens)
     for old, now in (([-1e-7, -17.0], [0.0, -30.0]), ([-0.7, -0.7], [-1e-9, -20.0]), ([-40.0, -1e-6], [-1e-3, -7.0])):
-        objective = target()
+        objective = essay()
         row = torch.tensor([[0.0, old[token]] for token in tokens])
         after = torch.tensor([[0.0, now[token]] for token in tokens])
         loss, gradient = evaluate(objective, after, objective.prepare(batch.with_(old_logprobs=row)))
@@ -263,7 +263,7 @@ def test_float32_stays_finite_and_bounded_without_unsampled_probability():
 def test_a_token_of_probability_one_has_no_gradient():
     for sign in (1.0, -1.0):
         batch = one_context([sign]).with_(old_logprobs=torch.tensor([[0.0, -5e-7]]))
-        objective = target()
+        objective = essay()
         _, gradient = evaluate(objective, torch.tensor([[0.0, -4e-7]]), objective.prepare(batch))
         assert_close(gradient, torch.zeros(1, 2))
 
@@ -276,7 +276,7 @@ def test_a_neutral_context_is_trained_only_with_hold(loss):
     old[two.loss_mask] = doubles([0.4, 0.3, 0.4, 0.3]).log()
     two = two.with_(advantages=signs[:, None] * two.loss_mask, old_logprobs=old)
     moved = old + 0.1 * two.loss_mask  # by the previous step
-    left, held = (target(loss=loss, hold=hold) for hold in (False, True))
+    left, held = (essay(loss=loss, hold=hold) for hold in (False, True))
     free = evaluate(left, moved, left.prepare(two))[1][two.loss_mask]  # [4]
     assert free[2:].eq(0).all()
     assert free[:2].ne(0).any()
@@ -303,15 +303,15 @@ def test_targets_keep_the_dtype_of_the_log_probabilities():
 )
 def test_all_invalid_options_are_reported_together(options, words):
     with pytest.raises(ValueError, match=words):
-        target(**options)
+        essay(**options)
 
 
 def test_an_unprepared_batch_is_refused():
     batch = one_context([1.0])
     with pytest.raises(ValueError, match="old_logprobs"):
-        target().prepare(batch)
+        essay().prepare(batch)
     with pytest.raises(ValueError, match="prepare"):
-        target()(TokenScores(logprobs=torch.zeros(1, 2)), batch.with_(old_logprobs=torch.zeros(1, 2)))
+        essay()(TokenScores(logprobs=torch.zeros(1, 2)), batch.with_(old_logprobs=torch.zeros(1, 2)))
 
 
 # --------------------------------------------------------------------------------------- what must not change anything
@@ -362,7 +362,7 @@ def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(objective,
 
 @given(trees())
 def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
-    prepared = target().prepare(batch)
+    prepared = essay().prepare(batch)
     assert prepared.targets is not None
     contexts, tokens = prefix_tree(batch)
     for context in contexts[batch.loss_mask].unique():
@@ -380,7 +380,7 @@ def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
 def one_target(probabilities: Sequence[float], signs: Sequence[float], **options: object) -> tuple[Tensor, Tensor]:
     """Return the targets of one-token answers of one context, and the gradient of the loss by the logits at π_old."""
     batch, logits = one_context(signs), vocabulary(probabilities).requires_grad_()
-    objective = target(**options)  # type: ignore[arg-type]
+    objective = essay(**options)  # type: ignore[arg-type]
     batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, logits).detach()))
     loss = objective(TokenScores(logprobs=logprobs_of(batch, logits)), batch).loss
     assert batch.targets is not None
@@ -407,7 +407,7 @@ def test_fixed_the_rest_keeps_its_probability_and_only_siblings_exchange_theirs(
 
 def test_fixed_a_token_without_a_sibling_is_not_pulled_back_in_later_passes():
     batch = one_context([1.0])
-    objective = target(unsampled="fixed")
+    objective = essay(unsampled="fixed")
     batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.25]))))
     _, gradient = evaluate(objective, logprobs_of(batch, vocabulary([0.9])), batch)
     assert gradient.eq(0).all()
@@ -437,7 +437,7 @@ def test_an_advantage_counts_up_to_the_limit():
 
 @given(trees(), st.sampled_from(["share", "fixed"]))
 def test_normalised_targets_are_probabilities(batch, unsampled):
-    prepared = target(unsampled=unsampled, limit=3.0).prepare(batch)
+    prepared = essay(unsampled=unsampled, limit=3.0).prepare(batch)
     contexts, tokens = prefix_tree(batch)
     for context in contexts[batch.loss_mask].unique():
         here = batch.loss_mask & (contexts == context)
@@ -447,3 +447,76 @@ def test_normalised_targets_are_probabilities(batch, unsampled):
         assert total <= 1 + 1e-9
         if unsampled == "fixed":
             assert abs(total - before) < 1e-9
+
+
+# ------------------------------------------------------------------------------------------ the default, and the essay
+
+
+def default_of(probabilities: Sequence[float], advantages: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the default's targets of one-token answers of one context, and the gradient by the logits at π_old."""
+    return one_target(probabilities, advantages, **DEFAULT)
+
+
+DEFAULT = {
+    "rule": "tilt",
+    "eta": 0.5,
+    "count": "visits",
+    "unsampled": "share",
+    "limit": 10.0,
+    "reduction": "mean",
+}
+
+
+def test_the_default_is_a_step_of_mirror_descent_in_each_context():
+    """π_old e^(Â/2) / Z with Â = 2, -1 and 0 for the rest: 0.3 e, 0.4 e^-½ and 0.3, divided by their sum."""
+    found, gradient = default_of([0.3, 0.4], [2.0, -1.0])
+    raw = doubles([0.3 * math.e, 0.4 * math.exp(-0.5), 0.3])
+    assert_close(found, (raw / raw.sum())[:2])
+    # one context with two answers, divided by two trained tokens
+    assert_close(gradient[:2], doubles([0.3, 0.4]) - found)
+
+
+@given(trees())
+def test_target_and_target_essay_are_these_options(batch):
+    for short, long in (
+        (target(), target(**DEFAULT)),  # type: ignore[arg-type]
+        (target_essay(), essay()),
+        (target_essay(power=3.0, keep=0.25), essay(power=3.0, keep=0.25)),
+    ):
+        losses = [evaluate(each, tabular(batch, 2), each.prepare(batch)) for each in (short, long)]
+        assert_close(losses[0], losses[1], tolerance=0.0)
+
+
+def test_target_essay_refuses_a_power_that_is_no_power():
+    with pytest.raises(ValueError, match="power must be above 1"):
+        target_essay(power=0.5)
+
+
+@given(trees(), st.sampled_from(["cross_entropy", "squared", "hinge"]))
+def test_a_mean_is_the_sum_divided_by_the_trained_tokens(batch, loss):
+    logprobs, (mean, total) = tabular(batch, 3), (target(loss=loss, reduction=name) for name in ("mean", "sum"))
+    value, gradient = evaluate(mean, logprobs, mean.prepare(batch))
+    whole, sum_gradient = evaluate(total, logprobs, total.prepare(batch))
+    assert_close(value * max(1, batch.totals.tokens), whole)
+    assert_close(gradient * max(1, batch.totals.tokens), sum_gradient)
+
+
+@given(trees(), st.sampled_from(["share", "absorb", "fixed"]), st.sampled_from(["cross_entropy", "squared", "hinge"]))
+def test_the_loss_is_0_at_the_targets_and_nowhere_below(batch, unsampled, loss):
+    objective = target(unsampled=unsampled, loss=loss, reduction="sum")
+    batch = objective.prepare(batch)
+    assert batch.targets is not None
+    at_targets, _ = evaluate(objective, batch.targets.where(batch.loss_mask, 0.0), batch)
+    elsewhere, _ = evaluate(objective, tabular(batch, 4), batch)
+    assert abs(float(at_targets)) < 1e-6
+    assert float(elsewhere) > -1e-6
+
+
+def test_the_cross_entropy_is_the_divergence_from_the_targets():
+    batch = one_context([1.0, -1.0])
+    objective = target(rule="tilt", eta=1.0, reduction="sum", count="once")
+    batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.3, 0.4]))))
+    raw = doubles([0.3 * math.e, 0.4 / math.e, 0.3])
+    tau, now = raw / raw.sum(), doubles([0.5, 0.2, 0.3])
+    loss, _ = evaluate(objective, logprobs_of(batch, vocabulary([0.5, 0.2])), batch)
+    assert_close(loss, (tau * (tau / now).log()).sum())

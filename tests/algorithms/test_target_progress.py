@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from contexts import doubles, logprobs_of, one_context, vocabulary
+from contexts import doubles, essay, logprobs_of, one_context, vocabulary
 from torch import Tensor
 from toys import assert_close
 
-from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.progress import attained, movable, progress, target_metrics
 from outdo.algorithms.objectives.target.rules import NOISE
 from outdo.types import Batch
@@ -17,7 +16,7 @@ from outdo.types import Batch
 def two_tokens() -> Batch:
     """Return a good token (probability 1/4, target 1/2) and a bad one (1/2, target 1/4), each in its own context."""
     batch = one_context([1.0, -1.0]).with_(old_logprobs=doubles([[0.0, math.log(0.25)], [0.0, math.log(0.5)]]))
-    return target(merge="none").prepare(batch)
+    return essay(merge="none").prepare(batch)
 
 
 def now(good: float, bad: float) -> Tensor:
@@ -52,7 +51,7 @@ def test_changes_below_the_noise_level_do_not_count_as_movement():
     batch = two_tokens()
     assert batch.old_logprobs is not None
     assert target_metrics(batch, batch.old_logprobs - NOISE / 10)["target/wrong_way"] == 0.0
-    still = target().prepare(one_context([1.0]).with_(old_logprobs=doubles([[0.0, -NOISE / 10]])))
+    still = essay().prepare(one_context([1.0]).with_(old_logprobs=doubles([[0.0, -NOISE / 10]])))
     assert not movable(still).any()
     assert target_metrics(still, still.old_logprobs)["target/reached"] == 1.0  # type: ignore[arg-type]
 
@@ -62,12 +61,12 @@ def test_a_clip_bound_above_probability_one_is_unreachable(p, expected):
     """From the essay: if π_old is 0.99 the ratio cannot reach 1.1; with ε = 0.2 this begins at 0.833."""
     batch = one_context([1.0]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
     for rule, share in (("clip", expected), ("power", 0.0)):
-        assert target_metrics(target(rule=rule).prepare(batch), batch.old_logprobs)["target/unreachable"] == share
+        assert target_metrics(essay(rule=rule).prepare(batch), batch.old_logprobs)["target/unreachable"] == share
 
 
 def test_good_tokens_are_unreachable_if_no_other_token_can_lose_probability():
     batch = one_context([1.0, 1.0])
-    batch = target().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.5, 0.5]))))
+    batch = essay().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.5, 0.5]))))
     assert target_metrics(batch, batch.old_logprobs)["target/unreachable"] == 1.0  # type: ignore[arg-type]
 
 
@@ -77,7 +76,7 @@ def test_a_batch_without_targets_has_no_metrics():
 
 def test_tokens_merged_in_the_loss_count_once_in_the_metrics():
     batch = one_context([1.0, 1.0, 1.0, -1.0], tokens=[0, 0, 0, 1])
-    batch = target().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.1, 0.5]))))
+    batch = essay().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.1, 0.5]))))
     moved = batch.old_logprobs.clone()  # type: ignore[union-attr]
     moved[:3] = batch.targets[:3]  # type: ignore[index]
     assert target_metrics(batch, moved)["target/reached"] == 0.5

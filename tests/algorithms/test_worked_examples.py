@@ -9,6 +9,7 @@ import math
 
 import pytest
 import torch
+from contexts import essay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -20,7 +21,6 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo, grpo_clip, gspo
 from outdo.algorithms.objectives.surrogates import clip, unclipped
-from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.weights import total
 from outdo.cli.explain import run_example
 from outdo.observability.explain import explain, table
@@ -119,7 +119,7 @@ def test_with_an_advantage_below_beta_some_reference_stops_a_token_before_its_bo
 def test_the_unscaled_targets_of_footnote_3_sum_to_more_than_one() -> None:
     # Footnote 3: three good tokens and a bad one, each of probability 1/4.
     def target_of(advantage: float) -> float:
-        return explain(target(), old=0.25, new=0.25, advantage=advantage).destination
+        return explain(essay(), old=0.25, new=0.25, advantage=advantage).destination
 
     good, bad = target_of(1.0), target_of(-1.0)
     assert 3 * good == pytest.approx(3 / 2)

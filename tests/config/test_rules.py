@@ -49,6 +49,7 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
             "expected 1 or more, because every token's ratio is 1",
         ),
         (["train.objective={name='target', weight='total'}"], "target is not made of pieces"),
+        (["optim.algorithm=polyak"], "polyak needs a loss whose minimum is 0; grpo has none"),
         (["train.objective=target", "train.compat=trl"], "this library does not have target"),
         (["train.objective.weight=tokn_mean"], 'nothing is called "tokn_mean"; did you mean token_mean?'),
         (["train.objective.beta={start=0.1}"], "train.objective.beta.target: required"),

@@ -14,7 +14,17 @@ from toys import assert_close, batch_of, rollout
 
 from outdo.algorithms.advantages import group_centred, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
-from outdo.models.optimiser import Algorithm, Optimiser, OptimiserSettings, adafactor, adamw, adamw8bit, learning_rate
+from outdo.models.optimiser import (
+    Algorithm,
+    Optimiser,
+    OptimiserSettings,
+    adafactor,
+    adamw,
+    adamw8bit,
+    learning_rate,
+    polyak,
+    sgd,
+)
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
@@ -404,3 +414,72 @@ def test_an_empty_answer_is_a_row_of_zeros(policy: Policy, minibatches: int) -> 
     for name, tensor in update.tokens.items():
         assert tensor.shape == batch.token_ids.shape, name
         assert tensor[~batch.loss_mask].eq(0).all(), name
+
+
+# --------------------------------------------------------------------------------------------- steps without moments
+
+
+def one_weight(value: float, algorithm: Algorithm, **settings: Any) -> tuple[nn.Parameter, Optimiser]:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.tensor([value, 0.0], dtype=torch.float64))
+    return model.weight, Optimiser(model, OptimiserSettings(algorithm=algorithm, **settings))
+
+
+def step_on(weight: nn.Parameter, optimiser: Optimiser, scale: float = 1.0) -> None:
+    """Take a step on the loss scale · (3 w)² / 2."""
+    loss = scale * (3 * weight[0]) ** 2 / 2
+    loss.backward()
+    optimiser.step(float(loss.detach()))
+
+
+def test_sgd_steps_by_the_learning_rate_times_the_gradient() -> None:
+    weight, optimiser = one_weight(2.0, sgd, lr=0.01, clip_norm=1e9)
+    step_on(weight, optimiser)
+    assert weight[0].item() == pytest.approx(2.0 - 0.01 * 9 * 2.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize("clip_norm", [1e9, 0.1])
+def test_a_polyak_step_on_a_square_halves_the_distance_at_any_scale_and_clip(scale: float, clip_norm: float) -> None:
+    """loss / gradient² · gradient is (9 w² / 2) / (9 w)² · 9 w = w / 2."""
+    weight, optimiser = one_weight(2.0, polyak, lr=1e12, clip_norm=clip_norm)
+    for expected in (1.0, 0.5, 0.25):
+        step_on(weight, optimiser, scale)
+        assert weight[0].item() == pytest.approx(expected)
+
+
+def test_a_share_of_two_steps_to_the_minimum_of_a_square() -> None:
+    weight, optimiser = one_weight(2.0, partial(polyak, share=2.0), lr=1e12, clip_norm=1e9)
+    step_on(weight, optimiser)
+    assert weight[0].item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_learning_rate_is_the_largest_factor_of_a_polyak_step() -> None:
+    weight, optimiser = one_weight(2.0, polyak, lr=0.01, clip_norm=1e9)
+    step_on(weight, optimiser)
+    assert weight[0].item() == pytest.approx(2.0 - 0.01 * 9 * 2.0)
+
+
+def test_polyak_refuses_a_loss_below_0_and_a_share_of_0() -> None:
+    weight, optimiser = one_weight(2.0, polyak, lr=1.0)
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match="polyak needs a loss whose minimum is 0"):
+        optimiser.step(-0.5)
+    with pytest.raises(ValueError, match="share must be above 0"):
+        one_weight(2.0, partial(polyak, share=0.0))
+
+
+@pytest.mark.parametrize("algorithm", [sgd, partial(sgd, momentum=0.9), polyak])
+def test_an_optimiser_without_moments_continues_with_the_same_bits(algorithm: Algorithm) -> None:
+    model = module()
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=algorithm))
+    fill(model)
+    optimiser.step(0.3)
+    resumed_model = module()
+    resumed_model.load_state_dict(model.state_dict())
+    resumed = Optimiser(resumed_model, optimiser.settings)
+    resumed.load_state(unpack(*pack(optimiser.state())))
+    for each, its in ((model, optimiser), (resumed_model, resumed)):
+        fill(each, 0.5)
+        its.step(0.2)
+    assert_same_bits(everything(resumed_model, resumed), everything(model, optimiser))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from contexts import essay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -17,7 +18,6 @@ from rich.console import Console
 from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, gspo, likelihood, luspo, ppo, reinforce
 from outdo.algorithms.objectives.surrogates import log_likelihood, unclipped
-from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.tpo import tpo
 from outdo.algorithms.requirements import Requires
 from outdo.cli.explain import ExplainArguments, run_example, run_explain
@@ -93,7 +93,7 @@ def test_an_objective_without_a_bound_has_none() -> None:
 
 @pytest.mark.parametrize(("advantage", "destination"), [(1.0, math.sqrt(0.3)), (-1.0, 0.3**2)])
 def test_a_target_is_its_own_bound_and_it_is_reachable(advantage: float, destination: float) -> None:
-    told = explain(target(), old=0.3, new=0.3, advantage=advantage)
+    told = explain(essay(), old=0.3, new=0.3, advantage=advantage)
     assert told.bound == pytest.approx(destination)
     assert told.destination == pytest.approx(destination)
     assert told.reachable
@@ -123,7 +123,7 @@ def test_the_default_reference_is_the_old_policy() -> None:
         (dr_grpo(length=100), (0.01, 1 / 8, 1.0, 0.5)),
         (luspo(), (1 / 8, 1.0, 0.5)),
         (reinforce(), (1 / 8, 1.0, 0.5)),
-        (target(), (1.0, 1.0)),
+        (essay(), (1.0, 1.0)),
     ],
 )
 def test_the_speed_is_split_into_its_factors(objective: Objective, factors: tuple[float, ...]) -> None:

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toys import batch_of, rollout
 
+from outdo.algorithms.objectives.target.objective import TargetObjective, target
 from outdo.types import Batch, Rollout
+
+ESSAY = {"rule": "power", "count": "once", "unsampled": "absorb", "limit": 1.0, "reduction": "sum"}
+"""The options of `target` that `target_essay` sets."""
+
+
+def essay(**options: object) -> TargetObjective:
+    """Return `target_essay` with any options of `target`."""
+    return target(**{**ESSAY, "eta": 1.0, **options})  # type: ignore[arg-type]
 
 
 def one_context(signs: Sequence[float], tokens: Sequence[int] | None = None) -> Batch:

@@ -79,7 +79,7 @@ def test_methods_bring_the_advantage_they_were_published_with():
     assert recipe().advantage.name == "group_standardised"
     assert recipe("train.objective=dr_grpo").advantage.name == "group_centred"
     assert recipe("train.objective=dr_grpo", "train.advantage=sign").advantage.name == "sign"
-    assert recipe("train.advantage.band=0.1", "train.objective=target").train.advantage.name == "sign"
+    assert recipe("train.advantage.band=0.1", "train.objective=target_essay").train.advantage.name == "sign"
     assert set(ADVANTAGES) > GROUP_RELATIVE
 
 

@@ -25,7 +25,7 @@ FAMILY = {
         *("train.dynamic_sampling=2", "train.group_size=2", "train.passes=2"),
     ),
     "target": (
-        "train.objective=target",
+        "train.objective=target_essay",
         *("train.passes=4", "optim.lr=3e-3"),
         'train.stop={name = "first_of", attained = 0.35}',
     ),

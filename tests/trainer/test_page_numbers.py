@@ -22,7 +22,7 @@ METHODS = {
     "grpo": [f'train.objective={{name = "grpo", beta = {BETA}}}'],
     "gspo": ["train.objective=gspo"],
     "ppo": ["train.objective=ppo", 'train.critic={name = "head", lr = 1e-2}'],
-    "target": ["train.objective=target", "train.advantage=sign"],
+    "target": ["train.objective=target_essay"],
 }
 HOW = [
     *("steps=4", "record.after=all", "eval.every=0", "checkpoint.keep=9", f"sampling.temperature={TEMPERATURE}"),

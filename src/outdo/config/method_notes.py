@@ -10,6 +10,7 @@ from outdo.config.names import (
     COMPOSED_NUMBERS,
     COMPOSED_PIECES,
     DEFAULT_ADVANTAGE,
+    LOWEST_LOSS_0,
     NOT_COMPOSED,
     OBJECTIVES,
     WITH_CRITIC,
@@ -36,8 +37,9 @@ def _without_later_steps(recipe: Recipe, options: Mapping[str, Any]) -> Iterator
         yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot bind"
     if recipe.train.passes == 1 and recipe.train.stop is not None:
         yield "train.stop has no effect: with train.passes = 1 there is no later pass to leave out"
-    if recipe.train.passes == 1 and recipe.train.objective.name == "target":
-        yield "train.passes = 1: target is made for several passes; in one pass few tokens reach their targets"
+    if recipe.train.passes == 1 and recipe.train.objective.name in LOWEST_LOSS_0:
+        name = recipe.train.objective.name
+        yield f"train.passes = 1: {name} is made for several passes; in one pass few tokens reach their targets"
 
 
 def _options_of_a_replaced_surrogate(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from outdo.config.names import (
     FILLED_FROM_RECIPE,
     GROUP_RELATIVE,
     INCOMPATIBLE_WITH_KL_IN_REWARD,
+    LOWEST_LOSS_0,
     NOT_COMPOSED,
     OBJECTIVES,
     REWARDS,
@@ -93,6 +94,12 @@ def _check_other_pieces(recipe: Recipe) -> Iterator[str]:
 def _check_optimiser(recipe: Recipe) -> Iterator[str]:
     called_with = CALL_SIGNATURES["algorithm"]
     yield from _check_piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, called_with=called_with)
+    objective = recipe.train.objective.name
+    if recipe.optim.algorithm.name == "polyak" and objective in OBJECTIVES and objective not in LOWEST_LOSS_0:
+        yield (
+            f"optim.algorithm: polyak needs a loss whose minimum is 0; {objective} has none, "
+            f"{' and '.join(sorted(LOWEST_LOSS_0))} have"
+        )
 
 
 def _check_kl_in_reward(recipe: Recipe) -> Iterator[str]:

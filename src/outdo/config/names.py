@@ -41,6 +41,7 @@ OBJECTIVES = {
     "rejection": f"{PRESETS}:likelihood",
     "tpo": "outdo.algorithms.objectives.target.tpo:tpo",
     "target": "outdo.algorithms.objectives.target.objective:target",
+    "target_essay": "outdo.algorithms.objectives.target.objective:target_essay",
 }
 DEFAULT_ADVANTAGE = {  # the advantage that a method was published with; all other methods: group_standardised
     "ppo": "gae",
@@ -57,7 +58,7 @@ DEFAULT_ADVANTAGE = {  # the advantage that a method was published with; all oth
     "gpg": "gpg",
     "distillation": "distillation",
     "rejection": "rejection",
-    "target": "sign",
+    "target_essay": "sign",
 }
 ADVANTAGES = {
     "group_standardised": "outdo.algorithms.advantages.group:group_standardised",
@@ -187,7 +188,10 @@ COMPOSED_PIECES: Mapping[str, Mapping[str, str]] = {
 COMPOSED_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0, "bypass": False}
 """The numbers of a composed objective that a recipe can set in the same way, and an example of each."""
 
-NOT_COMPOSED = frozenset({"tpo", "target"})
+LOWEST_LOSS_0 = frozenset({"target", "target_essay"})
+"""Objectives whose loss is 0 at its minimum, as the optimiser `polyak` requires."""
+
+NOT_COMPOSED = frozenset({"tpo", "target", "target_essay"})
 """Objectives that are not composed of these pieces."""
 
 COEFFICIENTS = {
@@ -200,7 +204,7 @@ REWARD_MODEL = "reward_model"
 """The reward that is a trained model; only a run loads it."""
 
 REWARDS = BUILTIN | {REWARD_MODEL: "outdo.rewards.online_model:reward_model"}
-ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit")}
+ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}
 

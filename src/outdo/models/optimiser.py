@@ -1,7 +1,7 @@
 """One optimiser step: clip the gradient, set the learning rate by a schedule, and refuse what is not finite.
 
-An algorithm is a function from the trained weights to a `torch.optim.Optimizer`: `adamw`, `adafactor`, `adamw8bit`, or
-one of your own. Its options are keyword-only. `Optimiser` does the same with each of them.
+An algorithm is a function from the trained weights to a `torch.optim.Optimizer`: `adamw`, `adafactor`, `adamw8bit`,
+`sgd`, `polyak`, or one of your own. Its options are keyword-only. `Optimiser` does the same with each of them.
 """
 
 import math
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from outdo.utils.errors import ModelError, NonFiniteError, UserError
 from outdo.utils.sharded_tensors import divided_like, whole
+
+ROUNDING = 1e-4
+"""A loss above minus this is 0: sums of float32 numbers are not more precise."""
 
 Schedule = Literal["constant", "linear", "cosine"]
 Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -62,6 +65,44 @@ def adamw8bit(
     except ImportError:
         raise UserError(['adamw8bit needs bitsandbytes: pip install "outdo[8bit]"']) from None
     return AdamW8bit(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps)
+
+
+def sgd(weights: Sequence[nn.Parameter], *, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """Stochastic gradient descent: a step is as long as the gradient, times `lr`. With `momentum` 4 bytes a weight."""
+    return torch.optim.SGD(_decayed(weights, weight_decay), momentum=momentum)
+
+
+def polyak(weights: Sequence[nn.Parameter], *, share: float = 1.0) -> torch.optim.Optimizer:
+    """Gradient descent with the stochastic Polyak step (SPS_max, arXiv 2002.10542), for a loss whose minimum is 0.
+
+    The step is share · loss / ‖gradient‖² times the gradient: with `share` 1 a linear loss would be 0 after it. `lr` is
+    the largest factor. The paper's c is 1 / `share`. The step does not depend on the scale of the loss. Raises
+    ValueError for a `share` that is not above 0.
+    """
+    if not share > 0:
+        raise ValueError(f"share must be above 0, not {share}")
+    return Polyak(weights, share)
+
+
+class Polyak(torch.optim.Optimizer):
+    """Gradient descent whose `step` takes the loss from its closure, and has no state."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], share: float) -> None:
+        super().__init__(list(weights), {"lr": 1.0, "share": share})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float]) -> float:  # type: ignore[override]
+        """Move along the gradients. Raises `ValueError` for a loss below 0, whose minimum is unknown."""
+        loss = closure()
+        if loss < -ROUNDING:
+            raise ValueError(f"polyak needs a loss whose minimum is 0, as that of target is; this one is {loss:g}")
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            square = sum(float(weight.grad.square().sum()) for weight in weights)
+            factor = min(group["lr"], group["share"] * max(0.0, loss) / square) if square else 0.0
+            for weight in weights:
+                weight.add_(weight.grad, alpha=-factor)
+        return loss
 
 
 def _decayed(weights: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -120,6 +161,9 @@ class Optimiser:
     def step(self, loss: float) -> dict[str, float]:
         """Take a step along the gradients, and clear them.
 
+        The algorithm's `step` gets a closure that returns the loss whose gradients these are: with clipped gradients,
+        the loss times the same factor.
+
         If the loss or the gradient is not finite, the step is refused: weights and moments stay as they are, to the
         bit. `patience` such steps in a row raise `NonFiniteError`. A gradient of exactly zero moves nothing either:
         momentum alone moves no weight.
@@ -127,11 +171,12 @@ class Optimiser:
         norm = float(whole(nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm)))
         finite = math.isfinite(loss) and math.isfinite(norm)
         lr = learning_rate(self.settings, self.steps)
+        clipped = loss * min(1.0, self.settings.clip_norm / norm) if norm > 0 else loss
         if finite and norm > 0:
             for group in self.inner.param_groups:
                 group["lr"] = lr
             self.steps += 1  # first: a step that an error breaks off may have changed some of the weights
-            self.inner.step()
+            self.inner.step(lambda: clipped)
         self.inner.zero_grad()
         self.refused_in_a_row = 0 if finite else self.refused_in_a_row + 1
         if self.refused_in_a_row >= self.settings.patience:

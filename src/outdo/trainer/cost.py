@@ -16,6 +16,8 @@ MOMENTS = {
     "adamw": ("Adam's two moments", lambda hidden: 8.0),
     "adamw8bit": ("Adam's two moments in 8 bits", lambda hidden: 2.0),
     "adafactor": ("Adafactor's means of rows and columns", lambda hidden: 2 * FLOAT32 / (hidden or 100)),
+    "sgd": ("no moments", lambda hidden: 0.0),
+    "polyak": ("no moments", lambda hidden: 0.0),
 }
 """What an algorithm keeps, and its bytes per weight of a model with this hidden size. Any other algorithm is estimated
 as AdamW."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from contexts import essay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_cases import groups_of, objective, one_group, rollout
@@ -15,7 +16,6 @@ from outdo.algorithms.objectives import weights
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.corrections import off_policy_rows
 from outdo.algorithms.objectives.presets import dro, gspo, gspo_token, ppo, reinforce
-from outdo.algorithms.objectives.target.objective import target
 from outdo.config.names import OBJECTIVES
 from outdo.observability.record.bounds import bounds, is_unreachable, policy_push
 from outdo.types import Batch, Terms, TokenScores
@@ -88,19 +88,19 @@ def test_a_bound_matches_the_equation(name):
 
 
 def test_every_preset_has_an_expected_bound():
-    assert set(OBJECTIVES) - set(BY_HAND) == {"target"}
+    assert set(OBJECTIVES) - set(BY_HAND) == {"target", "target_essay"}
 
 
 def test_a_target_is_its_own_bound():
-    batch = target(merge="none").prepare(one_group([[0.25, 0.36], [0.5, 0.4]], [1.0, -1.0]))
+    batch = essay(merge="none").prepare(one_group([[0.25, 0.36], [0.5, 0.4]], [1.0, -1.0]))
     expected = [[math.nan, math.log(0.5), math.log(0.6)], [math.nan, math.log(0.25), math.log(0.16)]]
-    close(bounds(target(merge="none"), batch, torch.zeros_like(batch.rollout_logprobs)), expected)
+    close(bounds(essay(merge="none"), batch, torch.zeros_like(batch.rollout_logprobs)), expected)
 
 
 # ------------------------------------------------------------------------------------------------- any objective
 
 
-@pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"target"}))
+@pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"target", "target_essay"}))
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(
     rows=st.lists(st.lists(st.floats(0.02, 0.98), min_size=1, max_size=4), min_size=2, max_size=4),

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from contexts import essay
 from record_cases import groups_of, one_group, one_pass, rollout, rounded, step_of
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.objectives.presets import grpo, ppo, reinforce
-from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.target.progress import target_metrics
 from outdo.algorithms.objectives.target.rules import NOISE
 from outdo.observability.record.movement import movement_metrics
@@ -181,7 +181,7 @@ def test_tokens_without_a_push_are_not_unreachable():
 
 def test_targets_of_the_objective_are_the_bounds():
     batch = one_group([[0.25, 0.36], [0.5, 0.4]], [1.0, -1.0])
-    objective = target(merge="none")
+    objective = essay(merge="none")
     new = at([0.4, 0.61], [0.2, 0.5])
     found, known = moved(objective, batch, new), rounded(target_metrics(objective.prepare(batch), new))
     assert found["attained"] == known["target/attained"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from contexts import essay
 from record_cases import groups_of, one_group, one_pass, rollout, step_of
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.objectives.batch_transforms import high_entropy
 from outdo.algorithms.objectives.corrections import mask
 from outdo.algorithms.objectives.presets import dro, gspo, kl_cov, ppo
-from outdo.algorithms.objectives.target.objective import target
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
@@ -90,7 +90,7 @@ def test_a_token_whose_bound_is_beyond_probability_one_is_unreachable():
 
 def test_a_token_whose_rule_requires_more_than_probability_one_is_unreachable():
     groups, batch = judged(rollout(1), advantages=[1.0], old=0.9)
-    assert words(record_of(groups, batch, target(rule="tilt", merge="none"), 0.0)) == [["unreachable"]]
+    assert words(record_of(groups, batch, essay(rule="tilt", merge="none"), 0.0)) == [["unreachable"]]
 
 
 def test_a_neutral_token_is_not_unreachable():
@@ -230,7 +230,7 @@ def test_unknown_values_are_nan_and_missing_tensors_are_none():
 
 def test_targets_are_recorded_if_the_objective_sets_them():
     groups, batch = judged(rollout(1), advantages=[1.0], old=0.25)
-    record = record_of(groups, batch, target(merge="none"), 0.0)
+    record = record_of(groups, batch, essay(merge="none"), 0.0)
     assert record.targets is not None
     assert record.targets[0, 1] == pytest.approx(math.log(0.5))
     assert record.bound[0, 1] == record.targets[0, 1]
@@ -334,7 +334,7 @@ def test_bounds_cover_the_measured_rows_or_all_rows():
 
 def test_target_bounds_cover_all_rows():
     groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, 1.0], old=0.25)
-    objective = target(merge="none")
+    objective = essay(merge="none")
     batch = objective.prepare(batch)
     assert batch.old_logprobs is not None
     step = step_of(groups, batch, one_pass(objective, batch, batch.old_logprobs))

@@ -1,9 +1,9 @@
 """The objective `target`: set a target probability for each sampled token, and train towards it.
 
-    L = Σ_c w_c [ -Σ_{v ∈ S(c)} τ_v log πθ(v|c) - τ_R log(1 - Σ_S πθ) ]
+    L = 1/N Σ_c w_c [ Σ_{v ∈ S(c)} τ_v log(τ_v / πθ(v|c)) + τ_R log(τ_R / (1 - Σ_S πθ)) ]
 
-over the contexts c of a batch, with the weight w_c = 1, or the number of answers in c; S, τ and the rest are defined in
-`outdo.algorithms.objectives.target.rules`.
+over the contexts c of a batch, with the weight w_c = the number of answers in c, or 1; S, τ and the rest are defined in
+`outdo.algorithms.objectives.target.rules`. Every loss is 0 at the targets, its minimum: a step to it can be measured.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,48 +35,51 @@ Loss = Callable[[Float[Tensor, "N"], Aim], Float[Tensor, ""]]
 
 def target(
     *,
-    rule: str = "power",
+    rule: str = "tilt",
     power: float = 2.0,
-    eta: float = 1.0,
+    eta: float = 0.5,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     loss: str = "cross_entropy",
     merge: str = "tree",
-    count: str = "once",
-    unsampled: str = "absorb",
+    count: str = "visits",
+    unsampled: str = "share",
     keep: float = 0.5,
-    limit: float = 1.0,
+    limit: float = 10.0,
     hold: bool = False,
+    reduction: str = "mean",
 ) -> "TargetObjective":
-    """Set target probabilities, as an essay on GRPO proposes: the objective only decides *how much* a token changes.
+    """Set a target probability for every sampled token: the objective only decides *how much* a token changes.
+
+    The defaults are one step of mirror descent in each context: the target is π_old e^(eta s) / Z, where s is the mean
+    advantage of the answers that sampled the token there, and 0 for a token that none sampled. For a small `eta` the
+    first update is that of a policy gradient with probabilities in the place of frequencies; later updates converge to
+    the targets. With the optimiser `polyak`, `eta` is the only size to choose. `target_essay` is the form of the essay
+    on GRPO that proposes the method.
 
     `rule` sets the target of a token with probability p and advantage s (one beyond ±`limit` counts as ±`limit`):
 
-        "power"   p^(power^-s)      good tokens get √p, bad ones p², neutral and evenly disputed tokens keep p
         "tilt"    p e^(eta s)
+        "power"   p^(power^-s)      good tokens get √p, bad ones p², neutral and evenly disputed tokens keep p
         "clip"    p (1 + clip_high s), p (1 + clip_low s) where s < 0: the bounds at which GRPO would stop
 
     `unsampled` is where the probability that the targets add or remove comes from and goes to:
 
+        "share"   all tokens of the context: the targets and the old probability of the rest, divided by their sum
         "absorb"  the tokens that no answer sampled; where good tokens would take more than `1 - keep` of theirs, they
                   get less (see `target_logprobs`). A token alone in its context always gets √p ≤ (1 + p) / 2
-        "share"   all tokens of the context: the targets and the old probability of the rest, divided by their sum
         "fixed"   the sampled tokens only: their targets are divided so that the rest keeps its probability, and
                   contexts in which all answers sampled the same token are not trained
 
-    `loss` is "cross_entropy" to {sampled tokens, rest}, whose gradient by the logits of S is πθ - τ: a step from π_old
-    pushes log πθ of a token alone by (τ - p) / (1 - p), never more than 1/2 upwards and p downwards. "squared" is
-    (log πθ - log τ)² / 2, "hinge" |log πθ - log τ| until the target is reached and 0 beyond it; neither uses
-    the rest, and neither has a target farther than `CAP` nats. `merge` "tree" shares contexts on the prefix tree of the
-    group; with "none" every token of every answer has its own context. `count` "visits" weights a context by the
-    number of answers in it, as a policy gradient does; "once" does not.
+    `loss` is "cross_entropy" to {sampled tokens, rest}, minus its value at the targets; its gradient by the logits of S
+    is πθ - τ. "squared" is (log πθ - log τ)² / 2, "hinge" |log πθ - log τ| until the target is reached and 0 beyond it;
+    neither uses the rest, and neither has a target farther than `CAP` nats. `merge` "tree" shares contexts on the
+    prefix tree of the group; with "none" every token of every answer has its own context. `count` "visits" weights a
+    context by the number of answers in it, as a policy gradient does; "once" does not. `reduction` "mean" divides by
+    the trained tokens of the optimiser step, "sum" does not.
 
     A context where no token is good or bad is not trained on; with `hold` its tokens keep their probability, which in
     later passes pulls back tokens that other updates have moved.
-
-    What differs from the essay: `keep`, and the tree, are how its "scale back down the probabilities so that they do
-    not sum to more than one" is made exact. As in the essay there is no 1/G, no 1/|o| and no KL: the loss is a sum
-    over contexts, and grows with the batch. Use it with the advantage `sign` and several passes per batch.
 
     Raises `ValueError` for an unknown rule, loss or merge, or a number out of its range.
     """
@@ -87,6 +90,7 @@ def target(
         *_unknown("merge", merge, {"tree": True, "none": False}),
         *_unknown("count", count, {"once": False, "visits": True}),
         *_unknown("unsampled", unsampled, {"absorb": 0, "share": 1, "fixed": 2}),
+        *_unknown("reduction", reduction, {"mean": True, "sum": False}),
         *([] if power > 1 else [f"power must be above 1, not {power}"]),
         *([] if eta > 0 else [f"eta must be above 0, not {eta}"]),
         *([] if 0 < clip_low < 1 else [f"clip_low must be between 0 and 1, not {clip_low}"]),
@@ -106,7 +110,22 @@ def target(
         visits=count == "visits",
         limit=limit,
     )
-    return TargetObjective(loss=LOSSES[loss], setting=setting)
+    return TargetObjective(loss=LOSSES[loss], setting=setting, mean=reduction == "mean")
+
+
+def target_essay(*, power: float = 2.0, keep: float = 0.5) -> "TargetObjective":
+    """Set target probabilities in the form of the essay on GRPO: √p for good tokens, p² for bad ones.
+
+    Only the sign of an advantage counts, every context counts once, the probability comes from and goes to tokens that
+    no answer sampled, and there is no mean: no 1/G, no 1/|o|, and no KL. A step from π_old pushes log πθ of a token
+    alone in its context by (τ - p) / (1 - p), never more than 1/2 upwards and p downwards.
+
+    What differs from the essay: `keep`, and the tree, are how its "scale back down the probabilities so that they do
+    not sum to more than one" is made exact. Published with Â = sign.
+
+    Raises `ValueError` for a number out of its range.
+    """
+    return target(rule="power", power=power, count="once", unsampled="absorb", keep=keep, limit=1.0, reduction="sum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +134,7 @@ class TargetObjective:
 
     loss: Loss
     setting: Setting
+    mean: bool = False  # divide by the trained tokens of the optimiser step
 
     @property
     def requires(self) -> Requires:
@@ -128,12 +148,13 @@ class TargetObjective:
     def __call__(self, scores: TokenScores, batch: Batch) -> Terms:
         """Compute the loss of a micro-batch. Divergence and entropy are 0."""
         loss = self.loss(scores.logprobs[batch.loss_mask], Aim.of(batch))
+        loss = loss / max(1, batch.totals.tokens) if self.mean else loss
         zero = loss.detach() * 0
         return Terms(policy=-loss, divergence=zero, entropy=zero, loss=loss)
 
 
 def cross_entropy(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
-    """-Σ_c w_c [ Σ_S τ log πθ + τ_R log(1 - Σ_S πθ) ].
+    """Σ_c w_c [ Σ_S τ log(τ / πθ) + τ_R log(τ_R / (1 - Σ_S πθ)) ]: the cross-entropy minus the entropy of the targets.
 
     Rows that sampled the same token have the same probability; each has an equal share of it. The rest is computed from
     its old value: it loses what the sampled tokens gain. Below `FULL`, where the difference of two float32 numbers near
@@ -144,8 +165,10 @@ def cross_entropy(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
     nothing = logprobs.new_zeros(len(ids))  # [C]
     now = nothing.scatter(0, context, aim.old_rest) - nothing.index_add(0, context, gain)
     now = now + (now.clamp(min=FULL) - now).detach()
-    sampled = aim.weight * aim.share * aim.target.exp() * logprobs
-    return -sampled.sum() - (nothing.scatter(0, context, aim.weight * aim.rest) * now.log()).sum()
+    sampled = aim.weight * aim.share * aim.target.exp() * (aim.target - logprobs)
+    rest = nothing.scatter(0, context, aim.rest)
+    weight = nothing.scatter(0, context, aim.weight)
+    return sampled.sum() + (weight * rest * (rest.clamp(min=FULL).log() - now.log())).sum()
 
 
 def squared(logprobs: Float[Tensor, "N"], aim: Aim) -> Float[Tensor, ""]:
