@@ -52,8 +52,8 @@ Results:
 - Every method learns. Most differences are within the spread of three seeds: this is not a ranking.
 - `grpo` without its KL is `grpo_clip`, and `gspo_token` with one advantage per answer is `gspo`; their rows are equal
   because their runs are equal, in every reward of every step.
-- `target` learns least, and its sampled answers gain less than its greedy ones: sign advantages push the majority of a
-  group as hard as the minority, and squaring the probability of bad tokens moves probability to tokens that nobody
+- `target_essay` learns least, and its sampled answers gain less than its greedy ones: sign advantages push the majority
+  of a group as hard as the minority, and squaring the probability of bad tokens moves probability to tokens that nobody
   sampled. [Its page](target.md) analyses this.
 - `ppo` trains its critic from scratch (learning rate 1e-3) and does not change the policy in the first 4 of the 40
   steps. `dapo` samples one further round of questions to replace groups whose rewards are all equal. `distillation` has

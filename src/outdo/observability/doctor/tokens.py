@@ -114,8 +114,7 @@ def out_of_reach(run: RunMetrics) -> Iterator[Finding]:
             "note",
             f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: the clip limits almost "
             "nothing.",
-            'The objective "target" sets targets that can be reached; in the comparison it learnt less '
-            "(docs/methods/target.md).",
+            'The objective "target" sets targets that can be reached (docs/methods/target.md).',
         )
 
 
