@@ -191,6 +191,23 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
 
 
+def test_an_engine_in_another_process_samples_in_memory_of_its_own(model, data):
+    facts = inspect_folder(model)
+    with_vllm = recipe(model, data, 'engine={name = "vllm", python = "python"}')
+    parts = cost.memory(facts, with_vllm, reference=False)
+    assert not [name for name in parts if name.endswith("while sampling")]
+    assert cost.peak(parts) == sum(parts.values())
+
+
+def test_a_server_that_cannot_get_the_weights_and_a_missing_interpreter_are_mistakes(model, data, tmp_path):
+    server = check(recipe(model, data, 'engine={name = "vllm", url = "http://127.0.0.1:9"}'))
+    assert "engine.url: a server cannot be sent the weights of a whole model" in server.errors[0]
+    process = check(recipe(model, data, f'engine={{name = "vllm", python = "{tmp_path}/python"}}'))
+    assert process.errors == [
+        f"engine.python: {tmp_path}/python: no such file; `make vllm` creates an environment that has vLLM"
+    ]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kept", "size"),
     [

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, PACKED_BYTES
@@ -119,16 +120,18 @@ def memory(
 ) -> dict[str, int]:
     """Compute the bytes of training on one device, by purpose; parts that the model's files do not tell are left out.
 
-    Sampling and the backward pass alternate, so that the cache and the activations never exist at the same time.
+    Sampling and the backward pass alternate, so that the cache and the activations never exist at the same time. What
+    an engine in another process takes is not part of it.
     """
     permanent = {}
     if facts.parameters is not None:
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
         permanent = kept(facts.parameters, recipe, adapter=adapter, **settings)
+    own = recipe.engine.name == BUILTIN_ENGINE  # another engine samples in memory of its own
     parts: dict[str, int | None] = {
         **permanent,
-        "KV cache while sampling": kv_cache(facts, recipe),
-        "weights in another order while sampling": packed(facts, recipe),
+        "KV cache while sampling": kv_cache(facts, recipe) if own else None,
+        "weights in another order while sampling": packed(facts, recipe) if own else None,
         "activations while training": activations(facts, recipe),
         "a chunk of logits": logits(facts, recipe),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outdo.config.engines import environment_mistakes
-from outdo.config.names import REWARD_MODEL
+from outdo.config.names import BUILTIN_ENGINE, REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
@@ -220,6 +220,8 @@ def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if recipe.engine.name != BUILTIN_ENGINE:
+        yield f"engine: {recipe.engine.name} has weights and caches of its own, which are not in the memory above"
     if facts.folder is None:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
     if facts.adapter:
