@@ -1,0 +1,79 @@
+"""`--engine`: which engine answers, what is wrong with its name is one sentence, and its weights are proved."""
+
+import json
+
+import pytest
+from command_cases import chain_model
+
+ENGINES = """
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+
+
+class Own(BuiltinEngine):
+    def __init__(self, policy, *, seed=0, offset=0.0):
+        super().__init__(policy, seed=seed)
+        self.offset = offset
+
+    def score(self, sequences):
+        return [[each - self.offset for each in scores] for scores in super().score(sequences)]
+
+    def close(self):
+        print("closed")
+"""
+
+
+@pytest.fixture(scope="module")
+def seven(tmp_path_factory):
+    """A model that answers 7."""
+    return chain_model(tmp_path_factory.mktemp("models") / "seven", "7", after="=")
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "own.py").write_text(ENGINES)
+    rows = [json.dumps({"question": f"{n}=", "answer": "7"}) + "\n" for n in range(3)]
+    (tmp_path / "three.jsonl").write_text("".join(rows))
+    return tmp_path
+
+
+def evaluated(outdo, model, files, engine):
+    return outdo("eval", model, "--data", files / "three.jsonl", "--rewards", "exact", "--engine", engine)
+
+
+def test_an_engine_of_the_user_answers_and_is_closed(outdo, seven, files):
+    done = evaluated(outdo, seven, files, f"{files}/own.py:Own")
+    assert (done.status, done.error) == (0, "")
+    assert "100.0%" in done.out
+    assert "closed" in done.out
+
+
+def test_an_engine_whose_scores_are_not_those_of_the_model_is_refused(outdo, seven, files):
+    done = evaluated(outdo, seven, files, f'{{name = "{files}/own.py:Own", offset = 0.5}}')
+    assert done.status == 1
+    assert "the engine does not sample from the policy's weights" in done.error
+    assert "0.5 nats apart" in done.error
+    assert "Traceback" not in done.error
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ("vlm", 'engine: nothing is called "vlm"; did you mean vllm?'),
+        ("vllm", 'engine: vllm needs either python = "path/to/its/python" or url'),
+        ("{name = ", "--engine: expected a name, or a table such as"),
+        ('{name = "vllm", python = "/nowhere/python"}', "engine.python: /nowhere/python: no such file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["eval", "generate", "chat", "quickstart"])
+def test_a_mistake_in_the_engine_is_one_sentence(outdo, seven, files, command, engine, sentence):
+    data = ["--data", files / "three.jsonl"]
+    arguments = {
+        "eval": [seven, *data],
+        "generate": [seven, *data, "--out", files / "answers.jsonl"],
+        "chat": [seven],
+        "quickstart": ["--folder", files / "quickstart"],
+    }[command]
+    done = outdo(command, *arguments, "--engine", engine)
+    assert done.status == 2
+    assert sentence in done.error
+    assert "Traceback" not in done.error
