@@ -186,6 +186,7 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert parts["KV cache while sampling"] == 2 * 4 * 16 * 16 * 2 * 2 * 2
     assert parts["a chunk of logits"] == 2 * 4 * 256 * 100
     assert parts["weights in another order while sampling"] == 4 * PARAMETERS
+    assert parts["copy of the last finished step"] == 4 * 4 * PARAMETERS  # weights, two moments, reference weights
     sampling = parts["KV cache while sampling"] + 4 * PARAMETERS
     assert cost.peak(parts) == sum(parts.values()) - min(sampling, parts["activations while training"])
     assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
@@ -300,6 +301,9 @@ def test_the_memory_of_an_adapter_is_that_of_the_frozen_weights_and_little_more(
     assert lora["Adam's two moments"] == 8 * 2 * sides
     assert "reference weights" not in lora
     assert qlora["frozen weights"] == 9 * linear // 16 + 2 * (parameters - linear)
+    order = "weights in another order while sampling"
+    assert (lora[order], qlora[order]) == (4 * parameters, 4 * (parameters - linear))
+    assert lora["copy of the last finished step"] == 3 * lora["gradients"]
     assert check(recipe(model, data, *options, "weights=nf4")).memory == qlora
     assert check(recipe(model, data)).memory == full
     in_bfloat16 = check(recipe(model, data, *options, "weights=bfloat16")).memory

@@ -36,6 +36,10 @@ ACTIVATIONS_PER_LAYER = 30
 """Numbers kept per token and layer for the backward pass, in units of the hidden size: 25 to 31 were counted in
 Qwen3 models with feed-forward layers of three and four times the hidden size, without gradient checkpointing."""
 
+ACTIVATIONS_WITH_ADAPTER = 36
+"""The same with an adapter. Fewer numbers are kept, 23, but the sums of base and adapter leave gaps between them: from
+the peak memory of LoRA of rank 16 (`benchmarks/memory.py`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
@@ -76,6 +80,7 @@ class AdapterSize:
 
     trained: int  # weights of the adapter
     base: int  # bytes of the frozen weights
+    quantised: int = 0  # frozen weights in 4 bits
 
 
 def adapter_size(facts: ModelFacts, weights: str, trained: int | None = None, *, rank: int = RANK) -> AdapterSize:
@@ -87,7 +92,8 @@ def adapter_size(facts: ModelFacts, weights: str, trained: int | None = None, *,
     linear, total = sum(rows * columns for rows, columns in facts.layer_matrices), facts.parameters or 0
     base = {"float32": 4 * total, "bfloat16": 2 * total, "nf4": 9 * linear // 16 + 2 * (total - linear)}[weights]
     lora = rank * sum(rows + columns for rows, columns in facts.layer_matrices)
-    return AdapterSize(trained=lora if trained is None else trained, base=base)
+    quantised = linear if weights == "nf4" else 0
+    return AdapterSize(trained=lora if trained is None else trained, base=base, quantised=quantised)
 
 
 def alternatives(
@@ -128,11 +134,12 @@ def memory(
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
         permanent = kept(facts.parameters, recipe, adapter=adapter, **settings)
     own = recipe.engine.name == BUILTIN_ENGINE  # another engine samples in memory of its own
+    quantised = adapter.quantised if adapter else 0
     parts: dict[str, int | None] = {
         **permanent,
         "KV cache while sampling": kv_cache(facts, recipe) if own else None,
-        "weights in another order while sampling": packed(facts, recipe) if own else None,
-        "activations while training": activations(facts, recipe),
+        "weights in another order while sampling": packed(facts, recipe, quantised) if own else None,
+        "activations while training": activations(facts, recipe, has_adapter=adapter is not None),
         "a chunk of logits": logits(facts, recipe),
     }
     return {name: size for name, size in parts.items() if size is not None}
@@ -149,7 +156,8 @@ def kept(
 ) -> dict[str, int]:
     """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
 
-    Each worker has its own gradient. With an adapter, reference and critic share the frozen weights.
+    Each worker has its own gradient. With an adapter, reference and critic share the frozen weights. A processor also
+    holds a copy of everything that changes in a step (`outdo.trainer.state`), unless memory is short.
     """
     trained = parameters if adapter is None else adapter.trained
     weights = FLOAT32 * trained
@@ -162,7 +170,14 @@ def kept(
         "reference weights": weights if reference and adapter is None else 0,
         "critic with gradients and moments": 4 * weights if critic else 0,
     }
+    if _on_cpu(recipe):  # otherwise it is in main memory, not on the device
+        copied = weights + parts[name] + parts["reference weights"] + 3 * weights * critic
+        parts["copy of the last finished step"] = copied
     return {name: size for name, size in parts.items() if size}
+
+
+def _on_cpu(recipe: Recipe) -> bool:
+    return recipe.device in ("auto", "cpu")
 
 
 def workers(recipe: Recipe) -> int:
@@ -182,15 +197,18 @@ def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
     return _product(2 * FLOAT32 * rows * longest_sequence(recipe), facts.layers, facts.kv_heads, facts.head_dim)
 
 
-def packed(facts: ModelFacts, recipe: Recipe) -> int | None:
-    """Compute the bytes of the copies of the weights in the order in which a processor reads them, one per worker."""
-    weights = _product(FLOAT32, facts.parameters)
-    if weights is None or recipe.device not in ("auto", "cpu"):
+def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
+    """Compute the bytes of the copies of the weights in the order in which a processor reads them, one per worker.
+
+    The `quantised` ones are not copied.
+    """
+    if facts.parameters is None or not _on_cpu(recipe):
         return None
+    weights = FLOAT32 * (facts.parameters - quantised)
     return workers(recipe) * weights if weights <= PACKED_BYTES else 0
 
 
-def activations(facts: ModelFacts, recipe: Recipe) -> int | None:
+def activations(facts: ModelFacts, recipe: Recipe, *, has_adapter: bool = False) -> int | None:
     """Estimate the bytes that the current micro-batches keep for their backward pass.
 
     Gradient checkpointing keeps one hidden state per layer, and everything of one layer at a time.
@@ -198,7 +216,8 @@ def activations(facts: ModelFacts, recipe: Recipe) -> int | None:
     layers = facts.layers
     if layers is None:
         return None
-    checkpointed, whole = layers + ACTIVATIONS_PER_LAYER, layers * ACTIVATIONS_PER_LAYER
+    of_layer = ACTIVATIONS_WITH_ADAPTER if has_adapter else ACTIVATIONS_PER_LAYER
+    checkpointed, whole = layers + of_layer, layers * of_layer
     numbers = checkpointed if recipe.train.gradient_checkpointing else whole
     return _product(FLOAT32 * numbers, micro_batch(recipe), facts.hidden_size)
 
@@ -217,7 +236,7 @@ def micro_batch(recipe: Recipe) -> int | None:
 def logits(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Compute the bytes of the logits that exist at one time."""
     tokens = (micro_batch(recipe) or DEFAULT_TOKENS) // workers(recipe)
-    limit = LOGIT_BYTES["cpu" if recipe.device in ("auto", "cpu") else recipe.device]
+    limit = LOGIT_BYTES["cpu" if _on_cpu(recipe) else recipe.device]
     least = max(limit, FLOAT32 * LOGIT_COLUMNS * tokens)
     whole = _product(FLOAT32 * tokens, facts.vocab_size)
     return None if whole is None else LOGIT_BUFFERS * workers(recipe) * min(whole, least)
