@@ -31,6 +31,7 @@ class Case:
     prompt_tokens: int = 0
     answers: tuple[int, ...] = ()  # tokens of each answer of a group
     tokens: int = 0  # scored, in a case without a step
+    rank: int = 0  # of a LoRA in all linear layers, which is trained instead of the weights; 0: there is none
 
     @property
     def group(self) -> int:
@@ -98,6 +99,24 @@ CASES: Mapping[str, Case] = {
             prompts=1,
             prompt_tokens=16,
             answers=(448, *(32,) * 31),
+        ),
+        Case(
+            name="small-lora",
+            about="small-8x8 with LoRA of rank 16 in all linear layers",
+            shape=SMALL,
+            prompts=8,
+            prompt_tokens=8,
+            answers=(39,) * 8,
+            rank=16,
+        ),
+        Case(
+            name="medium-lora",
+            about="medium-8x8 with LoRA of rank 16 in all linear layers",
+            shape=MEDIUM,
+            prompts=8,
+            prompt_tokens=16,
+            answers=(40,) * 8,
+            rank=16,
         ),
         Case(
             name="vocabulary",

@@ -10,11 +10,21 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.suite.setting import Setting, Turn, Turns
-from benchmarks.suite.work import model_of, most_memory, prompts_of, reward_of, synchronise, tokenizer_of, weights_of
+from benchmarks.suite.work import (
+    adapter_of,
+    model_of,
+    most_memory,
+    prompts_of,
+    reward_of,
+    synchronise,
+    tokenizer_of,
+    weights_of,
+)
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.loop import train
+from outdo.models.adapter import attach
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -107,6 +117,8 @@ class Steps:
         case = setting.case
         model = model_of(setting)
         self.weights = weights_of(model)
+        if adapter := adapter_of(setting):
+            attach(model, adapter)
         workers = 1 if setting.options.get("threads") or setting.device != "cpu" else setting.threads
         torch.set_num_threads(setting.threads // workers)
         disable_trim()

@@ -23,6 +23,7 @@ from benchmarks.suite.outdo_side import LR
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import (
     ForcedLengths,
+    adapter_of,
     model_of,
     most_memory,
     prompts_of,
@@ -127,6 +128,7 @@ def step(setting: Setting, turns: Turns) -> None:
             train_dataset=rows,
             processing_class=tokenizer,
             callbacks=[callback],
+            peft_config=adapter_of(setting),
         )
         turns.ready()
         trainer.train()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -11,6 +12,7 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from benchmarks.suite.roofline import Weights
 from benchmarks.suite.setting import Setting
+from outdo.models.adapter import adapter_config
 from outdo.models.loading import load_model
 
 END, PAD = 0, 1
@@ -39,6 +41,12 @@ def model_of(setting: Setting) -> PreTrainedModel:
     torch.manual_seed(setting.seed)
     model: PreTrainedModel = Qwen3ForCausalLM(config).float().eval()
     return model.to(setting.device)  # type: ignore[arg-type]
+
+
+def adapter_of(setting: Setting) -> Any:
+    """Return the configuration of the case's LoRA in PEFT; None if all weights are trained."""
+    rank = setting.case.rank
+    return adapter_config("lora", r=rank, lora_alpha=2 * rank) if rank else None
 
 
 def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerFast:
