@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outdo.utils.errors import ModelError, NonFiniteError, UserError
-from outdo.utils.sharded_tensors import divided_like, whole
+from outdo.utils.sharded_tensors import divided_like, is_sharded, whole
 
 ROUNDING = 1e-4
 """A loss above minus this is 0: sums of float32 numbers are not more precise."""
@@ -154,6 +154,7 @@ class Optimiser:
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         if not self.weights:
             raise ModelError("nothing to train: no weight of the model requires a gradient")
+        self.is_sharded = any(map(is_sharded, self.weights.values()))
         self.inner = settings.algorithm(list(self.weights.values()))
         self.steps = 0
         self.refused_in_a_row = 0
@@ -168,7 +169,8 @@ class Optimiser:
         bit. `patience` such steps in a row raise `NonFiniteError`. A gradient of exactly zero moves nothing either:
         momentum alone moves no weight.
         """
-        norm = float(whole(nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm)))
+        total = nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm)
+        norm = float(whole(total) if self.is_sharded else total)
         finite = math.isfinite(loss) and math.isfinite(norm)
         lr = learning_rate(self.settings, self.steps)
         clipped = loss * min(1.0, self.settings.clip_norm / norm) if norm > 0 else loss
