@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outdo import algorithms
+from outdo.algorithms import advantages
 from outdo.algorithms.advantages import Advantage, compute_advantages, per_token
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.objectives.presets import grpo
@@ -167,7 +167,7 @@ def called(options: Settings, known: Mapping[str, Any]) -> Any:
 def advantage_of(options: Settings) -> Advantage:
     """Return an advantage by its name and options."""
     given = {key: value for key, value in options.items() if key != "name"}
-    function = partial(getattr(algorithms.advantages, options["name"]), **given)
+    function = partial(getattr(advantages, options["name"]), **given)
     return function if options["name"] == "tree" else per_token(function)
 
 

@@ -28,7 +28,7 @@ MODELS = 2
 """Warm-started models of a task: a run with an odd seed uses the second one."""
 
 Run = dict[str, Any]
-STANDARD, TREE = {"name": "group_standardised"}, {"name": "tree", "scale": True}
+STANDARD, SIGN, TREE = {"name": "group_standardised"}, {"name": "sign"}, {"name": "tree", "scale": True}
 ADAMW = {"algorithm": {"name": "adamw"}, "warmup": 8, "clip_norm": 1.0}
 SGD = {"algorithm": {"name": "sgd"}, "warmup": 0, "clip_norm": 1e9}
 POLYAK = {"algorithm": {"name": "polyak"}, "warmup": 0, "clip_norm": 1e9, "lr": 10.0}
@@ -40,6 +40,10 @@ def target(**options: Any) -> Run:
     return {"objective": {"name": "target", **options}, "advantage": STANDARD}
 
 
+ESSAY: Sequence[Run] = [
+    {"objective": {"name": "target_essay"}},
+    target(rule="power", unsampled="absorb", limit=1.0, reduction="sum", count="visits"),  # differs in `count` alone
+]
 LONG: Sequence[Run] = [
     # the optimiser, and the number of passes
     *({**GRPO, **ADAMW, "lr": lr, "passes": n} for n, lr in ((2, 1e-4), (4, 1e-4), (2, 2e-4))),
@@ -69,6 +73,7 @@ SPEED: Sequence[Run] = [
     {**GRPO, **SGD, "lr": 0.1, "passes": 4},
     {**GRPO, **ADAMW, "warmup": 0, "lr": 1e-4, "passes": 2},
     {**GRPO, **ADAMW, "warmup": 0, "lr": 3e-5, "passes": 8},
+    *({**each, "advantage": SIGN, **ADAMW, "warmup": 0, "lr": 1e-4, "passes": 2} for each in ESSAY),
 ]
 
 
