@@ -221,7 +221,7 @@ def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     if recipe.engine.name != BUILTIN_ENGINE:
-        yield f"engine: {recipe.engine.name} has weights and caches of its own, which are not in the memory above"
+        yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
     if facts.folder is None:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
     if facts.adapter:

@@ -5,7 +5,7 @@ nonce of its request. A message with the nonce `HEARTBEAT` arrives every second:
 has made, so that the trainer tells work from a hang.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 import contextlib
 import ctypes
 import json
