@@ -26,6 +26,6 @@ def test_the_estimate_is_within_15_percent_of_the_peak_and_an_adapter_takes_litt
     for way, found in memory.items():
         assert found["estimate"] == pytest.approx(found["measured"], rel=0.15), way
     full, lora, qlora = (memory[way] for way in ("full", "LoRA", "QLoRA"))
-    assert lora["measured"] < full["measured"] / 2
+    assert lora["measured"] < 0.6 * full["measured"]  # activations are the same
     assert qlora["measured"] < lora["measured"]
     assert lora["checkpoint"] <= 0.25 * full["checkpoint"]
