@@ -76,6 +76,7 @@ def test_losses_that_stay_nan_stop_the_run_with_finite_weights(nan_home):
 
 
 FAILS_LATE = '''
+import outdo.trainer.saving
 import outdo.trainer.state
 from outdo import OutdoError
 from outdo.algorithms.objectives.presets import grpo
@@ -88,6 +89,7 @@ class FailsLate:
 
     def __init__(self, last: int = 3, copies: bool = True):
         self.formula, self.last = grpo(beta=0.0), last
+        outdo.trainer.saving.CHECKPOINT_SHARE = float("inf")  # copy every step, however long it takes
         if not copies:
             outdo.trainer.state.free_memory = lambda device: 0
         self.requires = self.formula.requires
@@ -141,6 +143,8 @@ def test_the_copy_holds_critic_reference_and_coefficients_too(own_home):
     """The error comes after critic and policy have moved in step 4; the resumed run is that without the error."""
     (own_home / "fails.py").write_text(
         "import os\n"
+        "import outdo.trainer.saving\n"
+        "outdo.trainer.saving.CHECKPOINT_SHARE = float('inf')\n"  # copy every step, however long it takes
         "asked = 0\n"
         "def fails(batch, updates):\n"
         "    global asked\n"

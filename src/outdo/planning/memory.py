@@ -52,7 +52,8 @@ def kept_by(
     size = None
     if adapter:
         size = cost.AdapterSize(trained=round(adapter * count), base=frozen * count)
-    return cost.kept(count, recipe, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
+    on_a_device = recipe.model_copy(update={"device": "cuda"})
+    return cost.kept(count, on_a_device, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
 
 
 def engine_weights(shape: Shape, width: int, weight_bytes: float = BFLOAT16) -> int:
