@@ -44,7 +44,7 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-QUICK = ("reference", "critic", "divided")
+QUICK = ("critic", "divided")
 """The methods that every run of the tests tries; the others are for `make test-long`."""
 
 
