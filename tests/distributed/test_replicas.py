@@ -8,6 +8,7 @@ from replica_cases import (
     divided_state,
     errors_of_two_kinds,
     errors_reach_all,
+    many_random_shares_of_parts,
     memory_runs_out,
     one_hangs,
     parts_of_all_models,
@@ -19,7 +20,10 @@ from replica_cases import (
 )
 
 
-@pytest.mark.parametrize("body", [random_shares, random_shares_of_parts])
+@pytest.mark.parametrize(
+    "body",
+    [random_shares, random_shares_of_parts, pytest.param(many_random_shares_of_parts, marks=pytest.mark.long)],
+)
 def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path, body):
     run_replicas(3, body, tmp_path)
 

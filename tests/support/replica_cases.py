@@ -57,21 +57,26 @@ def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: st
 
 def random_shares(replicas: Replicas) -> None:
     """Fifty batches of any shape: also fewer rows than replicas, and rows of very different lengths."""
-    _random_shares(replicas, shared)
+    _random_shares(replicas, shared, 50)
 
 
 def random_shares_of_parts(replicas: Replicas) -> None:
     """The same with weights that are divided: no replica waits for one that has fewer micro-batches."""
-    _random_shares(replicas, divided)
+    _random_shares(replicas, divided, 15)
 
 
-def _random_shares(replicas: Replicas, make: Callable[[Policy, Replicas], Policy]) -> None:
+def many_random_shares_of_parts(replicas: Replicas) -> None:
+    """Fifty batches of any shape, with weights that are divided."""
+    _random_shares(replicas, divided, 50)
+
+
+def _random_shares(replicas: Replicas, make: Callable[[Policy, Replicas], Policy], batches: int) -> None:
     random = torch.Generator().manual_seed(0)
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=random))
 
-    for _ in range(50):
+    for _ in range(batches):
         sizes = BatchSizes(micro_batch_tokens=number(1, 120))
         groups = [
             Group(
