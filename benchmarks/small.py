@@ -25,6 +25,7 @@ from outdo.algorithms.objectives.target.objective import target, target_essay
 from outdo.algorithms.objectives.target.progress import attained
 from outdo.cli.quickstart.model import ALPHABET, END, SPECIAL
 from outdo.models.optimiser import Optimiser, OptimiserSettings, adamw, polyak, sgd
+from outdo.models.schedules import constant
 from outdo.types import Batch, TokenScores
 
 LAYERS, HEADS, KEYS, WIDTH, LONGEST = 4, 4, 2, 32, 32
@@ -196,7 +197,10 @@ def optimiser_settings(settings: Settings) -> OptimiserSettings:
     chosen = settings["algorithm"]
     algorithm = partial(ALGORITHMS[chosen["name"]], **{key: chosen[key] for key in chosen if key != "name"})
     return OptimiserSettings(
-        lr=settings["lr"], warmup=settings["warmup"], algorithm=algorithm, clip_norm=settings["clip_norm"]
+        lr=settings["lr"],
+        schedule=partial(constant, warmup=settings["warmup"]),
+        algorithm=algorithm,
+        clip_norm=settings["clip_norm"],
     )
 
 

@@ -12,6 +12,7 @@ from outdo.config.names import (
     DIVERGENCES,
     OBJECTIVES,
     REWARDS,
+    SCHEDULES,
     STOPS,
 )
 from outdo.config.recipe import leaves
@@ -20,7 +21,7 @@ from outdo.utils.imports import signature_of
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PLACES = {"objective": OBJECTIVES, "advantage": ADVANTAGES, "kl_in_reward": DIVERGENCES, "critic": CRITICS}
-PLACES |= {"stop": STOPS, "algorithm": ALGORITHMS, "rewards": REWARDS, **COMPOSED_PIECES}
+PLACES |= {"stop": STOPS, "algorithm": ALGORITHMS, "schedule": SCHEDULES, "rewards": REWARDS, **COMPOSED_PIECES}
 
 
 def test_the_settings_are_counted_with_the_options_of_the_pieces():

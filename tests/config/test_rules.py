@@ -78,6 +78,8 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         (["optim.algorithm.betas=0.9"], "optim.algorithm.betas: expected a list such as [0.9, 0.999], found 0.9"),
         (["optim.algorithm.betas=[0.9, true]"], "expected a number such as 0.999, found True"),
         (["optim.algorithm.weight_decay=-1"], "expected a finite number that is not negative, found -1"),
+        (["optim.schedule.warm=3"], "optim.schedule.warm: unknown option; did you mean warmup?"),
+        (["optim.schedule.warmup=-1"], "expected a finite number that is not negative, found -1"),
         (["rewards=overlong"], "rewards.overlong.cache: required"),
         (["rewards={name='overlong', cache=3, wait=1}"], "rewards.overlong.wait: unknown option"),
         (["train.advantage=pass_at_k", "train.advantage.k=9"], "k = 9: a group has only 8 answers"),

@@ -92,7 +92,7 @@ def test_settings_of_trl_are_fields_of_its_configurations():
         ("train.loss_tpye", "outdo has train.objective"),
         ("trian.prompts", "did you mean train.prompts?"),
         ("sampling.temprature", "did you mean sampling.temperature?"),
-        ("model.warmup", "did you mean optim.schedule.warmup?"),
+        ("model.mix", "did you mean reference.sync.mix?"),
         ("eval.evrey", "did you mean eval.every?"),
     ],
 )

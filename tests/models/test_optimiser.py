@@ -21,11 +21,11 @@ from outdo.models.optimiser import (
     adafactor,
     adamw,
     adamw8bit,
-    learning_rate,
     polyak,
     sgd,
 )
 from outdo.models.policy import Policy
+from outdo.models.schedules import Schedule, constant, cosine, linear
 from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
@@ -35,8 +35,8 @@ from outdo.utils.errors import NonFiniteError, UserError
 # ---------------------------------------------------------------------------------------------------- learning rate
 
 
-def rates(steps: int, **settings: Any) -> list[float]:
-    return [learning_rate(OptimiserSettings(lr=1.0, **settings), step) for step in range(steps)]
+def rates(steps: int, schedule: Any = constant, *, warmup: int = 0, total: int | None = None) -> list[float]:
+    return [schedule(step, total, warmup=warmup) for step in range(steps)]
 
 
 def test_the_learning_rate_rises_over_the_warmup_and_then_stays() -> None:
@@ -45,12 +45,26 @@ def test_the_learning_rate_rises_over_the_warmup_and_then_stays() -> None:
 
 
 def test_linear_falls_to_0_at_the_last_step_and_stays_there() -> None:
-    assert_close(rates(8, warmup=2, schedule="linear", total=6), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+    assert_close(rates(8, linear, warmup=2, total=6), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
 
 
 def test_cosine_falls_to_0_by_half_a_wave() -> None:
     expected = [0.5, 1.0, 1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]
-    assert_close(rates(8, warmup=2, schedule="cosine", total=6), expected)
+    assert_close(rates(8, cosine, warmup=2, total=6), expected)
+
+
+@pytest.mark.parametrize("schedule", [linear, cosine])
+def test_a_schedule_that_falls_is_refused_without_its_last_step(schedule: Schedule) -> None:
+    with pytest.raises(ValueError, match="needs the number of steps"):
+        OptimiserSettings(schedule=schedule)
+
+
+def test_an_own_schedule_sets_the_learning_rate_of_each_step() -> None:
+    model = module()
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, schedule=lambda step, _: 1 / (1 + step)))
+    for expected in (0.1, 0.05, 0.1 / 3):
+        fill(model)
+        assert optimiser.step(0.0)["learning_rate"] == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------------------------------------- the step
@@ -90,7 +104,7 @@ def trained(request: pytest.FixtureRequest) -> tuple[nn.Module, Optimiser]:
     """A model three steps into its training, so that there are moments to spoil."""
     model = module()
     algorithm = partial(ALGORITHMS[request.param], weight_decay=0.1)
-    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=algorithm, warmup=5))
+    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=algorithm, schedule=partial(constant, warmup=5)))
     for _ in range(3):
         fill(model)
         optimiser.step(0.0)

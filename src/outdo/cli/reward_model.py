@@ -18,6 +18,7 @@ from outdo.data.preferences import Kind, comparisons_in, describe_format, detect
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
+from outdo.models.schedules import constant
 from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, fit, is_useful
 from outdo.trainer.display import Display
 from outdo.trainer.supervised import Plan, not_started_yet, run_plan
@@ -200,7 +201,7 @@ def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfi
         "device": settings.device,
         "adapter": adapter,
         "seed": settings.seed,
-        "optimiser": OptimiserSettings(lr=settings.lr, warmup=settings.warmup, total=settings.steps),
+        "optimiser": OptimiserSettings(lr=settings.lr, schedule=partial(constant, warmup=settings.warmup)),
         "template": settings.template,
     }
     load_tokenizer(model, kind=EITHER)  # which downloads the config.json of a hub model

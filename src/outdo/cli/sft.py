@@ -18,6 +18,7 @@ from outdo.data.prompts import Mixture, Prompts
 from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, examples_in
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.models.schedules import constant
 from outdo.trainer.display import Display
 from outdo.trainer.sft import SftStep, sft
 from outdo.trainer.supervised import Plan, not_started_yet, run_plan
@@ -163,7 +164,7 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
 
 def _load(settings: SftSettings, data: SftData, display: Display, folder: str | Path | None) -> SftTraining:
     """Load the model of a folder, or that of the settings, and encode the examples."""
-    optimiser = OptimiserSettings(lr=settings.lr, warmup=settings.warmup, total=settings.steps)
+    optimiser = OptimiserSettings(lr=settings.lr, schedule=partial(constant, warmup=settings.warmup))
     start = {"device": settings.device, "adapter": data.adapter, "seed": settings.seed, "optimiser": optimiser}
     policy = Policy.load(folder or settings.model, **start)
     encoded = [_encode(policy, examples, settings.template, display) for examples in data.sources]

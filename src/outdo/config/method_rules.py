@@ -24,6 +24,7 @@ from outdo.config.names import (
     NOT_COMPOSED,
     OBJECTIVES,
     REWARDS,
+    SCHEDULES,
     STOPS,
     WITH_REFERENCE,
 )
@@ -94,6 +95,8 @@ def _check_other_pieces(recipe: Recipe) -> Iterator[str]:
 def _check_optimiser(recipe: Recipe) -> Iterator[str]:
     called_with = CALL_SIGNATURES["algorithm"]
     yield from _check_piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, called_with=called_with)
+    called_with = CALL_SIGNATURES["schedule"]
+    yield from _check_piece("optim.schedule", recipe.optim.schedule, SCHEDULES, called_with=called_with)
     objective = recipe.train.objective.name
     if recipe.optim.algorithm.name == "polyak" and objective in OBJECTIVES and objective not in LOWEST_LOSS_0:
         yield (
@@ -288,7 +291,7 @@ def _compat_needs_composed_objective(recipe: Recipe) -> Iterator[str]:
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     _check_objective: ("train.objective",),
     _check_other_pieces: ("train.advantage", "train.critic", "train.stop"),
-    _check_optimiser: ("optim.algorithm",),
+    _check_optimiser: ("optim.algorithm", "optim.schedule"),
     _check_kl_in_reward: ("train.kl_in_reward", "train.advantage", "train.objective"),
     _check_rewards: ("rewards",),
     _single_answer_per_question: ("train.group_size", "train.advantage", "train.objective"),

@@ -136,6 +136,7 @@ CALL_SIGNATURES = {  # the arguments that a user's own piece is called with, in 
     "batch_transform": "batch",
     "kl_in_reward": "logprobs, ref_logprobs",
     "algorithm": "weights",
+    "schedule": "step, total",
 }
 
 LEVELS = {
@@ -205,6 +206,7 @@ REWARD_MODEL = "reward_model"
 
 REWARDS = BUILTIN | {REWARD_MODEL: "outdo.rewards.online_model:reward_model"}
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
+SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "linear", "cosine")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}
 

@@ -14,6 +14,7 @@ from outdo.config.names import (
     NOT_COMPOSED,
     OBJECTIVES,
     REWARDS,
+    SCHEDULES,
     STOPS,
     WITH_REFERENCE,
 )
@@ -52,6 +53,7 @@ def describe_method(recipe: Recipe) -> list[str]:
         ("critic", recipe.critic, CRITICS),
         ("stop", train.stop, STOPS),
         ("optimiser", recipe.optim.algorithm, ALGORITHMS),
+        ("schedule", recipe.optim.schedule, SCHEDULES),
     ]
     lines = [_describe_piece(role, piece, known, recipe) for role, piece, known in pieces if piece is not None]
     if train.adapter is not None:
@@ -83,7 +85,8 @@ def list_pieces() -> Iterator[str]:
     """Yield the lines of `outdo config --pieces`: every named piece with its options; `?` marks a required one."""
     tables = {"train.objective": OBJECTIVES, "train.advantage": ADVANTAGES, "train.kl_in_reward": DIVERGENCES}
     tables |= {f"train.objective.{name}": known for name, known in COMPOSED_PIECES.items()}
-    tables |= {"train.critic": CRITICS, "train.stop": STOPS, "optim.algorithm": ALGORITHMS, "rewards": REWARDS}
+    tables |= {"train.critic": CRITICS, "train.stop": STOPS, "optim.algorithm": ALGORITHMS}
+    tables |= {"optim.schedule": SCHEDULES, "rewards": REWARDS}
     for place, known in tables.items():
         yield place
         for name, spec in known.items():

@@ -59,7 +59,7 @@ def file_name(path: str) -> str:
 
 def code_of(recipe: Recipe) -> list[str]:
     """Return what the recipe names of code outside outdo, each once: `/home/me/my_reward.py:score`."""
-    return named_code([*recipe.rewards, *_pieces(recipe).values(), recipe.optim.algorithm])
+    return named_code([*recipe.rewards, *_pieces(recipe).values(), recipe.optim.algorithm, recipe.optim.schedule])
 
 
 def named_code(pieces: Sequence[Piece]) -> list[str]:
@@ -100,7 +100,9 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
             "data": data.model_copy(update=files),
             "train": recipe.train.model_copy(update=pieces),
             "reference": reference.model_copy(update={"model": reference.model and change(reference.model)}),
-            "optim": recipe.optim.model_copy(update={"algorithm": _change_piece(recipe.optim.algorithm, change)}),
+            "optim": recipe.optim.model_copy(
+                update={name: _change_piece(getattr(recipe.optim, name), change) for name in ("algorithm", "schedule")}
+            ),
         }
     )
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from outdo.config.fields import (
-    NAME_OR_TABLE,
     BelowOne,
     Count,
     CountOrZero,
@@ -74,18 +73,6 @@ class Data(Section):
         default=None,
         description='train only on a range of pass rates: {file = "rates.jsonl", low = 0.1, high = 0.9}; unset: all',
     )
-
-
-class Schedule(Section):
-    """The schedule of the learning rate: `"cosine"`, or `{name = "cosine", warmup = 20}`."""
-
-    name: Literal["constant", "linear", "cosine"]
-    warmup: CountOrZero = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_recipe(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class ReferenceSync(Section):
@@ -200,12 +187,12 @@ class Reference(Section):
 
 
 class Optim(Section):
-    """The optimiser and its learning rate. A schedule and its `warmup` count optimiser steps."""
+    """The optimiser and its learning rate. A schedule counts optimiser steps."""
 
     lr: Positive = Field(default=1e-6, description="learning rate after the warm-up")
-    schedule: Annotated[Schedule, WithJsonSchema({"anyOf": NAME_OR_TABLE})] = Field(
-        default=Schedule(name="constant"),
-        description="constant, linear or cosine (down to 0), after warmup optimiser steps up to lr",
+    schedule: NamedPiece = Field(
+        default=Piece(name="constant"),
+        description='constant, linear or cosine (down to 0), {name = "cosine", warmup = 20} or file.py:name',
     )
     algorithm: NamedPiece = Field(
         default=Piece(name="adamw"),

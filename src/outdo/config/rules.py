@@ -130,8 +130,8 @@ def optimiser_steps(recipe: Recipe) -> int:
 
 def _warmup_as_long_as_the_run(recipe: Recipe) -> Iterator[str]:
     total = optimiser_steps(recipe)
-    warmup = recipe.optim.schedule.warmup
-    if warmup >= total:
+    warmup = recipe.optim.schedule.options.get("warmup", 0)
+    if isinstance(warmup, int) and warmup >= total:
         yield f"optim.schedule.warmup = {warmup}: the run has {total} optimiser steps, so optim.lr is never reached"
 
 

@@ -7,18 +7,18 @@ An algorithm is a function from the trained weights to a `torch.optim.Optimizer`
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from outdo.models.schedules import Schedule, constant
 from outdo.utils.errors import ModelError, NonFiniteError, UserError
 from outdo.utils.sharded_tensors import divided_like, is_sharded, whole
 
 ROUNDING = 1e-4
 """A loss above minus this is 0: sums of float32 numbers are not more precise."""
 
-Schedule = Literal["constant", "linear", "cosine"]
 Algorithm = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -121,29 +121,17 @@ def _pair(betas: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserSettings:
-    """The settings of a step. `warmup` and `total` count optimiser steps, not training steps."""
+    """The settings of a step. A schedule and `total` count optimiser steps, not training steps."""
 
     lr: float = 1e-6
-    warmup: int = 0  # steps over which the learning rate rises linearly
-    schedule: Schedule = "constant"  # after the warmup: stays, or falls to 0 at step `total`
-    total: int | None = None  # required by a schedule that falls
+    schedule: Schedule = constant  # the share of `lr` at a step; with a warmup: functools.partial(constant, warmup=10)
+    total: int | None = None  # required by a schedule that falls to 0 at the last step
     algorithm: Algorithm = adamw  # with other options: functools.partial(adamw, weight_decay=0.1)
     clip_norm: float = 1.0  # of the gradient of all weights together
     patience: int = 3  # refused steps in a row after which the run stops
 
     def __post_init__(self) -> None:
-        if self.schedule != "constant" and self.total is None:
-            raise ValueError(f'schedule "{self.schedule}" falls to 0 at step `total`, which is not given')
-
-
-def learning_rate(settings: OptimiserSettings, step: int) -> float:
-    """Return the learning rate of optimiser step `step` = 0, 1, 2, ..."""
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
-    if settings.total is None or settings.schedule == "constant":
-        return settings.lr
-    done = min(1.0, (step - settings.warmup) / max(1, settings.total - settings.warmup))
-    return settings.lr * ((1 - done) if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        self.schedule(0, self.total)  # raises what a schedule refuses before the run, not at its first step
 
 
 class Optimiser:
@@ -172,7 +160,7 @@ class Optimiser:
         total = nn.utils.clip_grad_norm_(self.weights.values(), self.settings.clip_norm)
         norm = float(whole(total) if self.is_sharded else total)
         finite = math.isfinite(loss) and math.isfinite(norm)
-        lr = learning_rate(self.settings, self.steps)
+        lr = self.settings.lr * self.settings.schedule(self.steps, self.settings.total)
         clipped = loss * min(1.0, self.settings.clip_norm / norm) if norm > 0 else loss
         if finite and norm > 0:
             for group in self.inner.param_groups:

@@ -41,6 +41,7 @@ from outdo.config.names import (
     DIVERGENCES,
     LIBRARY_OPTIONS,
     OBJECTIVES,
+    SCHEDULES,
     STOPS,
 )
 from outdo.config.options import corrects_by_default
@@ -191,12 +192,13 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
     """
     optim = recipe.optim
     algorithm = instantiate(optim.algorithm, ALGORITHMS)
+    schedule, total = instantiate(optim.schedule, SCHEDULES), optimiser_steps(recipe)
     _within_range("optim.algorithm", algorithm, [nn.Parameter(torch.zeros(2, 2))])  # before any model is loaded
+    _within_range("optim.schedule", schedule, 0, total)
     return OptimiserSettings(
         lr=optim.lr,
-        warmup=optim.schedule.warmup,
-        schedule=optim.schedule.name,
-        total=optimiser_steps(recipe),
+        schedule=schedule,
+        total=total,
         algorithm=algorithm,
         clip_norm=optim.clip_norm,
     )

@@ -12,6 +12,7 @@ randomly wrong digits in place of forgotten carries, the greedy answers are righ
 from functools import partial
 
 from outdo.models.optimiser import OptimiserSettings, adamw
+from outdo.models.schedules import linear
 
 WORKERS = 2  # the same on every machine, so that every run ends with the same weights
 QUESTIONS = 12800  # for fine-tuning and for GRPO
@@ -21,8 +22,7 @@ WARM_START_STEPS = 400
 WARM_START_PAIRS = 64  # per step
 WARM_START = OptimiserSettings(
     lr=2e-3,
-    warmup=10,
-    schedule="linear",
+    schedule=partial(linear, warmup=10),
     total=WARM_START_STEPS,
     algorithm=partial(adamw, betas=(0.9, 0.99)),
 )
