@@ -203,7 +203,17 @@ def test_a_batch_of_plain_tensors_gives_the_same_loss_as_the_same_rollouts(objec
         ref_logprobs=batch.ref_logprobs,
         rollout_logprobs=batch.rollout_logprobs,
     )
-    for name in ("attention_mask", "loss_mask", "prompt_lengths", "group", "rewards", "scored", "truncated", "totals"):
+    for name in (
+        "attention_mask",
+        "loss_mask",
+        "turn",
+        "prompt_lengths",
+        "group",
+        "rewards",
+        "scored",
+        "truncated",
+        "totals",
+    ):
         expected = getattr(batch, name)
         assert getattr(plain, name) == expected if name == "totals" else getattr(plain, name).equal(expected), name
     assert_close(
@@ -325,3 +335,20 @@ def test_a_group_has_signal_if_its_rewards_differ(
     unscored = rollout(1, 5.0, status="failed")
     group = Group(prompt=Prompt(id="7", text="?", token_ids=(1,)), rollouts=(*made, unscored), baseline=baseline)
     assert group.informative is informative
+
+
+# ------------------------------------------------------------------------------------------------------------- turns
+
+
+def test_turns_are_numbered_also_where_no_token_is_trained() -> None:
+    mask = (True, True, False, True, False, False, True)
+    batch = batch_of([rollout(7, mask=mask), rollout(7, mask=mask, status="failed")])
+    assert batch.turn.tolist() == [[-1, 0, 0, -1, 1, -1, -1, 2]] * 2
+    assert batch.loss_mask.any(1).tolist() == [True, False]
+
+
+def test_a_batch_of_tokens_or_tensors_numbers_its_turns_too() -> None:
+    tokens = Batch.of_tokens([[1], [1]], [[2, 3], [2, 3, 4]], masks=[[True, True], [True, False, True]])
+    assert tokens.turn.tolist() == [[-1, 0, 0, -1], [-1, 0, -1, 1]]
+    mask = torch.tensor([[False, True, False, True]])
+    assert Batch.of(mask=mask, advantages=torch.ones(1)).turn.tolist() == [[-1, 0, -1, 1]]

@@ -168,6 +168,7 @@ class Batch:
     token_ids: Int[Tensor, "B T"]
     attention_mask: Bool[Tensor, "B T"]  # False on padding
     loss_mask: Bool[Tensor, "B T"]  # True on tokens that the policy sampled, in scored rollouts
+    turn: Int[Tensor, "B T"]  # the turn of the policy that sampled the token, from 0; -1 where it sampled none
     prompt_lengths: Int[Tensor, "B"]
     group: Int[Tensor, "B"]  # equal for the rollouts of one prompt; rows of a group are neighbours
     rewards: Float[Tensor, "B"]  # never NaN; 0 where not scored
@@ -198,14 +199,16 @@ class Batch:
         tokens = token_fields(
             [group.prompt.token_ids for group in groups for _ in group.rollouts],
             [rollout.token_ids for rollout in rollouts],
-            [rollout.loss_mask if rollout.scored else [False] * len(rollout.loss_mask) for rollout in rollouts],
+            [rollout.loss_mask for rollout in rollouts],
             [number for number, group in enumerate(groups) for _ in group.rollouts],
         )
         starts = tokens["prompt_lengths"].tolist()
+        rewards = reward_fields(groups, starts)
+        tokens["loss_mask"] &= rewards["scored"][:, None]
         return cls(
             **tokens,
             totals=_count(tokens["loss_mask"], tokens["group"]),
-            **reward_fields(groups, starts),
+            **rewards,
             rollout_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32, starts),
         )
 

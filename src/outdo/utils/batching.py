@@ -85,18 +85,30 @@ def token_fields(
     masks: Sequence[Sequence[bool]],
     group: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the fields of a `Batch` that follow from token ids, from the masks of the completions and from groups."""
+    """Return the fields of a `Batch` that follow from token ids, from groups, and from which tokens were sampled.
+
+    `masks` has an entry for each token of a completion: True where the policy sampled it.
+    """
     starts = [len(prompt) for prompt in prompts]
     rows = [(*prompt, *completion) for prompt, completion in zip(prompts, completions, strict=True)]
     token_ids = pad_rows(rows, torch.int64)
     lengths = torch.tensor([len(row) for row in rows])
+    sampled = pad_rows(masks, torch.bool, starts)
     return {
         "token_ids": token_ids,
         "attention_mask": torch.arange(token_ids.shape[1]) < lengths[:, None],
-        "loss_mask": pad_rows(masks, torch.bool, starts),
+        "loss_mask": sampled,
+        "turn": turn_numbers(sampled),
         "prompt_lengths": torch.tensor(starts, dtype=torch.int64),
         "group": torch.tensor(group, dtype=torch.int64),
     }
+
+
+def turn_numbers(sampled: Tensor) -> Tensor:
+    """Number the turns of each row, from 0: runs of sampled tokens; -1 at all other tokens. [B, T] bool -> int32"""
+    begins = sampled.clone()
+    begins[:, 1:] &= ~sampled[:, :-1]
+    return (begins.cumsum(1, dtype=torch.int32) - 1).where(sampled, -1)
 
 
 def reward_fields(groups: Sequence[Any], starts: Sequence[int]) -> dict[str, Any]:
@@ -192,6 +204,7 @@ def plain_fields(mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor 
         **{name: value for name, value in tensors.items() if value is not None},
         "attention_mask": column <= (column * mask).amax(1, keepdim=True),
         "loss_mask": mask,
+        "turn": turn_numbers(mask),
         "prompt_lengths": starts,
         "scored": torch.ones_like(number, dtype=torch.bool),
         "truncated": torch.zeros_like(number, dtype=torch.bool),

@@ -1,6 +1,5 @@
 """Collect everything that is known about every token of a step, and one word for what the objective did with it."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +69,7 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
     """
     batch = step.batch
     passes = [update.tokens for update in step.updates if update.tokens]  # empty: no token, or only the critic learnt
-    chosen = _policy_tokens(batch, step)
+    chosen = batch.turn >= 0
     state = torch.full(chosen.shape, UNTRAINED, dtype=torch.int8)
     measured: dict[str, Tensor] = {}
     if passes:
@@ -180,14 +179,6 @@ def _untrained_reasons(batch: Batch, chosen: Tensor) -> Tensor:
         (batch.truncated[:, None] & ~batch.loss_mask.any(1, keepdim=True), TRUNCATED),
         (torch.ones_like(chosen), MASKED),
     )
-
-
-def _policy_tokens(batch: Batch, step: Step) -> Tensor:
-    """Return the tokens that the policy chose, trained or not. [B, T] bool"""
-    after_prompt = torch.arange(batch.token_ids.shape[1]) >= batch.prompt_lengths[:, None]
-    masks = [rollout.loss_mask for group in step.groups for rollout in group.rollouts]
-    flat = torch.tensor([*itertools.chain.from_iterable(masks)], dtype=torch.bool)
-    return torch.zeros_like(batch.loss_mask).masked_scatter(batch.attention_mask & after_prompt, flat)
 
 
 def _first_case(*cases: tuple[Tensor, int]) -> Tensor:
