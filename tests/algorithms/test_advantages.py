@@ -41,6 +41,7 @@ from outdo.algorithms.advantages import (
     sign,
     to_go,
     tree,
+    turn_to_go,
     without_truncated,
 )
 from outdo.algorithms.objectives.divergences import k1
@@ -67,6 +68,7 @@ EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELA
     "gae": gae,
     "optimal_token": optimal_token,
     "tree": tree,
+    "turn_to_go": turn_to_go,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "remax": remax,
@@ -509,7 +511,7 @@ def filled_outside_mask(batch: Batch, fill: float, columns: int = 0) -> Batch:
     spoilt = {name: getattr(batch, name).where(batch.loss_mask, fill) for name in names}
     wide = {name: pad(value, (0, columns), value=fill) for name, value in spoilt.items()}
     masks = {name: pad(getattr(batch, name), (0, columns)) for name in ("token_ids", "attention_mask", "loss_mask")}
-    return batch.with_(**wide, **masks)
+    return batch.with_(**wide, **masks, turn=pad(batch.turn, (0, columns), value=-1))
 
 
 @EVERY_ADVANTAGE

@@ -1,6 +1,7 @@
 """Test generalised advantage estimation by hand, against its definition, and with tokens outside the loss mask."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,7 @@ def everywhere(values: Tensor) -> Tensor:
     return torch.ones_like(values, dtype=torch.bool)
 
 
-def advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor | None = None, end: float = 0.0, **options: float
-) -> Tensor:
+def advantages(rewards: Tensor, values: Tensor, mask: Tensor | None = None, end: float = 0.0, **options: Any) -> Tensor:
     after = torch.full((len(values),), end, dtype=torch.float64)
     return generalised_advantages(rewards, values, everywhere(values) if mask is None else mask, after, **options)
 
@@ -88,6 +87,24 @@ def test_tokens_outside_the_loss_mask_are_not_discounted() -> None:
     mask = torch.tensor([[True, False, False, True, True]])
     found = advantages(row(0, nan, nan, 0, 1), row(0.1, nan, nan, 0.2, 0.3), mask, gamma=0.9, lam=0.5)
     assert_close(found, row(0.25325, 0, 0, 0.385, 0.7))
+
+
+def test_over_turns_gamma_and_lambda_count_where_a_turn_ends() -> None:
+    mask = torch.tensor([[True, True, False, True, True]])
+    turn = torch.tensor([[0, 0, -1, 1, 1]])
+    found = advantages(row(0, 1, 0, 0, 2), row(0.1, 0.2, 9, 0.3, 0.4), mask, gamma=0.9, lam=0.5, turn=turn)
+    # deltas: .2 - .1 = .1, 1 + .9 × .3 - .2 = 1.07, .4 - .3 = .1, 2 - .4 = 1.6; .9 × .5 only after the first turn
+    assert_close(found, row(0.1 + 1.07 + 0.45 * 1.7, 1.07 + 0.45 * 1.7, 0, 1.7, 1.6))
+
+
+def test_turns_of_one_token_are_tokens() -> None:
+    members = [rollout(5, 1.0, mask=[True, False, True, False, True]), rollout(1, 0.5)]
+    batch, options = valued(members), {"gamma": 0.7, "lam": 0.6, "whiten": False}
+    assert_close(gae(batch, turns=True, **options).returns, gae(batch, **options).returns)
+    longer = valued([rollout(3, 1.0)])
+    assert_close(
+        gae(longer, turns=True, **options).advantages, gae(longer, gamma=1.0, lam=1.0, whiten=False).advantages
+    )
 
 
 def test_the_reward_is_placed_on_the_last_trained_token() -> None:

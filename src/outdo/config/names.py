@@ -74,6 +74,8 @@ ADVANTAGES = {
     "gdpo": "outdo.algorithms.advantages.token:gdpo",
     "length_weighted": "outdo.algorithms.advantages.token:length_weighted",
     "tree": "outdo.algorithms.advantages.tree:tree",
+    "turn_to_go": "outdo.algorithms.advantages.turns:turn_to_go",
+    "turn_centred": "outdo.algorithms.advantages.turns:turn_centred",
     "optimal_token": "outdo.algorithms.advantages.optimal_token:optimal_token",
     "gae": "outdo.algorithms.advantages.token:gae",
     "reinforce_pp": "outdo.algorithms.advantages.token:reinforce_pp",

@@ -1,4 +1,4 @@
-"""Advantages: `group` computes them from rewards and groups, `token` from batches."""
+"""Advantages: `group` computes them from rewards and groups, `token`, `tree` and `turns` from batches."""
 
 from outdo.algorithms.advantages.group import (
     RewardAdvantage,
@@ -14,6 +14,14 @@ from outdo.algorithms.advantages.group import (
     sign,
 )
 from outdo.algorithms.advantages.optimal_token import optimal_token
+from outdo.algorithms.advantages.returns import (
+    generalised_advantages,
+    returns_to_go,
+    rewards_of,
+    terminal_rewards,
+    token_rewards_of,
+    whitened,
+)
 from outdo.algorithms.advantages.token import (
     Advantage,
     baseline_first,
@@ -22,7 +30,6 @@ from outdo.algorithms.advantages.token import (
     distillation,
     gae,
     gdpo,
-    generalised_advantages,
     kl_penalty,
     length_weighted,
     per_token,
@@ -30,15 +37,11 @@ from outdo.algorithms.advantages.token import (
     reinforce_pp_baseline,
     rejection,
     remax,
-    returns_to_go,
-    rewards_of,
-    terminal_rewards,
     to_go,
-    token_rewards_of,
-    whitened,
     without_truncated,
 )
 from outdo.algorithms.advantages.tree import tree
+from outdo.algorithms.advantages.turns import turn_centred, turn_to_go
 
 __all__ = [
     "Advantage",
@@ -74,6 +77,8 @@ __all__ = [
     "to_go",
     "token_rewards_of",
     "tree",
+    "turn_centred",
+    "turn_to_go",
     "whitened",
     "without_truncated",
 ]

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from outdo.algorithms.advantages.token import returns_to_go, token_rewards_of
+from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.requirements import requires
 from outdo.types import Batch
