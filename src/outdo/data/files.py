@@ -1,4 +1,4 @@
-"""Read data into rows: JSONL, JSON, CSV and Parquet files, and data sets of the Hub.
+"""Read data into rows: JSONL, JSON, CSV and Parquet files, data sets of the Hub, and tasks of reasoning-gym.
 
 A row that cannot be read does not stop the reading: it becomes a fault with its row number. So all faults of a file are
 reported at once, together with those that `outdo.data.questions` finds in the other rows.
@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from outdo.data.hub import folder_data_set, hub_data_set, records
+from outdo.data.reasoning_gym import PREFIX, generated_rows
 from outdo.utils.errors import UserError, did_you_mean
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
@@ -67,14 +68,13 @@ class Rows:
 
 
 def read_rows(path: str, *, limit: int | None = None) -> Rows:
-    """Read the first `limit` rows (all if `None`) of a file, of a folder that is a data set, or of one of the Hub.
+    """Read the first `limit` rows (all if `None`) of a file, a data set in a folder, one of the Hub, or reasoning-gym.
 
     The Hub is contacted only if `path` cannot be a file on this machine. Raises `UserError` if there is no such file,
     if it is empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
-    is_file = path.endswith(LOCAL_SUFFIXES) or Path(path).is_file()
-    if not is_file and (data_set := folder_data_set(path) or hub_data_set(path)):
-        rows = enumerate(islice(records(data_set), limit), 1)
+    if (found := _records_of(path)) is not None:
+        rows = enumerate(islice(found, limit), 1)
         parsed: list[Parsed] = [_check_row(number, row) for number, row in rows]
         digest = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
@@ -93,6 +93,16 @@ def read_rows(path: str, *, limit: int | None = None) -> Rows:
         faults=tuple(row for row in parsed if isinstance(row, Fault)),
         fingerprint=digest,
     )
+
+
+def _records_of(path: str) -> Iterable[Mapping[str, Any]] | None:
+    """Return the records of a task of reasoning-gym, of a folder or of the Hub; None if `path` has to be a file."""
+    if path.startswith(PREFIX):
+        return generated_rows(path)
+    if path.endswith(LOCAL_SUFFIXES) or Path(path).is_file():
+        return None
+    data_set = folder_data_set(path) or hub_data_set(path)
+    return records(data_set) if data_set else None
 
 
 def fingerprint(path: str | Path) -> str:

@@ -22,11 +22,12 @@ BUILTIN = {
     "math": "outdo.rewards.math:math",
     "multiple_choice": "outdo.rewards.multiple_choice:multiple_choice",
     "format": "outdo.rewards.format:format",
+    "reasoning_gym": "outdo.rewards.reasoning_gym:reasoning_gym",
     "overlong": "outdo.rewards.overlong:overlong",
 }
 """The rewards that have a name, and where they are defined."""
 
-RUN_IN_WORKER = frozenset({"math"})
+RUN_IN_WORKER = frozenset({"math", "reasoning_gym"})
 """The built-in rewards that may never end, and therefore run in a worker process like a user's file."""
 
 PROCESSOR_SECONDS = 2.0

@@ -1,0 +1,151 @@
+"""Tasks of reasoning-gym as data and reward: with a stand-in that has its interface, and with the package itself."""
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from outdo.data.files import read_rows
+from outdo.rewards.loading import load_reward
+from outdo.rewards.types import RewardInput, Status
+from outdo.utils.errors import UserError
+
+STAND_IN = '''
+class Sums:
+    """Sums of two numbers below `most`. An answer that is a number, but the wrong one, scores 0.25."""
+
+    def __init__(self, seed, size, most):
+        self.seed, self.size, self.most = seed, size, most
+
+    def __getitem__(self, number):
+        a, b = (self.seed + 3 * number) % self.most, (2 * self.seed + number) % self.most
+        metadata = {"source_dataset": "sums", "terms": [a, b]}
+        return {"question": f"{a} + {b} =", "answer": str(a + b), "metadata": metadata}
+
+    def score_answer(self, answer, entry):
+        right = str(sum(entry["metadata"]["terms"]))
+        return 1.0 if answer == right else 0.25 if answer and answer.isdigit() else 0.0
+
+
+class Tuples(Sums):
+    def __getitem__(self, number):
+        return {**super().__getitem__(number), "metadata": {"source_dataset": "tuples", "terms": (1, 2)}}
+
+    def score_answer(self, answer, entry):
+        return float(isinstance(entry["metadata"]["terms"], tuple))
+
+
+DATASETS = {"sums": Sums, "tuples": Tuples}
+
+
+def create_dataset(name, seed=None, size=500, most=10):
+    assert most > 1, "most must be above 1"
+    return DATASETS[name](seed, size, most)
+
+
+def get_score_answer_fn(name):
+    return DATASETS[name](0, 1, 10).score_answer
+'''
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    package = tmp_path / "site" / "reasoning_gym"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "factory.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(package.parent))
+    kept = {name: sys.modules.pop(name) for name in _loaded()}
+    yield
+    for name in _loaded():
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+def _loaded() -> list[str]:
+    return [name for name in sys.modules if name.startswith(("reasoning_gym", "outdo.rewards.reasoning_gym"))]
+
+
+def inputs(path: str, *completions: str) -> list[RewardInput]:
+    rows = list(read_rows(path).values.values())
+    return [
+        RewardInput(prompt=row["question"], completion=completion, answer=row["answer"], columns=row)
+        for row, completion in zip(rows, completions, strict=False)
+    ]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_text_generates_the_same_questions_each_time() -> None:
+    rows = read_rows("reasoning-gym:sums?seed=3&size=4&most=7")
+    assert [row["question"] for row in rows.values.values()] == ["3 + 6 =", "6 + 0 =", "2 + 1 =", "5 + 2 ="]
+    assert rows.columns == ("question", "answer", "entry")
+    assert rows.fingerprint == read_rows("reasoning-gym:sums?seed=3&size=4&most=7").fingerprint
+    assert rows.fingerprint != read_rows("reasoning-gym:sums?seed=4&size=4&most=7").fingerprint
+    assert len(read_rows("reasoning-gym:sums").values) == 1000
+    assert len(read_rows("reasoning-gym:sums", limit=5).values) == 5
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("reasoning-gym:sum", "reasoning-gym has no task 'sum'; did you mean sums?"),
+        ("reasoning-gym:sums?seed", "expected settings such as ?seed=3&size=5000"),
+        ("reasoning-gym:sums?most=1", "reasoning-gym refuses it: most must be above 1"),
+        ("reasoning-gym:sums?least=1", "reasoning-gym refuses it: create_dataset() got an unexpected keyword"),
+        ("reasoning-gym:tuples", "JSON changes the entries of this task"),
+    ],
+)
+def test_a_task_that_cannot_be_generated_is_one_sentence(path: str, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_rows(path)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(path)
+    assert sentence in caught.value.problems[0]
+
+
+def test_without_the_package_data_and_reward_say_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reasoning_gym", "reasoning_gym.factory"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "outdo.rewards.reasoning_gym", raising=False)
+    with pytest.raises(UserError, match=r'pip install "outdo\[gym\]"'):
+        read_rows("reasoning-gym:sums")
+    with pytest.raises(UserError, match=r'pip install "outdo\[gym\]"'):
+        import_module("outdo.rewards.reasoning_gym")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_task_scores_the_final_answer() -> None:
+    from outdo.rewards.reasoning_gym import reasoning_gym
+
+    entry = json.loads(read_rows("reasoning-gym:sums?seed=3").values[1]["entry"])  # 3 + 6
+    for completion, score in (
+        ("9", 1.0),
+        ("First 3, then 6 more. The answer is 9.", 1.0),
+        ("<think>8</think> It is <answer>9</answer>", 1.0),
+        ("#### 8", 0.25),
+        ("nine", 0.0),
+        ("", 0.0),
+    ):
+        assert reasoning_gym(completion, json.dumps(entry)) == score, completion
+    with pytest.raises(ValueError, match="needs the column `entry`"):
+        reasoning_gym("9", "no entry")
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
+def test_the_package_itself_generates_and_scores() -> None:
+    path = "reasoning-gym:chain_sum?seed=5&size=3&min_terms=2&max_terms=2"
+    rows = list(read_rows(path).values.values())
+    asked = inputs(path, rows[0]["answer"], f"The answer is {rows[1]['answer']}.", "no idea")
+    reward = load_reward("reasoning_gym")
+    try:
+        outputs = reward(asked)
+    finally:
+        reward.close()
+    assert [output.status for output in outputs] == [Status.ok] * 3
+    assert [output.value for output in outputs][:2] == [1.0, 1.0]
+    assert outputs[2].value < 0.1
