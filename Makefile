@@ -11,7 +11,7 @@ PIP_ARGS ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
 VLLM     := .venv-vllm
-EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,adapters,peers
+EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,adapters,wandb,tensorboard,mlflow,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .PHONY: quickstart test check test-long mutants bench vllm clean

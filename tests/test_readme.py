@@ -14,8 +14,10 @@ from outdo.config.names import (
     REWARDS,
     SCHEDULES,
     STOPS,
+    TRACKERS,
 )
 from outdo.config.recipe import leaves
+from outdo.config.trackers import tracker_options
 from outdo.utils.imports import signature_of
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +32,7 @@ def test_the_settings_are_counted_with_the_options_of_the_pieces():
     specs = [(place, spec) for place, known in PLACES.items() for spec in known.values()]
     options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
     options |= {("engine", option) for option in OWN_OPTIONS}
+    options |= {("track", option) for name in TRACKERS for option in tracker_options(name).options}
     assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
 
 

@@ -442,6 +442,19 @@ def doctor(
 
 
 @app.command()
+def track(
+    run: RunFolder,
+    to: Annotated[
+        list[str], typer.Option(help="wandb, tensorboard, trackio, mlflow, or a table; may be given several times")
+    ],
+) -> None:
+    """Send a run that has ended to a tracker, as a new run there."""
+    from outdo.cli.track import run_track
+
+    run_track(run, to, Display())
+
+
+@app.command()
 def glossary(
     metric: Annotated[str | None, typer.Argument(help="unset: all of them", show_default=False)] = None,
 ) -> None:

@@ -160,6 +160,12 @@ Sources = Annotated[
     WrapSerializer(_only_one),
     WithJsonSchema({"anyOf": [*SOURCE, {"type": "array", "items": {"anyOf": SOURCE}}]}),
 ]
+Pieces = Annotated[
+    tuple[Piece, ...],
+    BeforeValidator(_as_list),
+    Field(strict=False),
+    WithJsonSchema({"anyOf": [*NAME_OR_TABLE, {"type": "array", "items": {"anyOf": NAME_OR_TABLE}}]}),
+]
 NamedPiece = Annotated[Piece, WithJsonSchema({"anyOf": NAME_OR_TABLE})]
 Rewards = Annotated[
     tuple[WeightedReward, ...],

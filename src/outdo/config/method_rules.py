@@ -46,7 +46,7 @@ def _check_objective(recipe: Recipe) -> Iterator[str]:
 
 def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterator[str]:
     """Yield what is wrong with an objective's name, its options, and the pieces that replace its own."""
-    wrong_name = list(_check_name(key, piece.name, OBJECTIVES))
+    wrong_name = list(check_name(key, piece.name, OBJECTIVES))
     if wrong_name:
         yield from wrong_name
         return
@@ -109,7 +109,7 @@ def _check_kl_in_reward(recipe: Recipe) -> Iterator[str]:
     piece = recipe.train.kl_in_reward
     if piece is None:
         return
-    yield from _check_name("train.kl_in_reward", piece.name, DIVERGENCES)
+    yield from check_name("train.kl_in_reward", piece.name, DIVERGENCES)
     if "beta" not in piece.options:
         yield f'train.kl_in_reward.beta: required; write {{name = "{piece.name}", beta = 0.05}}'
     options = {"beta": 0.05, "after_baseline": False}
@@ -124,7 +124,7 @@ def _check_kl_in_reward(recipe: Recipe) -> Iterator[str]:
 
 def _check_rewards(recipe: Recipe) -> Iterator[str]:
     for reward in recipe.rewards:
-        wrong_name = list(_check_name("rewards", reward.name, REWARDS))
+        wrong_name = list(check_name("rewards", reward.name, REWARDS))
         yield from wrong_name
         if not wrong_name and (reward.options or reward.name in REWARDS):
             piece = Piece(name=reward.name, options=reward.options)
@@ -133,7 +133,7 @@ def _check_rewards(recipe: Recipe) -> Iterator[str]:
 
 def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_with: str = "") -> Iterator[str]:
     """Check a piece's name and options; `called_with` names the arguments that a user's own piece receives."""
-    wrong_name = list(_check_name(key, piece.name, known))
+    wrong_name = list(check_name(key, piece.name, known))
     if wrong_name:
         yield from wrong_name
         return
@@ -149,7 +149,8 @@ def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_wit
             yield f"{key}.{name}: required by {piece.name}"
 
 
-def _check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
+def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the name of a piece: it is unknown, or the code that it names is missing."""
     if name not in known and ":" not in name:
         renamed = other_libraries()["renamed_pieces"].get(name)
         hint = f"; it is now {renamed}" if renamed in known else did_you_mean(name, list(known))

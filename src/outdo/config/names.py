@@ -220,3 +220,8 @@ ENGINES = {
     "vllm": "outdo.rollouts.engines.vllm.engine:vllm",
 }
 """The engines. All except the built-in one have a copy of the weights, whose delivery is proved after each update."""
+
+TRACKERS = {
+    **{name: f"outdo.observability.trackers.{name}:{name}" for name in ("wandb", "tensorboard", "trackio", "mlflow")},
+    "on_end": "outdo.observability.trackers.hooks:on_end",
+}

@@ -59,7 +59,8 @@ def file_name(path: str) -> str:
 
 def code_of(recipe: Recipe) -> list[str]:
     """Return what the recipe names of code outside outdo, each once: `/home/me/my_reward.py:score`."""
-    return named_code([*recipe.rewards, *_pieces(recipe).values(), recipe.optim.algorithm, recipe.optim.schedule])
+    optimiser = (recipe.optim.algorithm, recipe.optim.schedule)
+    return named_code([*recipe.rewards, *_pieces(recipe).values(), *optimiser, *recipe.track])
 
 
 def named_code(pieces: Sequence[Piece]) -> list[str]:
@@ -97,6 +98,7 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
         update={
             "model": change(recipe.model),
             "rewards": tuple(_change_piece(reward, change) for reward in recipe.rewards),
+            "track": tuple(_change_piece(tracker, change) for tracker in recipe.track),
             "data": data.model_copy(update=files),
             "train": recipe.train.model_copy(update=pieces),
             "reference": reference.model_copy(update={"model": reference.model and change(reference.model)}),

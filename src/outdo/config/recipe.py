@@ -21,6 +21,7 @@ from outdo.config.fields import (
     Paths,
     PathText,
     Piece,
+    Pieces,
     Positive,
     Rewards,
     RunName,
@@ -295,6 +296,7 @@ class Recipe(Section):
         default=(WeightedReward(name="exact"),),
         description="exact, last_number, math, format ..., file.py:name, or a list of these or of {name, weight}",
     )
+    track: Pieces = Field(default=(), description="wandb, tensorboard, trackio, mlflow, file.py:name, or a list")
     data: Data = Field(description="the questions to train on and to evaluate on")
     reward_limits: RewardLimits = Field(
         default=RewardLimits(), description="limits on the time, the failures and the processes of reward functions"

@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "engine.python",
     "engine.url",
     "engine.timeout",
+    "track",
 )
 """Settings that may change when a run is resumed: they decide where and how long it runs and what it records. A change
 of any other setting would make it a different run. With other `steps`, a falling learning rate falls differently."""

@@ -14,6 +14,7 @@ from outdo.config.method_rules import Rule
 from outdo.config.names import OBJECTIVES
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
+from outdo.config.trackers import check_trackers
 from outdo.utils.secrets import find_secrets
 
 
@@ -115,6 +116,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
     _divided_adapter: ("cluster.shard", "train.adapter"),
+    check_trackers: ("track",),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),
 }

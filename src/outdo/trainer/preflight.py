@@ -14,6 +14,7 @@ from outdo.config.names import BUILTIN_ENGINE, REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
+from outdo.config.trackers import missing_clients
 from outdo.data.questions import Question
 from outdo.data.splits import load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
@@ -96,7 +97,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts)]
     except ModelError as error:
         errors += str(error).splitlines()
-    errors += [*_other_models(recipe), *environment_mistakes(recipe.engine)]
+    errors += [*_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
     train = questions.train if questions else ()
     prompts = _rendered(train, None if errors else render, errors)
     rewards = try_rewards(recipe, train, references=0 if errors else references)

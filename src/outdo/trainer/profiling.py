@@ -9,8 +9,11 @@ from rich.table import Table
 from torch.profiler import profile, schedule
 
 from outdo.storage.atomic import make_folder
+from outdo.storage.run_folder import RunFolder, read_metrics
+from outdo.trainer.display import Display
 from outdo.utils.timing import BETWEEN, SPANS, span
 
+TRACE = "profile/trace.json.gz"
 ORDER = (*SPANS, "idle", *BETWEEN)
 
 
@@ -40,6 +43,17 @@ def traced(file: Path | None) -> Iterator[Callable[[], None]]:
                 profiler.step()
 
         yield step
+
+
+def show_profile(folder: RunFolder, display: Display) -> None:
+    """Print where the time of the steps went, and where the trace is."""
+    table, trace = time_table(read_metrics(folder.metrics)), folder.path / TRACE
+    if table:
+        display.console.print(table)
+    if trace.exists():
+        display.say(f"a trace of two steps: {trace}; open it at ui.perfetto.dev")
+    else:
+        display.say("too few steps for a trace: it starts with the third")
 
 
 def time_table(lines: Sequence[Mapping[str, float]]) -> Table | None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from outdo.config.file import dump, load
 from outdo.config.paths import code_of
+from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes
 from outdo.data.splits import load_questions
 from outdo.observability.record import parquet
+from outdo.observability.trackers.delivery import Trackers
 from outdo.storage import checkpoint, held_out_answers
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
@@ -17,6 +19,7 @@ from outdo.trainer.display import Display
 from outdo.trainer.replicated import own_folder
 from outdo.trainer.run import make_tokens_folder, run_to_end, write_page
 from outdo.trainer.state import Progress, restore
+from outdo.trainer.tracking import tracking
 from outdo.utils.errors import CheckpointError, UserError
 
 
@@ -30,10 +33,16 @@ def resume(
     """
     if not (folder / "recipe.toml").is_file():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
+    recipe = load(folder / "recipe.toml", overrides)
+    with tracking(recipe.track, folder, display.say) as trackers:
+        status = _resume(folder, recipe, display, trackers, changed=changed, profile=profile)
+        return write_page(folder, status, display)
+
+
+def _resume(folder: Path, recipe: Recipe, display: Display, trackers: Trackers, *, changed: bool, profile: bool) -> int:
     with own_folder(folder) as own, RunFolder(own) as run_folder:
         newest = checkpoint.latest(folder / "checkpoints")
         state = checkpoint.load_state(newest.path) if newest else {}
-        recipe = load(folder / "recipe.toml", overrides)
         questions = load_questions(recipe)
         saved = state.get("identity") or {"recipe": dump(load(folder / "recipe.toml", []))}
         now = identity_of(recipe, questions)
@@ -51,8 +60,7 @@ def resume(
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         for line in _rewind(run_folder, progress, recipe.record.every):
             display.say(line)
-        status = run_to_end(run_folder, run, progress, display, changes=changes, profile=profile)
-    return write_page(folder, status, display)
+        return run_to_end(run_folder, run, progress, display, trackers=trackers, changes=changes, profile=profile)
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,23 +20,23 @@ from outdo.observability.page.collect import collect_run
 from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
+from outdo.observability.trackers.delivery import Trackers
 from outdo.storage import checkpoint
 from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment
-from outdo.storage.run_folder import RunFolder, read_metrics
+from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run
 from outdo.trainer.display import Display
 from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
-from outdo.trainer.profiling import time_table, traced
+from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder
 from outdo.trainer.saving import SaveTimes, save_after_error
 from outdo.trainer.state import Copy, Progress, save
+from outdo.trainer.tracking import tracking
 from outdo.types import Group, Prompt, Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
-
-TRACE = "profile/trace.json.gz"
 
 
 def start(
@@ -47,13 +47,14 @@ def start(
     `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
     where the time of all of them went.
     """
-    with own_folder(folder) as own, RunFolder(own) as run_folder:
-        if run_folder.recipe.exists():
-            raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
-        make_tokens_folder(run_folder, recipe)
-        run = build_run(recipe, facts=facts)
-        status = run_to_end(run_folder, run, Progress(), display, profile=profile)
-    return write_page(folder, status, display)
+    with tracking(recipe.track, folder, display.say) as trackers:
+        with own_folder(folder) as own, RunFolder(own) as run_folder:
+            if run_folder.recipe.exists():
+                raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
+            make_tokens_folder(run_folder, recipe)
+            run = build_run(recipe, facts=facts)
+            status = run_to_end(run_folder, run, Progress(), display, trackers=trackers, profile=profile)
+        return write_page(folder, status, display)
 
 
 def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
@@ -72,7 +73,14 @@ def write_page(folder: Path, status: int, display: Display) -> int:
 
 
 def run_to_end(
-    folder: RunFolder, run: Run, progress: Progress, display: Display, *, changes: Sequence[str] = (), profile: bool
+    folder: RunFolder,
+    run: Run,
+    progress: Progress,
+    display: Display,
+    *,
+    trackers: Trackers,
+    changes: Sequence[str] = (),
+    profile: bool,
 ) -> int:
     """Run the loop until its last step, a signal or an error; return the exit status.
 
@@ -89,10 +97,11 @@ def run_to_end(
         return 0
     _check_free_space(folder, run)
     _describe(folder, run, progress.step, changes)
+    trackers.begin(after=progress.step)
     progress.version = run.models.version
     writer = BackgroundWriter()
     with stop_requested(may_interrupt=current() is None) as signals:
-        training = _Training(folder, run, progress, display, signals, writer)
+        training = _Training(folder, run, progress, display, signals, writer, trackers)
         try:
             with writer, traced(folder.path / TRACE if profile else None) as step_traced:
                 training.run_steps(step_traced)
@@ -109,7 +118,7 @@ def run_to_end(
                 display.say(f"the record of step {progress.step} is incomplete: {writer.lost}")
             run.close()
     if profile:
-        _show_profile(folder, display)
+        show_profile(folder, display)
     write_json_atomically(folder.summary, summary(progress, folder.path))
     if signals:
         display.say(f"stopped after step {progress.step}; continue with `outdo resume {folder.path}`")
@@ -127,6 +136,7 @@ class _Training:
     display: Display
     signals: StopSignals
     writer: BackgroundWriter
+    trackers: Trackers
     write_error: RunFolderError | None = None  # of a record that could not be written
     saves: SaveTimes = field(default_factory=SaveTimes)
     saved: int = 0  # the step of the newest checkpoint
@@ -182,11 +192,13 @@ class _Training:
             with self.signals.interrupting():
                 progress.before = progress.after = evaluate_run(run, self.folder.path, 0, self.display)
             self.write_summary()  # a run that is killed has its baseline
+            self.trackers.log(0, {f"eval/{name}": value for name, value in progress.before.items()})
         if progress.unevaluated:
             with self.signals.interrupting():
                 evaluated = evaluate_after(run, self.folder.path, progress, progress.step, self.display)
             progress.unevaluated = False
             self.folder.amend_metrics(progress.step, evaluated)
+            self.trackers.log(progress.step, evaluated)
 
     def finish(self, step: Step, clock: Clock) -> bool:
         """Record and evaluate a step, and write its metrics; return whether an evaluation was due.
@@ -215,6 +227,7 @@ class _Training:
         metrics |= _adapt(run, step, metrics)
         _keep_refused_batch(self.folder, step)
         self.folder.append_metrics(step.index, metrics)
+        self.trackers.log(step.index, metrics, step.groups)
         # Only now is the step finished: a step that is saved has its line of metrics.
         tokens, recorded = _sampled_tokens(metrics), self.writer.is_busy
         progress.finish(run, step.index, seconds=metrics["seconds"], tokens=tokens, recorded=recorded)
@@ -351,17 +364,6 @@ def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) ->
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)
-
-
-def _show_profile(folder: RunFolder, display: Display) -> None:
-    """Print where the time of the steps went, and where the trace is."""
-    table, trace = time_table(read_metrics(folder.metrics)), folder.path / TRACE
-    if table:
-        display.console.print(table)
-    if trace.exists():
-        display.say(f"a trace of two steps: {trace}; open it at ui.perfetto.dev")
-    else:
-        display.say("too few steps for a trace: it starts with the third")
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""`outdo track`: send a run that has ended to a tracker."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from outdo.cli.arguments import no_run
+from outdo.cli.output import print_warning
+from outdo.config.file import read_value
+from outdo.config.recipe import Piece
+from outdo.config.trackers import missing_clients, tracker_mistakes
+from outdo.observability.doctor import with_initial_evaluation
+from outdo.observability.page import read
+from outdo.observability.trackers.base import id_file
+from outdo.observability.trackers.completions import recorded_completions
+from outdo.observability.trackers.process import TrackerProcess, TrackerSettings
+from outdo.storage.run_folder import is_alive, read_metrics
+from outdo.trainer.display import Display
+from outdo.trainer.tracking import tracker_settings
+from outdo.utils.errors import OutdoError, UserError
+
+
+def run_track(run: Path, to: Sequence[str], display: Display) -> None:
+    """Send the metrics, the completions and the page of a run to trackers, each time as a new run there.
+
+    Raises `UserError` for a run that is active or has no recipe, and for trackers that cannot be used, and `OutdoError`
+    with what could not be delivered.
+    """
+    if problem := no_run(run) or _not_sendable(run):
+        raise UserError([problem])
+    pieces = [_read(text) for text in to]
+    if mistakes := [*tracker_mistakes(pieces), *missing_clients(pieces)]:
+        raise UserError(mistakes)
+    for tracker in map(tracker_settings, pieces):
+        id_file(run, tracker.name).unlink(missing_ok=True)
+        if error := _send(run, tracker, display):
+            raise OutdoError(f"{tracker.name}: {error}")
+        display.say(f"{tracker.name}: {run} was sent")
+
+
+def _not_sendable(run: Path) -> str | None:
+    if is_alive(run):
+        return f"{run}: this run is active; send it when it has ended"
+    missing = [name for name in ("recipe.toml", "environment.json") if not (run / name).is_file()]
+    return f"{run}: {' and '.join(missing)} of the run is missing" if missing else None
+
+
+def _read(text: str) -> Piece:
+    try:
+        return Piece.model_validate(read_value(text))
+    except ValidationError:
+        table = '{name = "wandb", project = "mine"}'
+        raise UserError([f"--to {text}: expected a tracker, or a table such as {table}"]) from None
+
+
+def _send(run: Path, tracker: TrackerSettings, display: Display) -> str | None:
+    """Send everything to one tracker; return the first error, after which nothing more is sent."""
+    process = TrackerProcess(tracker, run, after=0)
+    try:
+        reply = process.open()
+        for line in reply.said:
+            display.say(line)
+        if reply.error:
+            return reply.error
+        metrics = read_metrics(run / "metrics.jsonl", report=print_warning)
+        lines = with_initial_evaluation(metrics, read.table(run, "summary.json", print_warning))
+        for line in display.track(lines, total=len(lines), what=tracker.name):
+            if error := process.log(_entry(run, line, tracker.completions)).error:
+                return f"step {line['step']}: {error}"
+        return process.end().error
+    finally:
+        process.close()
+
+
+def _entry(run: Path, line: Mapping[str, Any], completions: int) -> dict[str, Any]:
+    """Return what a tracker logs of a step, from its line of metrics and its record."""
+    metrics = {name: value for name, value in line.items() if name != "step" and value is not None}
+    rows = recorded_completions(run, line["step"], completions)
+    return {"step": line["step"], "metrics": metrics, "completions": rows}

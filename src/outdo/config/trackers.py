@@ -1,0 +1,57 @@
+"""The trackers that a recipe may name: their options, and the client that each of them needs."""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+
+from outdo.config.method_rules import check_name, check_option
+from outdo.config.names import TRACKERS
+from outdo.config.recipe import Piece, Recipe
+from outdo.observability.trackers.base import COMMON
+from outdo.observability.trackers.hooks import GIVEN
+from outdo.utils.imports import Signature, signature_of
+
+CLIENTS = ("wandb", "tensorboard", "trackio", "mlflow")
+"""Trackers whose client is an optional dependency, the module and the extra of the same name."""
+
+
+def check_trackers(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong with the trackers of a recipe."""
+    return tracker_mistakes(recipe.track)
+
+
+def tracker_mistakes(pieces: Sequence[Piece]) -> Iterator[str]:
+    """Yield what is wrong with the names and options of trackers, without importing a client."""
+    names = [piece.name for piece in pieces]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"track: {name} is given twice"
+    for piece in pieces:
+        if wrong_name := list(check_name("track", piece.name, TRACKERS)):
+            yield from wrong_name
+            continue
+        signature = tracker_options(piece.name)
+        for name, value in piece.options.items():
+            yield from check_option(f"track.{piece.name}.{name}", value, name, signature)
+        missing = [name for name in signature.required if name not in piece.options]
+        yield from (f"track.{piece.name}.{name}: required" for name in missing)
+
+
+def missing_clients(pieces: Sequence[Piece]) -> list[str]:
+    """Return a sentence for each tracker whose client is not installed on this machine."""
+    return [
+        f'track: {piece.name} needs its client: pip install "outdo[{piece.name}]"'
+        for piece in pieces
+        if piece.name in CLIENTS and importlib.util.find_spec(piece.name) is None
+    ]
+
+
+def tracker_options(name: str) -> Signature:
+    """Return the options of a tracker: of a function, its parameters that outdo does not fill."""
+    signature = signature_of(TRACKERS.get(name, name))
+    given = GIVEN if name not in TRACKERS else ("run",)
+    return Signature(
+        spec=signature.spec,
+        options=(*(each for each in signature.parameters if each not in given), *COMMON),
+        required=tuple(each for each in signature.required if each not in given),
+        defaults={**signature.defaults, **COMMON},
+        accepts_any=signature.accepts_any,
+    )

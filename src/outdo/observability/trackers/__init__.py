@@ -1,0 +1,1 @@
+"""Trackers: Weights & Biases, TensorBoard, Trackio, MLflow, and the user's own functions, each in its own process."""

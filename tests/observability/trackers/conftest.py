@@ -1,0 +1,53 @@
+"""A home for tracked runs, and functions that track them badly."""
+
+from pathlib import Path
+
+import pytest
+from run_cases import write_home
+
+HOOKS = '''
+import json, os, time
+
+
+def note(step, metrics, completions, folder, *, out="noted.jsonl"):
+    """Write what arrives."""
+    with open(out, "a") as file:
+        file.write(json.dumps([step, metrics, completions, str(folder)]) + "\\n")
+
+
+def hang(step):
+    time.sleep(3600)
+
+
+def slow(step):
+    time.sleep(0.05)
+
+
+def fail(step):
+    raise ValueError(f"no place for step {step}, https://user:pa55word@host/")
+
+
+def crash(step):
+    os._exit(7)
+
+
+def leave(step):
+    raise SystemExit(0)
+'''
+
+
+@pytest.fixture
+def tracked_home(tmp_path: Path) -> Path:
+    """Model, data, reward, recipe and functions, for one test to change."""
+    write_home(tmp_path)
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No client sends anything, or writes outside of the test's folder."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
