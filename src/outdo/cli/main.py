@@ -379,11 +379,15 @@ def export(
         typer.Option(help="dtype of the weights; source: that of the model that the run started from"),
     ] = "source",
     merge: Annotated[bool, typer.Option("--merge", help="merge the adapter into its base: a whole model")] = False,
+    push: Annotated[str | None, typer.Option(help="also upload the folder to the Hub: owner/name")] = None,
+    public: Annotated[bool, typer.Option("--public", help="create it for everybody; otherwise it is private")] = False,
+    licence: Annotated[str | None, typer.Option("--license", help="the model's licence: apache-2.0, mit, ...")] = None,
 ) -> None:
     """Write the model of a run as an ordinary model folder with a model card; of a run with an adapter, the adapter."""
-    from outdo.cli.export import run_export
+    from outdo.cli.export import Upload, run_export
 
-    run_export(run, folder, Console(), best=best, dtype=dtype, merge=merge)
+    upload = Upload(name=push, public=public, licence=licence)
+    run_export(run, folder, Console(), best=best, dtype=dtype, merge=merge, upload=upload)
 
 
 @app.command()

@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from outdo.utils.errors import ModelError, did_you_mean
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]+)?")
+"""A model of the Hub, and a commit, tag or branch of it."""
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # each fits into float32, which outdo trains
@@ -128,13 +129,22 @@ def is_local(name: str) -> bool:
     return os.path.exists(folder) or HUB_NAME.fullmatch(name) is None or os.path.isdir(name.partition("/")[0])
 
 
+def cached_snapshot(name: str) -> Path | None:
+    """Return the folder of a model of the Hub, `owner/name` or `owner/name@revision`, if it is on this machine.
+
+    The folder is named after the commit.
+    """
+    repository, _, revision = name.partition("@")
+    cached = try_to_load_from_cache(repository, "config.json", revision=revision or None)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
 def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
     """Inspect a hub model's config if it is on this machine. Weights may be half downloaded: the loader checks them."""
-    cached = try_to_load_from_cache(name, "config.json")
-    if not isinstance(cached, str):
+    folder = cached_snapshot(name)
+    if folder is None:
         return _facts(name, None, {}, {}, [])
     problems: list[str] = []
-    folder = Path(cached).parent
     config = _read_config(folder, kind, problems)
     missing: list[str] = []
     tensors = _read_weights(folder, missing)

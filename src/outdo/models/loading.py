@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -357,7 +363,17 @@ def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:
         assert facts.folder is not None
         return facts.folder
     try:
-        return Path(snapshot_download(facts.name, allow_patterns=list(patterns), etag_timeout=10))
+        name, _, revision = facts.name.partition("@")
+        download = snapshot_download(name, revision=revision or None, allow_patterns=list(patterns), etag_timeout=10)
+        return Path(download)
+    except GatedRepoError as error:
+        accept = f"accept its conditions at https://huggingface.co/{name}, and log in with `hf auth login`"
+        raise ModelError(f"{facts.name}: this model of the Hub is gated; {accept}") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{facts.name}: the model {name} of the Hub has no revision {revision}") from error
+    except RepositoryNotFoundError as error:
+        private = "or it is private: check the name, and log in with `hf auth login`"
+        raise ModelError(f"{facts.name}: the Hub has no model {name}, {private}") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"{facts.name} is no folder on this machine and cannot be downloaded from the hub: {_first_line(error)}"

@@ -5,14 +5,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.config.file import dump
-from outdo.config.paths import file_name, with_file_names
 from outdo.models.adapter import merged
 from outdo.models.attention.forward import layers_of, probe_tokens
 from outdo.models.inspect_folder import inspect_folder
@@ -20,29 +18,8 @@ from outdo.models.loading import load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
 from outdo.storage.model_folder import save_model_folder
 from outdo.trainer.find_model import ModelRef
+from outdo.trainer.model_card import card
 from outdo.utils.errors import ModelError, UserError
-from outdo.utils.outcome import EVALUATIONS
-
-CARD = """---
-library_name: transformers
-tags: [reinforcement-learning, outdo]
----
-# {title}
-
-{what} `{base}` by `{objective}` with [outdo], on `{data}`, rewarded by `{rewards}`.
-
-{table}
-
-Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}.
-The whole recipe, with file names in place of paths:
-
-```toml
-{recipe}
-```
-
-[outdo]: https://pypi.org/project/outdo/
-"""
-
 
 SEQUENCES = 8
 """Fixed sequences of 64 tokens on which a merged model is compared with its adapter."""
@@ -58,7 +35,7 @@ class MergeError(NamedTuple):
     products: float  # by how much float32 products change the log-probabilities of the adapter itself
 
 
-def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
+def export(source: ModelRef, folder: Path, *, dtype: str = "source", licence: str | None = None) -> Path:
     """Write the checkpoint's model and tokenizer into `folder`, which must be empty or new, and `README.md`.
 
     A checkpoint is in float32, the dtype of training. `dtype` is that of the exported weights, such as bfloat16;
@@ -78,13 +55,14 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source") -> Path:
 
     def write(aside: Path) -> None:
         _write_model(Path(source.model), aside, wanted, is_adapter=facts.adapter is not None)
-        (aside / "README.md").write_text(card(source, is_adapter=facts.adapter is not None), encoding="utf-8")
+        text = card(source, is_adapter=facts.adapter is not None, licence=licence)
+        (aside / "README.md").write_text(text, encoding="utf-8")
 
     save_model_folder(folder, write)
     return folder
 
 
-def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> MergeError:
+def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", licence: str | None = None) -> MergeError:
     """Merge the adapter of a run or of an adapter folder into its base, in float32, and write the whole model.
 
     `dtype` is that of the written weights, as in `export`. Returns how far the written model is from the adapter on
@@ -114,7 +92,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source") -> M
             model.save_pretrained(aside)
         load_tokenizer(facts, stop_token_ids=(0,)).save_pretrained(aside)
         if source.recipe is not None:
-            (aside / "README.md").write_text(card(source), encoding="utf-8")
+            (aside / "README.md").write_text(card(source, licence=licence), encoding="utf-8")
 
     save_model_folder(folder, write)
     return MergeError(weights=_largest(_logprobs(load_model(folder)) - expected), products=products)
@@ -185,60 +163,3 @@ def _write_model(checkpoint: Path, folder: Path, dtype: str, *, is_adapter: bool
             shutil.copy2(path, folder / path.name)
     if converted:
         load_model(checkpoint, dtype=getattr(torch, dtype)).save_pretrained(folder)
-
-
-def card(source: ModelRef, *, is_adapter: bool = False) -> str:
-    """Return the model card, in Markdown; it has no path of this machine."""
-    recipe = source.recipe
-    assert recipe is not None
-    assert source.run is not None
-    return CARD.format(
-        title=source.run.name,
-        what="An adapter (PEFT), trained from" if is_adapter else "Trained from",
-        base=file_name(recipe.model),
-        objective=recipe.train.objective.name,
-        data=", ".join(file_name(each.path) for each in recipe.data.path),
-        rewards=", ".join(file_name(reward.name) for reward in recipe.rewards),
-        table=_table(source.summary, source.step),
-        step=source.step,
-        prompts=recipe.train.prompts,
-        group=recipe.train.group_size,
-        lr=recipe.optim.lr,
-        seed=recipe.seed,
-        recipe=dump(with_file_names(recipe)).strip(),
-    )
-
-
-def _table(summary: dict[str, Any], step: int | None) -> str:
-    """Return the held-out results before the first step and after `step`, if the run was evaluated then.
-
-    They are the shares of right answers where right is defined, the mean rewards, and the parts of the rewards.
-    """
-    before = summary.get("before", {})
-    evaluated = {summary.get("steps"): summary.get("after", {})}
-    best = summary.get("best", {})
-    after = (evaluated | {best.get("step"): best}).get(step, {})
-    labels = {kind: f"right, {kind}" for kind in EVALUATIONS}
-    labels |= {f"{kind}_reward": f"reward, {kind}" for kind in EVALUATIONS}
-    labels |= {
-        name: f"{name.split('/')[1]}, {kind}"  # greedy_rewards/format/mean
-        for kind in EVALUATIONS
-        for name in before
-        if name.startswith(f"{kind}_rewards/")
-    }
-    rows = [
-        f"| {label} | {_number(before, name)} | {_number(after, name)} |"
-        for name, label in labels.items()
-        if name in before and name in after
-    ]
-    if not rows:
-        return f"The run was not evaluated after step {step}, so its held-out results are not known."
-    head = ["| held-out questions | before | after |", "|---|---|---|"]
-    return "\n".join([*head, *rows, "", "In brackets: 95 % confidence intervals."])
-
-
-def _number(numbers: dict[str, float], name: str) -> str:
-    """Return a share in per cent, a reward as it is, and its confidence interval if it has one."""
-    style = ".1%" if name in EVALUATIONS else ".3f"
-    ends = [f"{numbers[end]:{style}}" for end in (f"{name}_low", f"{name}_high") if end in numbers]
-    return f"{numbers[name]:{style}}" + (f" [{', '.join(ends)}]" if ends else "")

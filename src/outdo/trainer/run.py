@@ -12,7 +12,7 @@ from outdo.config.file import dump
 from outdo.config.recipe import Recipe
 from outdo.distributed.replicas import current
 from outdo.loop import train
-from outdo.models.inspect_folder import ModelFacts
+from outdo.models.inspect_folder import ModelFacts, cached_snapshot, is_local
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
 from outdo.observability.mismatch import correction_metrics
@@ -361,9 +361,16 @@ def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) ->
     """Write the recipe and the environment, and append to the history that the run continues after `step`."""
     recipe = run.recipe
     environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
+    environment["revisions"] = _revisions(recipe)
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)
+
+
+def _revisions(recipe: Recipe) -> dict[str, str]:
+    """Return the commit of each model that comes from the Hub."""
+    names = [name for name in (recipe.model, recipe.reference.model) if name and not is_local(name)]
+    return {name: folder.name for name in names if (folder := cached_snapshot(name))}
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:

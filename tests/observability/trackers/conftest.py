@@ -16,7 +16,8 @@ def note(step, metrics, completions, folder, *, out="noted.jsonl"):
 
 
 def hang(step):
-    time.sleep(3600)
+    if step == 0:
+        time.sleep(300)
 
 
 def slow(step):

@@ -1,0 +1,149 @@
+"""The model card of an exported model: the metadata that the Hub reads, the results before and after, the recipe."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from outdo.config.file import dump
+from outdo.config.names import OBJECTIVES
+from outdo.config.paths import file_name, with_file_names
+from outdo.config.recipe import Recipe
+from outdo.data.hub import DatasetName, hub_data_set
+from outdo.models.inspect_folder import is_local
+from outdo.trainer.find_model import ModelRef
+from outdo.utils.imports import resolve
+from outdo.utils.outcome import EVALUATIONS
+
+CARD = """---
+{metadata}
+---
+# {title}
+
+{what} `{base}` by `{objective}`{paper} with [outdo], on `{data}`, rewarded by `{rewards}`.
+
+{table}
+
+Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}.
+The whole recipe, with file names in place of paths:
+
+```toml
+{recipe}
+```
+
+[outdo]: https://pypi.org/project/outdo/
+"""
+
+
+METRICS = {"greedy": "accuracy", "greedy_reward": "mean_reward"}
+"""Held-out results, and their names in the metadata of a card."""
+
+
+def card(source: ModelRef, *, is_adapter: bool = False, licence: str | None = None) -> str:
+    """Return the model card of a run, in Markdown; it has no path of this machine."""
+    recipe = source.recipe
+    assert recipe is not None
+    assert source.run is not None
+    paper = _paper(recipe)
+    return CARD.format(
+        metadata=_metadata(source, recipe, is_adapter=is_adapter, licence=licence).to_yaml(),
+        title=source.run.name,
+        what="An adapter (PEFT), trained from" if is_adapter else "Trained from",
+        base=file_name(recipe.model),
+        objective=recipe.train.objective.name,
+        paper=f" ([arXiv {paper}](https://arxiv.org/abs/{paper}))" if paper else "",
+        data=", ".join(file_name(each.path) for each in recipe.data.path),
+        rewards=", ".join(file_name(reward.name) for reward in recipe.rewards),
+        table=_table(*_evaluations(source), source.step),
+        step=source.step,
+        prompts=recipe.train.prompts,
+        group=recipe.train.group_size,
+        lr=recipe.optim.lr,
+        seed=recipe.seed,
+        recipe=dump(with_file_names(recipe.model_copy(update={"track": ()}))).strip(),
+    )
+
+
+def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: str | None) -> ModelCardData:
+    """Return what the Hub reads: models and data sets are named if they are on the Hub."""
+    assert source.run is not None
+    _, after = _evaluations(source)
+    measured = {kind: name for kind, name in METRICS.items() if kind in after}
+    data_sets = list(dict.fromkeys(each.name for each in map(hub_data_set, _evaluation_data(recipe)) if each))
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=data_sets[0] if data_sets else "custom",
+            dataset_name=", ".join(file_name(path) for path in _evaluation_data(recipe)),
+            metric_type=name,
+            metric_value=after[kind],
+            metric_name="held-out questions, greedy answers",
+        )
+        for kind, name in measured.items()
+    ]
+    trained_on: list[DatasetName | None] = [hub_data_set(each.path) for each in recipe.data.path]
+    return ModelCardData(
+        base_model=None if is_local(recipe.model) else recipe.model.partition("@")[0],
+        base_model_relation=None if is_local(recipe.model) else "adapter" if is_adapter else "finetune",
+        datasets=list(dict.fromkeys(each.name for each in trained_on if each)) or None,
+        library_name="peft" if is_adapter else "transformers",
+        license=licence,
+        metrics=list(measured.values()) or None,
+        pipeline_tag="text-generation",
+        tags=["reinforcement-learning", "outdo", file_name(recipe.train.objective.name)],
+        model_name=source.run.name,
+        eval_results=results or None,
+    )
+
+
+def _evaluation_data(recipe: Recipe) -> list[str]:
+    return list(recipe.data.eval_path or [each.path for each in recipe.data.path])
+
+
+def _paper(recipe: Recipe) -> str | None:
+    """Return the arXiv number in the first line of the objective's docstring, if it is one of outdo's."""
+    spec = OBJECTIVES.get(recipe.train.objective.name)
+    line = (inspect.getdoc(resolve(spec)) or "").partition("\n")[0] if spec else ""
+    found = re.search(r"arXiv (\d{4}\.\d{5})", line)
+    return found[1] if found else None
+
+
+def _evaluations(source: ModelRef) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Return the held-out results before the first step and after that of the model; empty if they are not known."""
+    summary = source.summary
+    evaluated = {summary.get("steps"): summary.get("after", {})}
+    best = summary.get("best", {})
+    return summary.get("before", {}), (evaluated | {best.get("step"): best}).get(source.step, {})
+
+
+def _table(before: Mapping[str, Any], after: Mapping[str, Any], step: int | None) -> str:
+    """Return the held-out results before the first step and after `step`, if the run was evaluated then.
+
+    They are the shares of right answers where right is defined, the mean rewards, and the parts of the rewards.
+    """
+    labels = {kind: f"right, {kind}" for kind in EVALUATIONS}
+    labels |= {f"{kind}_reward": f"reward, {kind}" for kind in EVALUATIONS}
+    labels |= {
+        name: f"{name.split('/')[1]}, {kind}"  # greedy_rewards/format/mean
+        for kind in EVALUATIONS
+        for name in before
+        if name.startswith(f"{kind}_rewards/")
+    }
+    rows = [
+        f"| {label} | {_number(before, name)} | {_number(after, name)} |"
+        for name, label in labels.items()
+        if name in before and name in after
+    ]
+    if not rows:
+        return f"The run was not evaluated after step {step}, so its held-out results are not known."
+    head = ["| held-out questions | before | after |", "|---|---|---|"]
+    return "\n".join([*head, *rows, "", "In brackets: 95 % confidence intervals."])
+
+
+def _number(numbers: Mapping[str, float], name: str) -> str:
+    """Return a share in per cent, a reward as it is, and its confidence interval if it has one."""
+    style = ".1%" if name in EVALUATIONS else ".3f"
+    ends = [f"{numbers[end]:{style}}" for end in (f"{name}_low", f"{name}_high") if end in numbers]
+    return f"{numbers[name]:{style}}" + (f" [{', '.join(ends)}]" if ends else "")
