@@ -32,7 +32,6 @@ from outdo.utils.text import for_terminal
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -118,11 +117,17 @@ def plan(
 
 
 @app.command()
-def train(settings: Settings = None, profile: Profile = False) -> None:
+def train(
+    settings: Settings = None,
+    profile: Profile = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="sample and score one group, show it, and write nothing")
+    ] = False,
+) -> None:
     """Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score"""
     from outdo.cli.train import run_train
 
-    raise typer.Exit(run_train(settings, Display(), profile=profile))
+    raise typer.Exit(run_train(settings, Display(), profile=profile, dry_run=dry_run))
 
 
 @app.command()
@@ -434,6 +439,28 @@ def inspect(
 
 
 @app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="the folder that holds them")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs: state, step, latest accuracy or reward, size, age."""
+    from outdo.cli.runs import run_runs
+
+    run_runs(folder, Console(), as_json=as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="two or more run folders", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: the settings in which they differ, and their last metrics."""
+    from outdo.cli.compare import run_compare
+
+    run_compare(runs, Console(), as_json=as_json)
+
+
+@app.command()
 def doctor(
     runs: Annotated[list[Path], typer.Argument(help="run folders", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
@@ -488,7 +515,7 @@ def main() -> None:
     if sys.platform == "win32":
         sys.exit("outdo: Windows is not supported; use Linux, macOS, or Linux on Windows (WSL)")
     try:
-        app()
+        app(prog_name="outdo")  # also for `python -m outdo`
     except OutdoError as error:
         print(f"outdo: {for_terminal(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)

@@ -150,17 +150,17 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    before, after = dict(_flatten(saved)), dict(_flatten(now))
+    before, after = dict(flatten(saved)), dict(flatten(now))
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key, "unset"), after.get(key, "unset")
         if old != new:
             yield key, old, new
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield dotted keys and their values as JSON, so that a tuple equals the list that is read back."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         elif value is not None:  # TOML has no null: a setting that is None is not written
             yield f"{prefix}{key}", json.dumps(value, default=str, ensure_ascii=False)

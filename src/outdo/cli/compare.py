@@ -1,0 +1,75 @@
+"""`outdo compare`: the settings in which runs differ, and their last metrics side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from outdo.cli.arguments import no_run
+from outdo.cli.output import print_line, print_warning
+from outdo.config.resume import flatten
+from outdo.observability.page import read
+from outdo.storage.run_folder import read_metrics
+from outdo.utils.errors import UserError
+from outdo.utils.text import for_terminal
+
+SHOWN = (
+    *("step", "reward", "reward_std", "right", "frac_reward_zero_std", "kl", "entropy", "grad_norm"),
+    *("completions/mean_length", "completions/clipped_ratio", "seconds", "tokens_per_second"),
+)
+"""The metrics of training that are compared, besides those of the last evaluation."""
+
+Columns = Mapping[str, Mapping[str, Any]]
+
+
+def run_compare(runs: Sequence[Path], console: Console, *, as_json: bool) -> None:
+    """Print what differs between runs. Raises `UserError` with every folder without a run."""
+    problems = [problem for run in runs if (problem := no_run(run))]
+    problems += ["compare: give two runs or more, each once"] if len(set(runs)) < max(2, len(runs)) else []
+    if problems:
+        raise UserError(problems)
+    settings = {str(run): dict(flatten(read.table(run, "recipe.toml", print_warning))) for run in runs}
+    names = sorted({name for each in settings.values() for name in each} - {"run"})
+    differing = [name for name in names if len({each.get(name) for each in settings.values()}) > 1]
+    metrics = {str(run): _last_metrics(run) for run in runs}
+    measured = list(dict.fromkeys(name for each in metrics.values() for name in each))
+    if as_json:
+        parts = {"settings": (settings, differing), "metrics": (metrics, measured)}
+        found = {
+            part: {name: [each.get(name) for each in columns.values()] for name in rows}
+            for part, (columns, rows) in parts.items()
+        }
+        console.file.write(json.dumps({"runs": [str(run) for run in runs], **found}) + "\n")
+        return
+    if differing:
+        console.print(_table("settings that differ", settings, differing))
+    else:
+        print_line(console, "all settings are equal")
+    console.print(_table("last metrics", metrics, measured))
+
+
+def _last_metrics(run: Path) -> dict[str, float]:
+    """Return the last value of each compared metric, those of evaluations without the ends of their intervals."""
+    last: dict[str, Any] = {}
+    for line in read_metrics(run / "metrics.jsonl", report=print_warning):
+        last |= {name: value for name, value in line.items() if value is not None}
+    evaluated = sorted(name for name in last if name.startswith("eval/") and not name.endswith(("_low", "_high")))
+    return {name: last[name] for name in (*SHOWN, *evaluated) if name in last}
+
+
+def _table(title: str, columns: Columns, rows: Sequence[str]) -> Table:
+    table = Table(title, *(escape(for_terminal(name)) for name in columns), title_justify="left")
+    for name in rows:
+        cells = (_cell(each.get(name)) for each in columns.values())
+        table.add_row(escape(for_terminal(name)), *cells)
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else escape(for_terminal(str(value)))

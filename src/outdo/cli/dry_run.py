@@ -1,0 +1,42 @@
+"""`outdo train --dry-run`: sample and score one group, and show it."""
+
+from outdo.config.recipe import Recipe
+from outdo.models.inspect_folder import ModelFacts
+from outdo.trainer.build import build_run
+from outdo.trainer.display import Display
+from outdo.types import Group, Sampled
+from outdo.utils.text import excerpt
+
+
+def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> int:
+    """Build the run of a recipe in one process, and show the answers to its first question; nothing is written."""
+    one_process = recipe.cluster.model_copy(update={"replicas": 1, "shard": False})
+    one_round = recipe.train.model_copy(update={"dynamic_sampling": 0})
+    run = build_run(recipe.model_copy(update={"cluster": one_process, "train": one_round}), facts=facts)
+    try:
+        for note in run.notes:
+            display.say(note)
+        sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
+        for group in sampled.groups:
+            _show(group, display)
+    finally:
+        run.close()
+    display.say("dry run: nothing was trained, and nothing was written")
+    return 0
+
+
+def _show(group: Group, display: Display) -> None:
+    prompt = group.prompt
+    display.say(f"question {prompt.id}: {excerpt(str(prompt.text))}")
+    if prompt.answer is not None:
+        display.say(f"reference answer: {excerpt(str(prompt.answer))}")
+    for number, rollout in enumerate(group.rollouts, 1):
+        reward = f"reward {rollout.reward:.3f}" if rollout.scored else rollout.status
+        right = {True: ", right", False: ", wrong", None: ""}[rollout.right]
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in rollout.reward_parts.items() if value is not None)
+        described = f"{reward}{right}" + (f" ({parts})" if len(rollout.reward_parts) > 1 else "")
+        ended = "" if not rollout.truncated else ", cut off"
+        display.say(f"answer {number}: {described}, {len(rollout.token_ids)} tokens{ended}")
+        display.say(excerpt(rollout.text))
+    signal = "its rewards differ" if group.informative else "its rewards are all equal, so it would teach nothing"
+    display.say(f"the group: {signal}")

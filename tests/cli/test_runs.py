@@ -1,0 +1,62 @@
+"""`outdo runs`, `outdo compare` and `outdo train --dry-run`."""
+
+import json
+
+from command_cases import SMALL
+
+
+def test_runs_are_listed_with_state_step_outcome_size_and_age(outdo, run, tmp_path):
+    folder = run.parent
+    (row,) = json.loads(outdo("runs", folder, "--json").out)
+    assert (row["run"], row["state"], row["step"], row["steps"]) == ("shared", "finished", 2, 2)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (row["outcome"], row["value"]) == ("eval/greedy", summary["accuracy_after"])
+    assert row["bytes"] == sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    table = outdo("runs", folder).out
+    assert "shared" in table
+    assert "2/2" in table
+
+    stopped = tmp_path / "deep/er/half"
+    stopped.mkdir(parents=True)
+    (stopped / "recipe.toml").write_text("steps = 9")
+    (stopped / "metrics.jsonl").write_text('{"step": 4, "reward": 0.25}\n')
+    (row,) = json.loads(outdo("runs", tmp_path, "--json").out)
+    assert (row["run"], row["state"], row["step"], row["steps"]) == ("deep/er/half", "stopped", 4, 9)
+    assert (row["outcome"], row["value"]) == ("reward", 0.25)
+    assert "no such folder" in outdo("runs", tmp_path / "none").error
+    (tmp_path / "empty").mkdir()
+    assert "no run is in" in outdo("runs", tmp_path / "empty").out
+
+
+def test_two_runs_are_compared_by_what_differs(outdo, tmp_path):
+    for name, lr, reward in (("a", 1e-6, 0.25), ("b", 2e-6, 0.5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.toml").write_text(f'model = "m"\nseed = 1\nrun = "{name}"\n[optim]\nlr = {lr}\n')
+        lines = [{"step": 1, "reward": 0.0, "eval/greedy": 0.1}, {"step": 2, "reward": reward}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = json.loads(outdo("compare", tmp_path / "a", tmp_path / "b", "--json").out)
+    assert found["settings"] == {"optim.lr": ["1e-06", "2e-06"]}
+    assert found["metrics"] == {"step": [2, 2], "reward": [0.25, 0.5], "eval/greedy": [0.1, 0.1]}
+    table = outdo("compare", tmp_path / "a", tmp_path / "b").out
+    assert "settings that differ" in table
+    assert "seed" not in table
+    for wrong in ((tmp_path / "a",), (tmp_path / "a", tmp_path / "a")):
+        assert "give two runs or more, each once" in outdo("compare", *wrong).error
+    assert "no such folder" in outdo("compare", tmp_path / "a", tmp_path / "c").error
+
+
+def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = outdo("train", f"model={model}", f"data.path={sums}", *SMALL, "train.dynamic_sampling=3", "--dry-run")
+    assert done.status == 0, done.error
+    assert "question " in done.out
+    assert "answer 2: reward 0.000, wrong, 8 tokens, cut off" in done.out
+    assert "answer 3" not in done.out
+    assert "the group: its rewards are all equal" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_can_complete_commands(outdo, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert "_OUTDO_COMPLETE" in outdo("--show-completion", "bash").out
