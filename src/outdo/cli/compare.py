@@ -28,28 +28,38 @@ Columns = Mapping[str, Mapping[str, Any]]
 
 def run_compare(runs: Sequence[Path], console: Console, *, as_json: bool) -> None:
     """Print what differs between runs. Raises `UserError` with every folder without a run."""
-    problems = [problem for run in runs if (problem := no_run(run))]
-    problems += ["compare: give two runs or more, each once"] if len(set(runs)) < max(2, len(runs)) else []
-    if problems:
-        raise UserError(problems)
+    _check(runs)
     settings = {str(run): dict(flatten(read.table(run, "recipe.toml", print_warning))) for run in runs}
-    names = sorted({name for each in settings.values() for name in each} - {"run"})
-    differing = [name for name in names if len({each.get(name) for each in settings.values()}) > 1]
     metrics = {str(run): _last_metrics(run) for run in runs}
-    measured = list(dict.fromkeys(name for each in metrics.values() for name in each))
+    differing, measured = _differing(settings), list(dict.fromkeys(name for each in metrics.values() for name in each))
     if as_json:
-        parts = {"settings": (settings, differing), "metrics": (metrics, measured)}
-        found = {
-            part: {name: [each.get(name) for each in columns.values()] for name in rows}
-            for part, (columns, rows) in parts.items()
-        }
-        console.file.write(json.dumps({"runs": [str(run) for run in runs], **found}) + "\n")
+        found = {"settings": _side_by_side(settings, differing), "metrics": _side_by_side(metrics, measured)}
+        console.file.write(json.dumps({"runs": list(settings), **found}) + "\n")
         return
     if differing:
         console.print(_table("settings that differ", settings, differing))
     else:
         print_line(console, "all settings are equal")
     console.print(_table("last metrics", metrics, measured))
+
+
+def _check(runs: Sequence[Path]) -> None:
+    problems = [problem for run in runs if (problem := no_run(run))]
+    if len(set(runs)) < max(2, len(runs)):
+        problems.append("compare: give two runs or more, each once")
+    if problems:
+        raise UserError(problems)
+
+
+def _differing(settings: Columns) -> list[str]:
+    """Return the settings that are not the same in all runs, apart from the name of the run."""
+    names = sorted({name for each in settings.values() for name in each} - {"run"})
+    return [name for name in names if len({each.get(name) for each in settings.values()}) > 1]
+
+
+def _side_by_side(columns: Columns, rows: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each row in the order of the runs; null where a run has none."""
+    return {name: [each.get(name) for each in columns.values()] for name in rows}
 
 
 def _last_metrics(run: Path) -> dict[str, float]:

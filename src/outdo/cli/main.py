@@ -378,6 +378,7 @@ def config(
 def export(
     run: Annotated[str, typer.Argument(help="the run folder; with --merge also an adapter folder")],
     folder: Annotated[Path, typer.Argument(help="a new folder for the model")],
+    *,
     best: Annotated[bool, typer.Option("--best", help="the best checkpoint instead of the newest")] = False,
     dtype: Annotated[
         Literal["source", "float32", "bfloat16", "float16"],

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -11,7 +11,7 @@ from outdo.config.file import dump
 from outdo.config.names import OBJECTIVES
 from outdo.config.paths import file_name, with_file_names
 from outdo.config.recipe import Recipe
-from outdo.data.hub import DatasetName, hub_data_set
+from outdo.data.hub import hub_data_set
 from outdo.models.inspect_folder import is_local
 from outdo.trainer.find_model import ModelRef
 from outdo.utils.imports import resolve
@@ -69,28 +69,15 @@ def card(source: ModelRef, *, is_adapter: bool = False, licence: str | None = No
 def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: str | None) -> ModelCardData:
     """Return what the Hub reads: models and data sets are named if they are on the Hub."""
     assert source.run is not None
-    _, after = _evaluations(source)
-    measured = {kind: name for kind, name in METRICS.items() if kind in after}
-    data_sets = list(dict.fromkeys(each.name for each in map(hub_data_set, _evaluation_data(recipe)) if each))
-    results = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=data_sets[0] if data_sets else "custom",
-            dataset_name=", ".join(file_name(path) for path in _evaluation_data(recipe)),
-            metric_type=name,
-            metric_value=after[kind],
-            metric_name="held-out questions, greedy answers",
-        )
-        for kind, name in measured.items()
-    ]
-    trained_on: list[DatasetName | None] = [hub_data_set(each.path) for each in recipe.data.path]
+    results = _results(recipe, _evaluations(source)[1])
+    on_hub = not is_local(recipe.model)
     return ModelCardData(
-        base_model=None if is_local(recipe.model) else recipe.model.partition("@")[0],
-        base_model_relation=None if is_local(recipe.model) else "adapter" if is_adapter else "finetune",
-        datasets=list(dict.fromkeys(each.name for each in trained_on if each)) or None,
+        base_model=recipe.model.partition("@")[0] if on_hub else None,
+        base_model_relation=("adapter" if is_adapter else "finetune") if on_hub else None,
+        datasets=_data_sets([each.path for each in recipe.data.path]) or None,
         library_name="peft" if is_adapter else "transformers",
         license=licence,
-        metrics=list(measured.values()) or None,
+        metrics=[each.metric_type for each in results] or None,
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "outdo", file_name(recipe.train.objective.name)],
         model_name=source.run.name,
@@ -98,8 +85,26 @@ def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: st
     )
 
 
-def _evaluation_data(recipe: Recipe) -> list[str]:
-    return list(recipe.data.eval_path or [each.path for each in recipe.data.path])
+def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
+    """Return the held-out results of greedy answers."""
+    paths = list(recipe.data.eval_path or [each.path for each in recipe.data.path])
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=next(iter(_data_sets(paths)), "custom"),
+            dataset_name=", ".join(map(file_name, paths)),
+            metric_type=name,
+            metric_value=after[kind],
+            metric_name="held-out questions, greedy answers",
+        )
+        for kind, name in METRICS.items()
+        if kind in after
+    ]
+
+
+def _data_sets(paths: Iterable[str]) -> list[str]:
+    """Return the names of those that are on the Hub, each once."""
+    return list(dict.fromkeys(found.name for found in map(hub_data_set, paths) if found))
 
 
 def _paper(recipe: Recipe) -> str | None:
