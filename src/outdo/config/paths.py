@@ -60,7 +60,8 @@ def file_name(path: str) -> str:
 def code_of(recipe: Recipe) -> list[str]:
     """Return what the recipe names of code outside outdo, each once: `/home/me/my_reward.py:score`."""
     optimiser = (recipe.optim.algorithm, recipe.optim.schedule)
-    return named_code([*recipe.rewards, *_pieces(recipe).values(), *optimiser, *recipe.track])
+    commands = [str(tracker.options.get("command")) for tracker in recipe.track if tracker.name == "on_end"]
+    return [*named_code([*recipe.rewards, *_pieces(recipe).values(), *optimiser, *recipe.track]), *commands]
 
 
 def named_code(pieces: Sequence[Piece]) -> list[str]:
