@@ -298,12 +298,11 @@ def test_a_single_row_can_be_trained_on_but_not_split(jsonl):
         of(path, "data.eval_rows=1")
 
 
-def test_held_out_questions_that_are_also_trained_on_are_counted_and_noted(jsonl):
+def test_held_out_questions_that_are_also_trained_on_are_counted(jsonl):
     path = jsonl(ROWS)
     again = [{"question": "WHAT is\t1 +  1?", "answer": "2"}, {"question": "Other", "answer": "x"}]
     found = of(path, f"data.eval_path={jsonl(again, 'eval.jsonl')}")
     assert overlap(found.train, found.held_out) == 1
-    assert "1 of 2 held-out questions are also trained on" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -319,7 +318,6 @@ def test_the_overlap_finds_the_same_text_in_another_unicode_form(jsonl, trained,
     eval_path = jsonl([{"question": held_out, "answer": "1"}, {"question": "Other", "answer": "1"}], "eval.jsonl")
     questions = of(path, f"data.eval_path={eval_path}")
     assert overlap(questions.train, questions.held_out) == 1
-    assert "1 of 2 held-out questions are also trained on" in questions.notes
 
 
 def test_the_excerpt_is_the_beginning_of_gsm8k():

@@ -48,8 +48,6 @@ def load_questions(recipe: Recipe) -> Questions:
             f"data.select: {len(kept):,} of {len(train):,} training questions kept: {_range_text(data.select)}"
         )
         train = kept
-    if held_out and (common := overlap(train, held_out)):
-        notes.append(f"{common} of {len(held_out)} held-out questions are also trained on")
     weights = tuple(source.weight for source in data.path if source.weight is not None)
     return Questions(
         train=tuple(train),

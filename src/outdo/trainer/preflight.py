@@ -21,6 +21,7 @@ from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_fold
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
 from outdo.trainer import cost
+from outdo.trainer.prompt_warnings import question_warnings, template_warnings
 from outdo.trainer.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.utils.errors import ModelError, UserError
 
@@ -88,12 +89,13 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     try:
         questions = load_questions(recipe)
         notes = [*questions.notes, *notes]
+        warnings += question_warnings(questions)
     except UserError as error:
         errors += error.problems
     try:
         facts = inspect_folder(recipe.model)
         notes += _model_notes(recipe, facts)
-        warnings += _context(recipe, facts)
+        warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
         errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts)]
     except ModelError as error:
         errors += str(error).splitlines()

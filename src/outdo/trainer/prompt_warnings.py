@@ -1,0 +1,83 @@
+"""What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from outdo.config.recipe import Recipe
+from outdo.data.questions import Question
+from outdo.data.splits import Questions, normalise, overlap
+from outdo.models.inspect_folder import ModelFacts
+
+
+def question_warnings(questions: Questions) -> Iterator[str]:
+    """Yield a sentence if questions occur several times, and if held-out questions are also trained on."""
+    counts = Counter(normalise(question.text) for question in questions.train)
+    if repeated := len(questions.train) - len(counts):
+        example = _example(questions.train)
+        yield f"data.path: {repeated:,} of {len(questions.train):,} questions repeat another one: {example}"
+    if common := overlap(questions.train, questions.held_out):
+        yield f"{common} of {len(questions.held_out)} held-out questions are also trained on"
+
+
+def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if the model's chat template is not used, or if the model seems not to be trained with it.
+
+    An answer ends with an end-of-sequence token. If the chat template never writes it, the model has probably not been
+    trained on this template, and does not end its turns.
+    """
+    template, end = _chat_template(facts.folder), _end_token(facts.folder)
+    if template is None:
+        return
+    if recipe.data.template is not None:
+        yield "data.template: replaces the model's own chat template; leave it out for a model that was trained to chat"
+        return
+    stops = recipe.sampling.stop or recipe.sampling.stop_token_ids or _several_ends(facts.folder)
+    if end is not None and end not in template and "eos_token" not in template and not stops:
+        yield (
+            f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
+            "trained to chat: set data.template, or sampling.stop if the template ends turns in another way"
+        )
+
+
+def _example(questions: Sequence[Question]) -> str:
+    """Return which question is the first that repeats another one."""
+    seen: dict[str, str] = {}
+    for question in questions:
+        first = seen.setdefault(normalise(question.text), question.id)
+        if first != question.id:
+            return f"question {question.id} is question {first}"
+    return ""
+
+
+def _chat_template(folder: Path | None) -> str | None:
+    """Return the chat template in a model folder, or all of them if there are several."""
+    if folder is None:
+        return None
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = _table(folder / "tokenizer_config.json").get("chat_template")
+    return template if template is None or isinstance(template, str) else json.dumps(template)
+
+
+def _end_token(folder: Path | None) -> str | None:
+    token = _table(folder / "tokenizer_config.json").get("eos_token") if folder else None
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _several_ends(folder: Path | None) -> bool:
+    """Return whether the model ends answers with one of several tokens, of which the tokenizer names only one."""
+    ends = _table(folder / "generation_config.json").get("eos_token_id") if folder else None
+    return isinstance(ends, list) and len(ends) > 1
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if it is missing or no table, which is reported where it matters."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
