@@ -19,6 +19,7 @@ from outdo.utils.batching import (
     check_tensors,
     floats,
     pack_by_tokens,
+    pad_routes,
     pad_rows,
     plain_fields,
     reward_fields,
@@ -69,6 +70,7 @@ class Completion:
     logprobs: tuple[float, ...]  # of each token, at the sampling temperature, over the whole vocabulary
     finish_reason: FinishReason
     policy_version: int  # number of optimiser steps before the sampling
+    routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -91,6 +93,7 @@ class Rollout:
     policy_version: int
     temperature: float = 1.0  # sampling and training both use softmax(logits / temperature)
     token_rewards: tuple[float, ...] | None = None  # where an environment rewards single steps; their sum is `reward`
+    routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
 
     def __post_init__(self) -> None:
         if self.token_rewards is not None and len(self.token_rewards) != len(self.token_ids):
@@ -179,6 +182,7 @@ class Batch:
     reward_parts: Mapping[str, Float[Tensor, "B"]] = field(default_factory=dict)  # NaN where a part gave no value
     rollout_logprobs: Float[Tensor, "B T"]  # log π as the engine reported it
     temperature: Float[Tensor, "B"]  # log-probabilities are those of logits / temperature
+    routes: Int[Tensor, "B T R K"] | None = None  # the K experts that each of R routers chose for a token; -1: unknown
     totals: Totals
     old_logprobs: Float[Tensor, "B T"] | None = None  # log π_old, by the trainer, before this step's updates
     old_entropy: Float[Tensor, "B T"] | None = None  # nats, of π_old's whole next-token distribution
@@ -210,6 +214,7 @@ class Batch:
             totals=_count(tokens["loss_mask"], tokens["group"]),
             **rewards,
             rollout_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32, starts),
+            routes=pad_routes([rollout.routes for rollout in rollouts], tokens["token_ids"].shape[1]),
         )
 
     @classmethod
@@ -288,7 +293,7 @@ class Batch:
     def rows(self, index: Tensor) -> "Batch":
         """Return some rows without the columns that are padding in all of them. `totals` stay those of the whole."""
         width = max(1, int(self.attention_mask[index].sum(1).max()))
-        return self._each(lambda value: value[index, :width] if value.dim() == 2 else value[index])
+        return self._each(lambda value: value[index, :width] if value.dim() > 1 else value[index])
 
     def minibatches(self, n: int) -> list["Batch"]:
         """Split into at most `n` parts of whole groups, one optimiser step each. Every part counts its own totals."""

@@ -21,6 +21,7 @@ from engine_cases import (
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
 from outdo.models.attention.packed import pack
 from outdo.models.scorer import BatchSizes, Scorer
@@ -149,7 +150,7 @@ def test_a_model_without_attention_runs_padded_and_has_the_reason():
 def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
     """Which tokens meet at an expert changes the last bits of its products, and nothing else."""
     model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
-    forward = Forward.choose(model)
+    forward = choose_forward(model)
     assert (forward.way, forward.reason) == ("shared", "")
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
@@ -158,7 +159,7 @@ def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
 def test_shared_attention_is_an_error_if_the_model_does_not_allow_it():
     model, _ = tiny_model(arch="mamba")
     with pytest.raises(ModelError, match='attention = "shared": the attention of MambaForCausalLM cannot be replaced'):
-        Forward.choose(model, "shared")
+        choose_forward(model, "shared")
 
 
 def test_padded_attention_can_be_requested():
@@ -177,7 +178,7 @@ def test_padded_attention_can_be_requested():
 )
 def test_a_model_with_unsupported_attention_runs_padded(arch, changes):
     model, batch = other_model(arch, **changes), ragged()
-    forward = Forward.choose(model)
+    forward = choose_forward(model)
     assert forward.way == "padded"
     assert forward.reason
     found = Scorer(forward, BatchSizes()).logprobs(batch)
@@ -198,7 +199,7 @@ def test_a_model_that_limits_attention_by_a_mask_alone_runs_padded(arch, changes
     """The replaced attention sees no mask, and a probe of some 20 tokens would not notice a window of 64."""
     model, group = other_model(arch, **changes), ragged_groups()[3]
     long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
-    found = Scorer(Forward.choose(model), BatchSizes()).logprobs(long)
+    found = Scorer(choose_forward(model), BatchSizes()).logprobs(long)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, long), rtol=0, atol=2e-5)
 
 
@@ -212,7 +213,7 @@ def test_a_model_that_limits_attention_by_a_mask_alone_runs_padded(arch, changes
 )
 def test_logits_that_are_more_than_the_output_embedding_are_computed_by_the_model(arch, changes):
     model, batch = other_model(arch, **changes), ragged()
-    forward = Forward.choose(model)
+    forward = choose_forward(model)
     assert (forward.way, forward.plain_head) == ("shared", False)
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
@@ -221,7 +222,7 @@ def test_logits_that_are_more_than_the_output_embedding_are_computed_by_the_mode
 def test_a_soft_cap_too_wide_to_show_in_a_few_tokens_is_respected():
     """With logits of some hundredths, a cap of 30 changes nothing that can be measured; after training it does."""
     model, batch = other_model("gemma2", head_dim=8, initializer_range=1e-3), ragged()
-    forward = Forward.choose(model)
+    forward = choose_forward(model)
     model.get_input_embeddings().weight.data.mul_(30_000)  # tied: also the output embedding
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     expected = logprobs_of_the_model_alone(model, batch)
@@ -232,7 +233,7 @@ def test_a_soft_cap_too_wide_to_show_in_a_few_tokens_is_respected():
 def test_a_model_that_counts_positions_in_its_own_way_is_computed_as_it_does():
     """RoBERTa's first position is the one after its padding token's id."""
     model, batch = other_model("roberta", is_decoder=True), ragged()
-    found = Scorer(Forward.choose(model), BatchSizes()).logprobs(batch)
+    found = Scorer(choose_forward(model), BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
 
@@ -240,11 +241,11 @@ def test_a_model_that_reads_its_padding_is_refused():
     """CPM-Ant has no attention mask: it expects every padding on the left."""
     model = other_model("cpmant", dim_head=8, dim_ff=64)
     with pytest.raises(ModelError, match=r"CpmAntForCausalLM: padding changes its log-probabilities by [\d.]+ nats"):
-        Forward.choose(model)
+        choose_forward(model)
 
 
 def test_a_model_that_changes_its_embeddings_in_place_is_compared_too():
-    assert Forward.choose(other_model("ctrl", n_embd=32, n_layer=2, n_head=4, dff=64, n_positions=512)).reason == ""
+    assert choose_forward(other_model("ctrl", n_embd=32, n_layer=2, n_head=4, dff=64, n_positions=512)).reason == ""
 
 
 @pytest.mark.parametrize("arch", SHARED)
@@ -317,7 +318,7 @@ def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
 @pytest.mark.parametrize("arch", SHARED)
 def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(arch, way):
     model = shared(arch).model
-    plain, again = (Forward.choose(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
+    plain, again = (choose_forward(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
     batch = ragged()
     most, logprobs, slope = kept_bytes(plain, batch)
     least, found, found_slope = kept_bytes(again, batch)
@@ -331,12 +332,12 @@ def test_gradient_checkpointing_needs_marked_layers(monkeypatch):
     model = shared().model
     monkeypatch.setattr("outdo.models.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
     with pytest.raises(ModelError, match="gradient_checkpointing = true: Qwen3ForCausalLM does not mark"):
-        Forward.choose(model, gradient_checkpointing=True)
+        choose_forward(model, gradient_checkpointing=True)
 
 
 def test_bfloat16_applies_to_products_and_leaves_weights_and_log_probabilities_float32():
     model, batch = shared().model, ragged()
-    wide, narrow = (Forward.choose(model, precision=precision) for precision in ("float32", "bfloat16"))
+    wide, narrow = (choose_forward(model, precision=precision) for precision in ("float32", "bfloat16"))
     expected, slope = kept_bytes(wide, batch)[1:]
     found, found_slope = kept_bytes(narrow, batch)[1:]
     assert found.dtype == found_slope.dtype == model.dtype == torch.float32
@@ -345,12 +346,12 @@ def test_bfloat16_applies_to_products_and_leaves_weights_and_log_probabilities_f
 
 
 def test_a_cpu_computes_in_float32_by_default():
-    assert not Forward.choose(shared().model).autocast
+    assert not choose_forward(shared().model).autocast
 
 
 def test_another_model_is_run_in_the_same_way():
     policy = shared()
-    first = Forward.choose(policy.model, precision="bfloat16", gradient_checkpointing=True)
+    first = choose_forward(policy.model, precision="bfloat16", gradient_checkpointing=True)
     second = first.with_model(copy.deepcopy(policy.model))
     assert second.model is not first.model
     assert (second.way, second.autocast, second.gradient_checkpointing) == (first.way, True, True)
@@ -359,9 +360,9 @@ def test_another_model_is_run_in_the_same_way():
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_compiled_layers_give_the_same_numbers():
     model, batch = shared().model, ragged()
-    expected, slope = kept_bytes(Forward.choose(model), batch)[1:]
+    expected, slope = kept_bytes(choose_forward(model), batch)[1:]
     for recompute in (False, True):
-        found, found_slope = kept_bytes(Forward.choose(model, compile=True, gradient_checkpointing=recompute), batch)[
+        found, found_slope = kept_bytes(choose_forward(model, compile=True, gradient_checkpointing=recompute), batch)[
             1:
         ]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -372,4 +373,4 @@ def test_compiling_without_a_compiler_is_refused_at_once(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ModelError, match=r"compile = true: needs a C\+\+ compiler, and there is neither g\+\+ nor"):
-        Forward.choose(shared().model, compile=True)
+        choose_forward(shared().model, compile=True)

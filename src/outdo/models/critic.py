@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from outdo.algorithms.objectives.weights import Weight
 from outdo.algorithms.requirements import requirements_of
 from outdo.models.adapter import has_adapter, load_state_without_base, on_same_base, state_without_base
+from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
 from outdo.models.loading import check_finite, load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
@@ -201,7 +202,7 @@ def own_model(
     else:
         _check_vocabulary(path, policy)
         loaded = load_model(path, policy.device, policy.dtype)
-        like_policy = Forward.choose(loaded, precision=like_policy.precision_name)
+        like_policy = choose_forward(loaded, precision=like_policy.precision_name)
         model = _backbone(loaded.base_model)
     forward = like_policy.with_model(model, plain_head=True)
     head = _linear(_width(forward), 1, like=policy)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from outdo.models.attention.forward import Forward, small_batch
+from outdo.models.attention.choice import small_batch
+from outdo.models.attention.forward import Forward
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.models.adapter import attach, has_adapter, save_adapter, set_base
-from outdo.models.attention.forward import AttentionSetting, Forward
+from outdo.models.attention.choice import AttentionSetting, choose_forward
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
 from outdo.models.device import Precision, choose_device
@@ -44,7 +44,7 @@ class Policy(Scorer):
         gradient_checkpointing: bool = False,
         pool: ScoringPool | None = None,
     ) -> None:
-        forward = Forward.choose(
+        forward = choose_forward(
             model,
             attention,
             precision=precision,

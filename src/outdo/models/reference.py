@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outdo.models.adapter import changes_nothing, has_adapter, on_same_base, switch, trained_weights
-from outdo.models.attention.forward import Forward, probe_tokens
+from outdo.models.attention.choice import choose_forward, probe_tokens
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy
 from outdo.models.scorer import Scorer
@@ -99,4 +99,4 @@ def load_reference(policy: Policy, path: str | Path) -> Reference:
             f"the reference {path} has another vocabulary than the policy: the same token ids are other words to it"
         )
     model = load_model(path, policy.device, policy.dtype).requires_grad_(False)
-    return Reference(Forward.choose(model, precision=policy.forward.precision_name), policy.batch_sizes, policy.pool)
+    return Reference(choose_forward(model, precision=policy.forward.precision_name), policy.batch_sizes, policy.pool)

@@ -51,7 +51,7 @@ from outdo.trainer.build_method import (
     penalty_of,
     stop_of,
 )
-from outdo.trainer.engines import engine_notes, open_engine
+from outdo.trainer.engines import engine_notes, open_engine, replays_routes
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.trainer.replicated import RewardOnce
 from outdo.types import Prompt
@@ -115,6 +115,7 @@ def build_run(
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
     engine = open_engine(recipe.engine, policy, seed=recipe.seed)
+    routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
     environment = SingleTurn(
         _asked_once(reward),
@@ -129,7 +130,7 @@ def build_run(
         held_out=held_out,
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, online_reward_models),
-        sampler=_sampler(recipe, engine, environment, prompts, requires),
+        sampler=_sampler(recipe, engine, environment, prompts, requires, routes=routes),
         advantage=advantage,
         objective=objective,
         stop=stop,
@@ -143,6 +144,7 @@ def build_run(
             *_adapter_note(policy, recipe.weights),
             _attention_note(policy),
             *engine_notes(engine),
+            *routing_notes,
             *memory_notes,
             *data_notes,
         ),
@@ -299,13 +301,19 @@ def _eval_environment(
 
 
 def _sampler(
-    recipe: Recipe, engine: Engine, environment: SingleTurn, prompts: Prompts[Prompt], requires: Requires
+    recipe: Recipe,
+    engine: Engine,
+    environment: SingleTurn,
+    prompts: Prompts[Prompt],
+    requires: Requires,
+    *,
+    routes: bool,
 ) -> GroupSampler | DynamicSampling:
     sampler = GroupSampler(
         engine,
         environment,
         group_size=recipe.train.group_size,
-        sampling=sampling_params(recipe),
+        sampling=sampling_params(recipe, routes=routes),
         greedy_baseline=requires.baselines,
     )
     rounds = recipe.train.dynamic_sampling

@@ -9,10 +9,12 @@ from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
+from outdo.rollouts.engines.builtin.probe import SamplingChoice
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, Bound, Proof
 from outdo.rollouts.engines.separate import SeparateEngine
@@ -76,6 +78,31 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
         separate.close()
         raise
     return separate
+
+
+def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str]]:
+    """Return whether training uses the experts that sampled each token, and what the user should know about it.
+
+    It does for a mixture model whose engine, or whose precision, makes other choices likely: in float32 the built-in
+    engine and the trainer differ by the last bits of a score.
+    """
+    separate = isinstance(engine, SeparateEngine)
+    is_mixture = forward.routers is not None or forward.unreachable_routers
+    if not is_mixture or not (separate or forward.autocast):
+        return False, []
+    if forward.routers is None:
+        why = forward.unreachable_routers
+    elif separate and isinstance(engine.engine, VllmEngine):
+        why = "the engine vllm does not return the experts that it has used"
+    elif isinstance(engine, BuiltinEngine | MultiprocessEngine | ReplicatedEngine) and not _continuous(engine.choice):
+        why = "model.generate does not return the experts that it has used"
+    else:
+        return True, ["routing: training uses the experts that sampled each token"]
+    return False, [f"routing: training may use other experts than sampling, because {why}"]
+
+
+def _continuous(choice: SamplingChoice | None) -> bool:
+    return choice is not None and choice.way.continuous
 
 
 def engine_notes(engine: Engine) -> Sequence[str]:

@@ -79,6 +79,18 @@ def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype, starts: Sequen
     return torch.zeros(inside.shape, dtype=dtype).masked_scatter(inside, flat)
 
 
+def pad_routes(rows: Sequence[Tensor | None], width: int) -> Tensor | None:
+    """Stack routes [t, R, K] into [B, width, R, K], with -1 after each and for None; None if all are None."""
+    known = [row for row in rows if row is not None]
+    if not known:
+        return None
+    stacked = known[0].new_full((len(rows), width, *known[0].shape[1:]), -1)
+    for routes, row in zip(stacked, rows, strict=True):
+        if row is not None:
+            routes[: len(row)] = row
+    return stacked
+
+
 def token_fields(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],

@@ -2,13 +2,10 @@
 
 It runs in one of two ways. `shared` replaces the attention of the unmodified `transformers` model by outdo's own,
 through the interface that `transformers` has for this: each prompt is computed once per group, and nothing is padded.
-`padded` runs the model as its authors did. `Forward.choose` finds out by a comparison on a few tokens whether a model
-allows `shared`; it does not guess from the model's name.
+`padded` runs the model as its authors did. `choice.py` finds out which of them a model allows.
 """
 
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cache, partial
@@ -24,16 +21,14 @@ from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
 from outdo.models.attention.packed import Rule, pack
-from outdo.models.device import Precision, resolve_precision
-from outdo.models.limits import MISMATCH
+from outdo.models.device import Precision
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
+from outdo.models.routing import UNKNOWN, Routers
+from outdo.models.wrapped_forwards import wrapped_forwards
 from outdo.types import Batch
-from outdo.utils.errors import ModelError
 
 Way = Literal["shared", "padded"]
-AttentionSetting = Literal["auto", "shared", "padded"]
 NAME = "outdo"
-TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
 
 
 class Layout(Protocol):
@@ -83,48 +78,16 @@ class Forward:
         self.gradient_checkpointing = gradient_checkpointing
         self.device = model.device
         self.sharding: Sharding | None = None  # None: this process holds all weights
+        self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
+        self.unreachable_routers = ""  # why a mixture model has no `routers`
         self._prepared = False
-
-    @classmethod
-    def choose(
-        cls,
-        model: PreTrainedModel,
-        attention: AttentionSetting = "auto",
-        *,
-        precision: Precision = "auto",
-        compile: bool = False,
-        gradient_checkpointing: bool = False,
-    ) -> "Forward":
-        """Choose the fastest way that computes the model's own log-probabilities on a few tokens.
-
-        Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" and the model
-        does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
-        """
-        batch = small_batch(model.config.get_text_config().vocab_size).to(model.device)
-        autocast = resolve_precision(precision, model.device) == "bfloat16"
-        settings = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
-        _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
-        padded = cls(model, way="padded", plain_head=False, autocast=False)
-        _check_padding(padded, batch)
-        plain = not _difference(padded, cls(model, way="padded", plain_head=True, autocast=False), batch)
-        # The logits of these few tokens may be too small for a soft cap to make a difference.
-        plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        if attention == "padded":
-            return cls(model, way="padded", plain_head=plain, reason="as requested", **settings)
-        shared = cls(model, way="shared", plain_head=plain, autocast=False)
-        reason = _difference(padded, shared, batch) or _other_connection(shared, batch)
-        if reason and attention == "shared":
-            raise ModelError(
-                f'attention = "shared": the attention of {type(model).__name__} cannot be replaced ({reason}); '
-                'attention = "auto" takes the padded way'
-            )
-        return cls(model, way="padded" if reason else "shared", plain_head=plain, reason=reason, **settings)
 
     def with_model(self, model: PreTrainedModel, *, plain_head: bool | None = None) -> "Forward":
         """Return the forward pass of another model of the same kind, run in the same way."""
         other = copy(self)
         other.model, other.device = model, model.device
-        other.sharding = self.sharding if model is self.model else None
+        if model is not self.model:
+            other.sharding = other.routers = None
         other.plain_head = self.plain_head if plain_head is None else plain_head
         return other
 
@@ -158,16 +121,23 @@ class Forward:
             tokens = len(packed.token_ids)
             padding = onednn.pad_to_bucket(tokens) - tokens if self.device.type == "cpu" else 0
             token_ids, positions = (pad(each, (0, padding)) for each in (packed.token_ids, packed.positions))
-            return self.flat(token_ids, positions, packed), packed.source
+            routes = None
+            if batch.routes is not None:
+                routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN)
+            return self.flat(token_ids, positions, packed, routes), packed.source
         rows, width = batch.token_ids.shape
         # The model finds the positions itself: some count from another number than 0 (RoBERTa).
-        hidden = self._run(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long())
+        routes = None if batch.routes is None else batch.routes.flatten(0, 1)
+        hidden = self._run(routes, input_ids=batch.token_ids, attention_mask=batch.attention_mask.long())
         start = torch.arange(rows, device=self.device)[:, None] * width
         return hidden.flatten(0, 1), start + predecessors(width + 1, self.device)  # [B * T, H], [B, T + 1]
 
-    def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        """Compute the hidden states [N, H] of a flat row of tokens [N] at `positions` [N], in the shared way."""
-        return self._run(input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
+    def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout, routes: Tensor | None = None) -> Tensor:
+        """Compute the hidden states [N, H] of a flat row of tokens [N] at `positions` [N], in the shared way.
+
+        `routes` [N, R, k] are the experts that the routers of a mixture model are to choose; see `Routers`.
+        """
+        return self._run(routes, input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
 
     def scores(
         self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
@@ -210,26 +180,37 @@ class Forward:
         finally:
             self._prepared = False
 
-    def _run(self, **inputs: Any) -> Tensor:
-        with self.prepared(), self.precision(), self._layers_wrapped():
+    def _run(self, routes: Tensor | None, **inputs: Any) -> Tensor:
+        with self.prepared(), self._replayed(routes), self.precision(), self._layers_wrapped(routes):
             if self.plain_head:
                 return self.model.base_model(**inputs, use_cache=False).last_hidden_state  # [R, L, H]
             return self.model(**inputs, use_cache=False).logits  # [R, L, V]
 
-    def _layers_wrapped(self) -> AbstractContextManager[None]:
+    def _replayed(self, routes: Tensor | None) -> AbstractContextManager[None]:
+        if routes is None or self.routers is None:
+            return nullcontext()
+        return self.routers.replayed(self.model, routes)
+
+    @contextmanager
+    def _computed_again(self, routes: Tensor | None) -> Iterator[None]:
+        with self.prepared(), self._replayed(routes):
+            yield
+
+    def _layers_wrapped(self, routes: Tensor | None) -> AbstractContextManager[None]:
         if not ((self.compile or self.gradient_checkpointing) and torch.is_grad_enabled()):
             return nullcontext()
         recompute = {
             "use_reentrant": False,
             "preserve_rng_state": False,
-            "context_fn": lambda: (nullcontext(), self.prepared()),  # the backward pass runs outside of this block
+            # The backward pass runs outside of this block.
+            "context_fn": lambda: (nullcontext(), self._computed_again(routes)),
         }
 
         def wrap(layer: nn.Module) -> Callable[..., Any]:
             forward = partial(_compiled(type(layer).forward), layer) if self.compile else layer.forward
             return partial(checkpoint, forward, **recompute) if self.gradient_checkpointing else forward
 
-        return _wrapped_forwards(layers_of(self.model), wrap)
+        return wrapped_forwards(layers_of(self.model), wrap)
 
     @property
     def precision_name(self) -> Precision:
@@ -279,114 +260,6 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
-def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:
-    settings = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
-    enabled = [name for name, value in settings.items() if value]
-    if enabled and not layers_of(model):
-        raise ModelError(
-            f"{enabled[0]} = true: {type(model).__name__} does not mark its layers as `transformers` does for this"
-        )
-    compilers = [os.environ.get("CXX", "g++"), "clang++"]
-    if compile and not any(map(shutil.which, compilers)):
-        raise ModelError(f"compile = true: needs a C++ compiler, and there is neither {' nor '.join(compilers)} here")
-
-
 @cache
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(forward, dynamic=True)  # once for all layers of a class, at any length
-
-
-@contextmanager
-def _wrapped_forwards(layers: Sequence[nn.Module], wrap: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
-    """Replace the `forward` of layers by a wrapped one during a `with` block."""
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = wrap(layer)
-    try:
-        yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
-
-
-@torch.no_grad()
-def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
-    """Return how `other` differs from `reference` in what it computes; empty if it does not."""
-    expected = _logprobs(reference, batch)
-    try:
-        actual = _logprobs(other, batch)
-    except Exception as error:  # any error is a reason not to run the model this way
-        return f"{type(error).__name__}: {error}"
-    if actual.shape != expected.shape:
-        return f"it returns {actual.shape[-1]} values, and the model has a vocabulary of {expected.shape[-1]}"
-    gap = float((actual - expected).abs().max())
-    return "" if gap < TOLERANCE else f"its log-probabilities differ by {gap:.2g}"
-
-
-@torch.no_grad()
-def _check_padding(padded: Forward, batch: Batch) -> None:
-    """Raise `ModelError` if a row of a padded batch has other log-probabilities than the model computes of it alone."""
-    together, lengths = _logprobs(padded, batch), batch.attention_mask.sum(1).tolist()
-    alone = []
-    for row, length in zip(range(len(batch)), lengths, strict=True):
-        logits = padded.model(input_ids=batch.token_ids[row : row + 1, :length], use_cache=False).logits[0]  # [L, V]
-        predicts = batch.loss_mask[row, 1:length].nonzero()[:, 0]
-        alone.append(logits[predicts].float().log_softmax(-1))
-    gap = float((together - torch.cat(alone)).abs().max())
-    if not gap < MISMATCH:
-        raise ModelError(
-            f"{type(padded.model).__name__}: padding changes its log-probabilities by {gap:.2g} nats, or they are not "
-            "finite; outdo computes answers of different lengths together and cannot train such a model"
-        )
-
-
-def _other_connection(shared: Forward, batch: Batch) -> str:
-    """Return what connects tokens other than `Layout.attend`, a reason against the shared way; empty if nothing does.
-
-    A convolution or a recurrence lets a sequence read its neighbour in the flat row. A mask that attention does not get
-    as an argument would make a difference only in sequences longer than those compared here.
-    """
-    packed = pack(batch)
-    first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
-    embeddings: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        embeddings.append(output.detach().requires_grad_())
-        return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
-
-    hook = shared.model.get_input_embeddings().register_forward_hook(keep)
-    with hook, torch.enable_grad():
-        hidden = shared.flat(packed.token_ids, packed.positions, packed)[second]
-        # The derivative of a plain sum is 0 behind a norm.
-        uneven = torch.linspace(1, 2, hidden.shape[1], device=hidden.device)
-        (derivative,) = torch.autograd.grad((hidden * uneven).sum(), embeddings)
-    # Without a connection the derivative is exactly 0. Values may differ in their last bits: experts get other tokens.
-    if derivative[0, first].any():
-        return "something other than attention connects one token with the next"
-    config = shared.model.config.get_text_config()
-    unused = [
-        name
-        for name in ("sliding_window", "attention_chunk_size")
-        if getattr(config, name, None) and getattr(config, name) not in packed.windows
-    ]
-    return f"its {unused[0]} is a mask that attention does not get as an argument" if unused else ""
-
-
-def _logprobs(forward: Forward, batch: Batch) -> Tensor:
-    hidden, source = forward.hidden(batch)
-    return forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1)
-
-
-def probe_tokens(vocabulary: int) -> list[int]:
-    """Return 64 tokens to try a model on."""
-    return [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
-
-
-def small_batch(vocabulary: int) -> Batch:
-    """Two prompts with two answers each, all of different lengths."""
-    tokens = probe_tokens(vocabulary)
-    prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2
-    completions = [tokens[start : start + length] for start, length in ((5, 6), (10, 9), (11, 6), (22, 9))]
-    return Batch.of_tokens(prompts, completions, group=[0, 0, 1, 1])

@@ -81,6 +81,7 @@ class Packed:
 
     token_ids: Tensor  # [N]
     positions: Tensor  # [N] position within the sequence; a completion continues that of its prompt
+    rows: Tensor  # [N] row of the batch that a token is taken from, at column `positions`
     sizes: tuple[int, ...]  # tokens of the prompts, and of each part of the completions
     prompts: Part
     completions: tuple[Part, ...]
@@ -144,6 +145,7 @@ def pack(batch: Batch) -> Packed:
     return Packed(
         token_ids=batch.token_ids[row, column],
         positions=column,
+        rows=row,
         sizes=tuple(len(part) for part in rows),
         prompts=parts[0],
         completions=parts[1:],

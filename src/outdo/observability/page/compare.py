@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow
 import torch
 
-from outdo.models.attention.forward import Forward
+from outdo.models.attention.choice import choose_forward
 from outdo.models.device import choose_device
 from outdo.models.loading import load_model
 from outdo.models.scorer import BatchSizes, Scorer
@@ -49,7 +49,7 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
         return []
     batch, order = _batch(table)
     chosen, _ = choose_device(device)
-    scorer = Scorer(Forward.choose(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
+    scorer = Scorer(choose_forward(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
     scores = scorer.logprobs(batch)
     values: list[Any] = [None] * len(order)
     lengths = batch.attention_mask.sum(1)

@@ -17,6 +17,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # texts that end the answer; the answer includes them
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end-of-sequence tokens
     max_tokens: int = 256
+    routes: bool = False  # return which experts of a mixture model computed each token: see `Completion.routes`
 
     def __post_init__(self) -> None:
         mistakes = [

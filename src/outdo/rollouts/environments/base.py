@@ -116,10 +116,13 @@ def check_completions(requests: Sequence[Request], completions: Sequence[Complet
         wrong_ids = [token for token in completion.token_ids if token < 0]
         wrong_logprobs = [each for each in completion.logprobs if not -math.inf < each < LARGEST_LOGPROB]
         length, limit = len(completion.token_ids), request.max_tokens
+        computed = len(request.token_ids) + length - 1  # no model computes the last token of an answer
+        routed = None if completion.routes is None else len(completion.routes)
         for fault, found in (
             (f"the token {wrong_ids[:1]}", wrong_ids),
             (f"the log-probability {wrong_logprobs[:1]}", wrong_logprobs),
             (f"{length} tokens, and at most {limit} were requested", length > limit),
+            (f"routes, and not of the {computed} tokens before its last", routed not in (None, computed)),
         ):
             if found:
                 where = f"step {request.stream.step}, question {request.stream.prompt_id}"

@@ -92,5 +92,6 @@ def _to_rollout(completion: Completion, text: str, output: RewardOutput, tempera
         reward_parts=output.parts,
         finish_reason=completion.finish_reason,
         policy_version=completion.policy_version,
+        routes=completion.routes,
         temperature=temperature,
     )

@@ -9,6 +9,7 @@ number of rows otherwise).
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -20,6 +21,7 @@ from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
+from outdo.rollouts.engines.builtin.route_log import RouteLog
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -128,9 +130,12 @@ def sample(
     """Sample every sequence to its end, up to `rows` at a time."""
     # `generate` calls the model's own attention, also of a model that is trained in the shared way.
     forward = policy.forward if way.continuous else policy.forward.with_way("padded")
-    with forward.prepared(packed=True):
+    routers = forward.routers if sampling.routes and way.continuous else None
+    recorded = nullcontext() if routers is None else routers.recorded(forward.model)
+    with forward.prepared(packed=True), recorded as recording:
         if way.continuous:
-            ContinuousBatch(policy, sampling, rule, min(rows, len(sequences))).run(sequences)
+            log = None if recording is None else RouteLog(recording)
+            ContinuousBatch(policy, sampling, rule, min(rows, len(sequences)), log).run(sequences)
         else:
             settings = {"mix_lengths": way.mix_lengths, "use_cache": way.use_cache}
             generate_with_hf(policy, sequences, sampling, rule, batch_size=rows, **settings)
@@ -147,8 +152,16 @@ class PrefilledPrompt:
 class ContinuousBatch:
     """The batch of one call of `generate`: row i of the cache belongs to `active[i]`."""
 
-    def __init__(self, policy: PolicyView, sampling: SamplingParams, rule: StopRule, rows: int) -> None:
+    def __init__(
+        self,
+        policy: PolicyView,
+        sampling: SamplingParams,
+        rule: StopRule,
+        rows: int,
+        log: RouteLog | None = None,
+    ) -> None:
         self.forward = policy.forward
+        self.log = log
         self.sampling = sampling
         self.rule = rule
         self.rows = rows
@@ -168,6 +181,8 @@ class ContinuousBatch:
                 self._admit([waiting.popleft() for _ in range(free)], waiting_by_prompt)
             if self.active:
                 self._decode_step()
+        if self.log is not None:
+            self.log.give(sequences)
 
     def _admit(self, sequences: list[SequenceState], waiting_by_prompt: Counter[tuple[int, ...]]) -> None:
         """Sample the first token of each sequence, and give those that continue a row of the cache."""
@@ -192,6 +207,8 @@ class ContinuousBatch:
         token_ids = [token for prompt in prompts for token in prompt]
         positions = [position for length in lengths for position in range(length)]
         hidden = self._forward(token_ids, positions, layout)
+        if self.log is not None:
+            self.log.prefilled(prompts)
         last = torch.tensor(lengths).cumsum(0) - 1  # the last token of each prompt
         logits = self._head(hidden[last.to(hidden.device)])
         for index, prompt in enumerate(prompts):
@@ -204,6 +221,8 @@ class ContinuousBatch:
         positions = self.cache.lengths[:n].tolist()
         self.cache.begin(_round_up(n))
         logits = self._head(self._forward(token_ids, positions, self.cache)[:n])
+        if self.log is not None:
+            self.log.decoded(self.active)
         append_next_tokens(self.active, logits, self.sampling, self.rule)
         for row in reversed([row for row in range(n) if self.active[row].finish_reason is not None]):
             last = len(self.active) - 1

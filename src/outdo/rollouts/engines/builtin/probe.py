@@ -1,6 +1,6 @@
 """Choose how the built-in engine samples from a model: by a comparison on a few tokens, not by the model's name.
 
-The training forward pass is compared with the model's own when it is chosen (`Forward.choose`). Sampling computes the
+The training forward pass is compared with the model's own when it is chosen (`choose_forward`). Sampling computes the
 same numbers by other means, with a cache of keys and values. It can go wrong where the forward pass is right: a model
 may keep a state of its own, read the padding, or count it as positions.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from outdo.models.attention.forward import probe_tokens
+from outdo.models.attention.choice import probe_tokens
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule

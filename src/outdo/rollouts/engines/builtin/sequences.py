@@ -25,6 +25,7 @@ class SequenceState:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    routes: Tensor | None = None  # see `Completion.routes`
 
     def completion(self, policy_version: int) -> Completion:
         """Return the answer, now that it is finished."""
@@ -33,6 +34,7 @@ class SequenceState:
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason or FinishReason.abort,
             policy_version=policy_version,
+            routes=self.routes,
         )
 
 

@@ -1,0 +1,152 @@
+"""Choose how to run a model, by comparisons on a few tokens rather than by its name."""
+
+import os
+import shutil
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outdo.models.attention.forward import Forward, layers_of
+from outdo.models.attention.packed import pack
+from outdo.models.device import Precision, resolve_precision
+from outdo.models.limits import MISMATCH
+from outdo.models.routing import find_routers, is_mixture
+from outdo.types import Batch
+from outdo.utils.errors import ModelError
+
+AttentionSetting = Literal["auto", "shared", "padded"]
+TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
+
+
+def choose_forward(
+    model: PreTrainedModel,
+    attention: AttentionSetting = "auto",
+    *,
+    precision: Precision = "auto",
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> Forward:
+    """Choose the fastest way that computes the model's own log-probabilities on a few tokens.
+
+    Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" and the model
+    does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
+    """
+    batch = small_batch(model.config.get_text_config().vocab_size).to(model.device)
+    autocast = resolve_precision(precision, model.device) == "bfloat16"
+    settings = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
+    _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
+    padded = Forward(model, way="padded", plain_head=False, autocast=False)
+    _check_padding(padded, batch)
+    plain = not _difference(padded, Forward(model, way="padded", plain_head=True, autocast=False), batch)
+    # The logits of these few tokens may be too small for a soft cap to make a difference.
+    plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    reason = "as requested"
+    if attention != "padded":
+        shared = Forward(model, way="shared", plain_head=plain, autocast=False)
+        reason = _difference(padded, shared, batch) or _other_connection(shared, batch)
+    if reason and attention == "shared":
+        raise ModelError(
+            f'attention = "shared": the attention of {type(model).__name__} cannot be replaced ({reason}); '
+            'attention = "auto" takes the padded way'
+        )
+    forward = Forward(model, way="padded" if reason else "shared", plain_head=plain, reason=reason, **settings)
+    if is_mixture(model):
+        found = find_routers(model, partial(_logprobs, forward.in_float32(), batch))
+        forward.routers, forward.unreachable_routers = (None, found) if isinstance(found, str) else (found, "")
+    return forward
+
+
+def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:
+    settings = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
+    enabled = [name for name, value in settings.items() if value]
+    if enabled and not layers_of(model):
+        raise ModelError(
+            f"{enabled[0]} = true: {type(model).__name__} does not mark its layers as `transformers` does for this"
+        )
+    compilers = [os.environ.get("CXX", "g++"), "clang++"]
+    if compile and not any(map(shutil.which, compilers)):
+        raise ModelError(f"compile = true: needs a C++ compiler, and there is neither {' nor '.join(compilers)} here")
+
+
+@torch.no_grad()
+def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
+    """Return how `other` differs from `reference` in what it computes; empty if it does not."""
+    expected = _logprobs(reference, batch)
+    try:
+        actual = _logprobs(other, batch)
+    except Exception as error:  # any error is a reason not to run the model this way
+        return f"{type(error).__name__}: {error}"
+    if actual.shape != expected.shape:
+        return f"it returns {actual.shape[-1]} values, and the model has a vocabulary of {expected.shape[-1]}"
+    gap = float((actual - expected).abs().max())
+    return "" if gap < TOLERANCE else f"its log-probabilities differ by {gap:.2g}"
+
+
+@torch.no_grad()
+def _check_padding(padded: Forward, batch: Batch) -> None:
+    """Raise `ModelError` if a row of a padded batch has other log-probabilities than the model computes of it alone."""
+    together, lengths = _logprobs(padded, batch), batch.attention_mask.sum(1).tolist()
+    alone = []
+    for row, length in zip(range(len(batch)), lengths, strict=True):
+        logits = padded.model(input_ids=batch.token_ids[row : row + 1, :length], use_cache=False).logits[0]  # [L, V]
+        predicts = batch.loss_mask[row, 1:length].nonzero()[:, 0]
+        alone.append(logits[predicts].float().log_softmax(-1))
+    gap = float((together - torch.cat(alone)).abs().max())
+    if not gap < MISMATCH:
+        raise ModelError(
+            f"{type(padded.model).__name__}: padding changes its log-probabilities by {gap:.2g} nats, or they are not "
+            "finite; outdo computes answers of different lengths together and cannot train such a model"
+        )
+
+
+def _other_connection(shared: Forward, batch: Batch) -> str:
+    """Return what connects tokens other than `Layout.attend`, a reason against the shared way; empty if nothing does.
+
+    A convolution or a recurrence lets a sequence read its neighbour in the flat row. A mask that attention does not get
+    as an argument would make a difference only in sequences longer than those compared here.
+    """
+    packed = pack(batch)
+    first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
+    embeddings: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
+
+    hook = shared.model.get_input_embeddings().register_forward_hook(keep)
+    with hook, torch.enable_grad():
+        hidden = shared.flat(packed.token_ids, packed.positions, packed)[second]
+        # The derivative of a plain sum is 0 behind a norm.
+        uneven = torch.linspace(1, 2, hidden.shape[1], device=hidden.device)
+        (derivative,) = torch.autograd.grad((hidden * uneven).sum(), embeddings)
+    # Without a connection the derivative is exactly 0. Values may differ in their last bits: experts get other tokens.
+    if derivative[0, first].any():
+        return "something other than attention connects one token with the next"
+    config = shared.model.config.get_text_config()
+    unused = [
+        name
+        for name in ("sliding_window", "attention_chunk_size")
+        if getattr(config, name, None) and getattr(config, name) not in packed.windows
+    ]
+    return f"its {unused[0]} is a mask that attention does not get as an argument" if unused else ""
+
+
+def _logprobs(forward: Forward, batch: Batch) -> Tensor:
+    hidden, source = forward.hidden(batch)
+    return forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1)
+
+
+def probe_tokens(vocabulary: int) -> list[int]:
+    """Return 64 tokens to try a model on."""
+    return [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
+
+
+def small_batch(vocabulary: int) -> Batch:
+    """Two prompts with two answers each, all of different lengths."""
+    tokens = probe_tokens(vocabulary)
+    prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2
+    completions = [tokens[start : start + length] for start, length in ((5, 6), (10, 9), (11, 6), (22, 9))]
+    return Batch.of_tokens(prompts, completions, group=[0, 0, 1, 1])

@@ -1,0 +1,46 @@
+"""The experts that compute each token of a batch that is being sampled."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outdo.models.routing import Recording
+from outdo.rollouts.engines.builtin.sequences import SequenceState
+
+
+class RouteLog:
+    """Numbers the tokens that are computed, and keeps their routes on the device until all sequences have ended."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.parts: list[Tensor] = []  # [n, R, k] of each forward pass
+        self.prompts: dict[tuple[int, ...], range] = {}  # the numbers of the tokens of each prompt
+        self.answers: defaultdict[int, list[int]] = defaultdict(list)  # and of each answer, by the id of its sequence
+        self.tokens = 0
+
+    def prefilled(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Keep the routes of the last forward pass, which computed these prompts one after the other."""
+        for prompt, first in zip(prompts, self._add([len(prompt) for prompt in prompts]), strict=True):
+            self.prompts[prompt] = range(first, first + len(prompt))
+
+    def decoded(self, sequences: Sequence[SequenceState]) -> None:
+        """Keep the routes of the last forward pass, which computed one token of each of these sequences."""
+        for sequence, number in zip(sequences, self._add([1] * len(sequences)), strict=True):
+            self.answers[id(sequence)].append(number)
+
+    def give(self, sequences: Sequence[SequenceState]) -> None:
+        """Set the routes of each sequence, on the CPU: of its prompt, and of its answer without the last token."""
+        routes = torch.cat(self.parts).cpu()
+        for sequence in sequences:
+            sequence.routes = routes[[*self.prompts[sequence.request.token_ids], *self.answers[id(sequence)]]]
+
+    def _add(self, lengths: Sequence[int]) -> list[int]:
+        """Keep the routes of so many neighbouring tokens each; return the number of the first of each."""
+        firsts: list[int] = []
+        for length in lengths:
+            firsts.append(self.tokens)
+            self.tokens += length
+        self.parts.append(self.recording.last()[: sum(lengths)])
+        return firsts
