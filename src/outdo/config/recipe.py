@@ -289,8 +289,9 @@ class Recipe(Section):
         description="weights of a model that an adapter freezes; auto: bfloat16 if its files are, else float32",
     )
     compile: bool = Field(default=False, description="compile the model with torch: slower start, faster steps")
-    attention: Literal["auto", "shared", "padded"] = Field(
-        default="auto", description="shared: compute a group's prompt once; padded: for models that cannot share it"
+    attention: Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention"] = Field(
+        default="auto",
+        description="shared: compute a group's prompt once; padded: for models that cannot; or a kernel for shared",
     )
     rewards: Rewards = Field(
         default=(WeightedReward(name="exact"),),

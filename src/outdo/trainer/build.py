@@ -215,7 +215,8 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
 
 def _attention_note(policy: Policy) -> str:
     forward = policy.forward
-    return f"attention: {forward.way} ({forward.reason})" if forward.reason else f"attention: {forward.way}"
+    kernel = "" if forward.kernel == "sdpa" else f", by {forward.kernel}"
+    return f"attention: {forward.way}{kernel}" + (f" ({forward.reason})" if forward.reason else "")
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:

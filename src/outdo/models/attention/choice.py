@@ -2,14 +2,16 @@
 
 import os
 import shutil
+from copy import copy
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward, layers_of
+from outdo.models.attention.kernels import kernel_for
 from outdo.models.attention.packed import pack
 from outdo.models.device import Precision, resolve_precision
 from outdo.models.limits import MISMATCH
@@ -17,8 +19,9 @@ from outdo.models.routing import find_routers, is_mixture
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
-AttentionSetting = Literal["auto", "shared", "padded"]
+AttentionSetting = Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention"]
 TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
+NARROW_TOLERANCE = 0.25  # nats, between two kernels in bfloat16
 
 
 def choose_forward(
@@ -31,12 +34,15 @@ def choose_forward(
 ) -> Forward:
     """Choose the fastest way that computes the model's own log-probabilities on a few tokens.
 
-    Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" and the model
-    does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
+    `attention` may name a kernel for the shared way. Otherwise the device decides: see `kernel_for`.
+
+    Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" or a kernel and the
+    model does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
     """
     batch = small_batch(model.config.get_text_config().vocab_size).to(model.device)
     autocast = resolve_precision(precision, model.device) == "bfloat16"
-    settings = {"autocast": autocast, "compile": compile, "gradient_checkpointing": gradient_checkpointing}
+    settings: dict[str, Any] = {"autocast": autocast, "compile": compile}
+    settings["gradient_checkpointing"] = gradient_checkpointing
     _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
     padded = Forward(model, way="padded", plain_head=False, autocast=False)
     _check_padding(padded, batch)
@@ -47,16 +53,38 @@ def choose_forward(
     if attention != "padded":
         shared = Forward(model, way="shared", plain_head=plain, autocast=False)
         reason = _difference(padded, shared, batch) or _other_connection(shared, batch)
-    if reason and attention == "shared":
+    if reason and attention not in ("auto", "padded"):
         raise ModelError(
-            f'attention = "shared": the attention of {type(model).__name__} cannot be replaced ({reason}); '
+            f'attention = "{attention}": the attention of {type(model).__name__} cannot be replaced ({reason}); '
             'attention = "auto" takes the padded way'
         )
     forward = Forward(model, way="padded" if reason else "shared", plain_head=plain, reason=reason, **settings)
+    if forward.way == "shared":
+        _choose_kernel(forward, attention, batch)
     if is_mixture(model):
         found = find_routers(model, partial(_logprobs, forward.in_float32(), batch))
         forward.routers, forward.unreachable_routers = (None, found) if isinstance(found, str) else (found, "")
     return forward
+
+
+def _choose_kernel(forward: Forward, attention: AttentionSetting, batch: Batch) -> None:
+    """Set the kernel of attention, if it computes what SDPA computes in the precision of the model.
+
+    Raises `ModelError` if it does not and `attention` names it; otherwise the model keeps SDPA, with the reason.
+    """
+    named = attention in ("flash_attention_2", "flex_attention")
+    kernel = attention if named else kernel_for(forward.device, autocast=forward.autocast)
+    if kernel == "sdpa":
+        return
+    other = copy(forward)
+    other.kernel = kernel
+    fault = _difference(forward, other, batch, NARROW_TOLERANCE if forward.autocast else TOLERANCE)
+    if fault and named:
+        raise ModelError(f'attention = "{attention}": does not work here ({fault}); attention = "auto" finds what does')
+    if fault:
+        forward.reason = f"without {kernel}: {fault}"
+    else:
+        forward.kernel = kernel
 
 
 def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:
@@ -72,7 +100,7 @@ def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointi
 
 
 @torch.no_grad()
-def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
+def _difference(reference: Forward, other: Forward, batch: Batch, tolerance: float = TOLERANCE) -> str:
     """Return how `other` differs from `reference` in what it computes; empty if it does not."""
     expected = _logprobs(reference, batch)
     try:
@@ -82,7 +110,7 @@ def _difference(reference: Forward, other: Forward, batch: Batch) -> str:
     if actual.shape != expected.shape:
         return f"it returns {actual.shape[-1]} values, and the model has a vocabulary of {expected.shape[-1]}"
     gap = float((actual - expected).abs().max())
-    return "" if gap < TOLERANCE else f"its log-probabilities differ by {gap:.2g}"
+    return "" if gap < tolerance else f"its log-probabilities differ by {gap:.2g}"
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
+from outdo.models.attention.kernels import Kernel, layout_for
 from outdo.models.attention.packed import Rule, pack
 from outdo.models.device import Precision
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
@@ -65,6 +66,7 @@ class Forward:
         plain_head: bool,
         autocast: bool,
         reason: str = "",
+        kernel: Kernel = "sdpa",
         compile: bool = False,
         gradient_checkpointing: bool = False,
     ) -> None:
@@ -73,6 +75,7 @@ class Forward:
         self.plain_head = plain_head  # whether logits are the output embedding of the hidden state, nothing more
         self.autocast = autocast  # bfloat16 products; the weights stay float32
         self.reason = reason  # why it is not the shared way
+        self.kernel: Kernel = kernel  # of attention in the shared way, except in sampling
         self.compile = compile  # of the layers, in training; not in sampling and measuring
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
@@ -124,7 +127,7 @@ class Forward:
             routes = None
             if batch.routes is not None:
                 routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN)
-            return self.flat(token_ids, positions, packed, routes), packed.source
+            return self.flat(token_ids, positions, layout_for(packed, self.kernel), routes), packed.source
         rows, width = batch.token_ids.shape
         # The model finds the positions itself: some count from another number than 0 (RoBERTa).
         routes = None if batch.routes is None else batch.routes.flatten(0, 1)
