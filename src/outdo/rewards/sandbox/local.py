@@ -1,0 +1,38 @@
+"""No sandbox: the program runs as a process of this user, with limits that only stop accidents."""
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+from dataclasses import dataclass
+
+from outdo.rewards.sandbox.base import DEFAULT_LIMITS, Limits, Outcome
+from outdo.rewards.sandbox.process import execute, interpreter_arguments, memory_file
+
+
+@dataclass(frozen=True, slots=True)
+class UnsafeLocal:
+    """Runs programs with the files, the network and the permissions of this user (`unsafe_local = true`)."""
+
+    name = "unsafe_local"
+    description = (
+        f"NO SANDBOX (unsafe_local): programs have this user's files and network, Python {platform.python_version()}"
+    )
+
+    def run(self, program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
+        """Run the source of a Python program with the text `stdin` as its input."""
+        with memory_file(program.encode(errors="replace")) as source:
+            return execute(
+                [sys.executable, *interpreter_arguments(f"/dev/fd/{source}", limits)],
+                stdin,
+                limits,
+                descriptors=[source],
+                kill=_kill_session,
+                exit_status=lambda status: status if status >= 0 else 128 - status,
+            )
+
+
+def _kill_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

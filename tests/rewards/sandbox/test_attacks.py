@@ -1,0 +1,199 @@
+"""Programs that reach for what is outside of their sandbox. Each of them succeeds without one."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outdo.rewards.sandbox import Ending, Limits, Sandbox
+from outdo.rewards.sandbox.local import UnsafeLocal
+
+LIBC = "import ctypes, errno, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+
+ATTACKS = {
+    "reads a file": "open({file!r}).read()",
+    "lists a folder": "os.listdir({folder!r})",
+    "finds a file": "os.stat({file!r})",
+    "renames a file": "os.rename({file!r}, {file!r} + '2')",
+    "makes a folder": "os.mkdir({folder!r} + '/made')",
+    "reads the environment of its parent": "open('/proc/{parent}/environ').read()",
+    "reads the memory map of its parent": "open('/proc/{parent}/maps').read()",
+    "connects to a port": "socket.create_connection(('127.0.0.1', {port}), timeout=60)",
+    "connects to a local socket": "socket.socket(socket.AF_UNIX).connect({path!r})",
+    "connects to an abstract socket": "socket.socket(socket.AF_UNIX).connect({abstract!r})",
+    "opens a port": "socket.create_server(('127.0.0.1', 0))",
+    "signals a process": "os.kill({victim}, signal.SIGTERM)",
+    "changes the priority of a process": "os.setpriority(os.PRIO_PROCESS, {victim}, 19)",
+    "starts a process": "os.fork() or os._exit(0)",
+    "starts a command": "subprocess.run([sys.executable, '-c', ''], check=True)",
+    "leaves a daemon": "os.fork() or (os.setsid(), os.fork(), time.sleep(600))",
+    "is traced": "check(libc.ptrace(0, 0, 0, 0))",
+    "reads the memory of a process": "check(libc.process_vm_readv({victim}, None, 0, None, 0, 0))",
+    "makes a user namespace": "check(libc.unshare(0x10000000))",
+    "makes a namespace of mounts": "check(libc.unshare(0x00020000))",
+    "keeps memory in a file": "os.memfd_create('a')",
+    "keeps memory in a segment": "check(libc.shmget(0, 4096, 0o1600))",
+    "keeps a key": "check(libc.syscall(248, b'user', b'outdo', b'a', 1, -2))",
+}
+
+FRAME = """
+import ctypes, os, signal, socket, subprocess, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+try:
+    {attack}
+except OSError as error:
+    print("refused", error)
+else:
+    print("succeeded")
+"""
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Iterator[dict[str, object]]:
+    """What an attack reaches for: a file that everyone can read and write, sockets, a process."""
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    file = tmp_path / "canary"
+    file.write_text("a secret")
+    file.chmod(0o666)
+    path, abstract = str(tmp_path / "socket"), f"\0outdo-{tmp_path}"
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_UNIX) as hidden,
+    ):
+        for listening, address in ((local, path), (hidden, abstract)):
+            listening.bind(address)
+            listening.listen()
+        os.chmod(path, 0o777)
+        yield {
+            "file": str(file),
+            "folder": str(tmp_path),
+            "parent": os.getpid(),
+            "victim": victim.pid,
+            "port": server.getsockname()[1],
+            "path": path,
+            "abstract": abstract,
+        }
+    victim.kill()
+    victim.wait()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_program_reaches_nothing_outside_of_its_sandbox(
+    attack: str, surroundings: dict[str, object], sandbox: Sandbox
+):
+    program = FRAME.format(attack=ATTACKS[attack].format(**surroundings))
+    assert sandbox.run(program).stdout.startswith("refused")
+    assert Path(str(surroundings["file"])).read_text() == "a secret"
+    assert UnsafeLocal().run(program).stdout.startswith("succeeded")
+
+
+def test_a_program_has_no_environment_and_no_descriptors_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
+):
+    monkeypatch.setenv("OUTDO_CANARY", "a secret")
+    program = """
+import os
+print(sorted(os.environ))
+for number in range(3, 64):
+    try:
+        print(number, os.fstat(number))
+    except OSError:
+        pass
+"""
+    assert sandbox.run(program).stdout == "['LC_CTYPE', 'PWD', 'PYTHONHASHSEED']\n"
+
+
+def test_a_program_can_write_no_file(sandbox: Sandbox):
+    program = """
+import os
+for folder, _, files in os.walk("/"):
+    for path in [os.path.join(folder, "new"), *(os.path.join(folder, name) for name in files)]:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+            if os.path.realpath(path) != "/dev/null":
+                print(path)
+        except OSError:
+            pass
+try:
+    os.write(0, b"more input")
+except OSError:
+    print("none")
+"""
+    assert sandbox.run(program, "input").stdout == "none\n"
+
+
+def test_a_program_is_the_only_process_that_it_sees(sandbox: Sandbox):
+    outcome = sandbox.run("import os; print(os.getpid(), os.getppid(), os.path.exists('/proc')); os.kill(-1, 9)")
+    assert outcome.stdout == "1 0 False\n"
+    assert "ProcessLookupError" in outcome.stderr
+
+
+def test_threads_are_limited(sandbox: Sandbox):
+    program = """
+import threading, time
+started = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()
+        started += 1
+except RuntimeError:
+    print(0 < started < 16)
+"""
+    assert sandbox.run(program, limits=Limits(threads=16)).stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "ending"),
+    [
+        ("while True: pass", Ending.timeout),
+        (
+            "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
+            Ending.timeout,
+        ),
+        ("9 ** 9 ** 9", Ending.timeout),
+        ("a = [0] * 10 ** 10", Ending.resource),
+        ("a = []\nwhile True: a.append(bytearray(1 << 20))", Ending.resource),
+        ("while True: print('a' * 1000)", Ending.resource),
+        ("import sys\nwhile True: sys.stderr.write('a' * 1000)", Ending.resource),
+        ("import os\nos._exit(0)", Ending.exited),
+        ("import os\nos.abort()", Ending.exited),
+        ("import ctypes\nctypes.string_at(0)", Ending.exited),
+        ("import sys\nsys.exit('infrastructure')", Ending.exited),
+        ("import os\nfor n in range(3): os.close(n)", Ending.exited),
+        ("def f(:", Ending.exited),
+        ("\0", Ending.exited),
+    ],
+)
+def test_the_ending_of_a_program(program: str, ending: Ending, sandbox: Sandbox):
+    outcome = sandbox.run(program, limits=Limits(seconds=1, memory=256))
+    assert outcome.ending is ending
+    assert len(outcome.stdout) <= 1 << 20
+
+
+def test_a_program_that_only_waits_is_stopped_by_the_clock(sandbox: Sandbox):
+    outcome = sandbox.run("import time\ntime.sleep(1000)", limits=Limits(wall_seconds=5))
+    assert (outcome.ending, outcome.exit_status) == (Ending.timeout, None)
+    assert outcome.seconds < 4
+
+
+def test_output_that_is_no_text_does_not_matter(sandbox: Sandbox):
+    assert sandbox.run("import os; os.write(1, bytes([0xff, 0x61]))").stdout == "\N{REPLACEMENT CHARACTER}a"
+    assert sandbox.run("print(input())", "Grüße \ud800").stdout == "Grüße ?\n"
+
+
+def test_a_program_that_closes_its_output_and_goes_on_is_stopped(sandbox: Sandbox):
+    program = "import os\nos.close(1)\nos.close(2)\nwhile True: pass"
+    assert sandbox.run(program, limits=Limits(seconds=1)).ending is Ending.timeout

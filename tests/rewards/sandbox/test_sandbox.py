@@ -1,0 +1,157 @@
+"""What is left after a run, what a failure of the sandbox itself is, and which sandbox is chosen."""
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outdo.rewards.sandbox import Ending, Limits, Outcome, Sandbox, bubblewrap, choose, open_sandbox, process, run
+from outdo.rewards.sandbox.local import UnsafeLocal
+from outdo.utils.errors import UserError
+
+PR_SET_CHILD_SUBREAPER = 36
+SHORT = Limits(seconds=1, wall_seconds=5, memory=128)
+PROGRAMS = (
+    "print(input())",
+    "import sys; sys.exit(3)",
+    "while True: print('a' * 1000)",
+    "a = [0] * 10 ** 10",
+    "import os; os.close(1); os._exit(0)",
+)
+
+
+@pytest.fixture
+def orphans_are_ours() -> Iterator[None]:
+    """Processes whose parent has ended become children of this one, as they would of process 1 of a container."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def children(process: int | str = "self") -> list[int]:
+    found = Path(f"/proc/{process}/task").glob("*/children")  # each thread has children of its own
+    return [int(child) for file in found for child in file.read_text().split()]
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def leaves_nothing(sandbox: Sandbox, calls: int) -> None:
+    def call(number: int) -> Outcome:
+        return sandbox.run(PROGRAMS[number % len(PROGRAMS)], "text", SHORT)
+
+    for number in range(len(PROGRAMS)):
+        call(number)
+    before, descriptors, memory = children(), len(os.listdir("/proc/self/fd")), resident_kib()
+    endings = {call(number).ending for number in range(calls)}
+    sandbox.run("import time; time.sleep(1000)", limits=Limits(wall_seconds=5))
+    assert endings == {Ending.exited, Ending.resource}
+    assert children() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert resident_kib() < memory + 8192
+
+
+@pytest.mark.usefixtures("orphans_are_ours")
+def test_a_hundred_calls_leave_no_process_no_descriptor_and_no_memory(sandbox: Sandbox):
+    leaves_nothing(sandbox, 100)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("orphans_are_ours")
+def test_ten_thousand_calls_leave_no_process_no_descriptor_and_no_memory(sandbox: Sandbox):
+    leaves_nothing(sandbox, 10_000)
+
+
+def in_thread(function: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(function()))
+    thread.start()
+    return thread, outcomes
+
+
+def wait_for_child(process: int | str = "self") -> int:
+    while not (found := children(process)):
+        time.sleep(0.01)
+    return found[0]
+
+
+@pytest.mark.usefixtures("orphans_are_ours")
+def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
+    thread, outcomes = in_thread(lambda: sandbox.run("import time\ntime.sleep(1000)", limits=Limits(wall_seconds=600)))
+    bwrap = wait_for_child()
+    wait_for_child(bwrap)
+    os.kill(bwrap, signal.SIGKILL)
+    thread.join()
+    assert outcomes[0].ending is Ending.infrastructure
+    while children():  # the program, which ends with its sandbox
+        os.waitpid(-1, 0)
+
+
+def test_an_interpreter_that_does_not_start_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
+    assert isinstance(sandbox, bubblewrap.Bubblewrap)
+    broken = bubblewrap.Bubblewrap(sandbox.bwrap, "/no/python", sandbox.version, sandbox.visible)
+    outcome = broken.run("print(1)")
+    assert outcome.ending is Ending.infrastructure
+    assert "No such file" in outcome.stderr
+
+
+def test_a_program_that_pretends_not_to_have_started_has_still_exited(sandbox: Sandbox):
+    program = "import os\nos.write(2, b'\\0started\\n' + b'bwrap: cannot do anything')\nos._exit(1)"
+    assert sandbox.run(program).ending is Ending.exited
+
+
+def test_sets_have_the_same_order_in_each_run(sandbox: Sandbox):
+    assert len({sandbox.run("print({*map(str, range(50))})").stdout for _ in range(3)}) == 1
+
+
+def test_a_command_that_cannot_start_is_a_failure_of_the_infrastructure():
+    outcome = process.execute(
+        ["/no/command"], "", Limits(), descriptors=[], kill=lambda _: None, exit_status=lambda status: status
+    )
+    assert outcome.ending is Ending.infrastructure
+
+
+class Leaky(UnsafeLocal):
+    """A sandbox that contains nothing."""
+
+
+def test_a_sandbox_that_leaks_is_not_chosen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(choose, "TIERS", {"leaky": lambda: iter([Leaky()])})
+    with pytest.raises(UserError) as refused:
+        open_sandbox.__wrapped__()
+    assert "leaky: a program in it reached a file of this machine, the network, another process" in str(refused.value)
+
+
+def test_without_a_sandbox_nothing_runs_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    open_sandbox.cache_clear()
+    with pytest.raises(UserError, match=r"bwrap is not installed.*apt-get install bubblewrap.*unsafe_local = true"):
+        run("print(1)")
+    assert open_sandbox(unsafe_local=True).run("print(1)").stdout == "1\n"
+    open_sandbox.cache_clear()
+
+
+def test_the_sandbox_that_works_is_chosen_by_default(sandbox: Sandbox):
+    open_sandbox.cache_clear()
+    assert "bubblewrap" in open_sandbox().description
+    assert open_sandbox("bubblewrap").name == open_sandbox(unsafe_local=True).name == "bubblewrap"
+    assert run("print(input())", "text").stdout == "text\n"
+
+
+def test_an_unknown_sandbox_is_refused_with_the_nearest_name():
+    with pytest.raises(UserError, match="no sandbox is called 'bublewrap'; did you mean bubblewrap"):
+        open_sandbox("bublewrap")
+
+
+@pytest.mark.usefixtures("orphans_are_ours")
+def test_without_a_sandbox_a_process_that_a_program_leaves_is_killed_with_it():
+    program = "import os, time\nif not os.fork(): time.sleep(600)\nprint('left')"
+    assert UnsafeLocal().run(program).stdout == "left\n"
+    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -signal.SIGKILL
