@@ -5,6 +5,8 @@ import pytest
 from outdo.rewards import BUILTIN, InProcessReward, WeightedSum, load_reward, right
 from outdo.rewards.matchers import MATCHERS, majorities, matcher_of, matchers_in, reference_faults
 
+CODE = {"name": "code", "unsafe_local": True}
+
 
 def elected(spec: object, *completions: str) -> str:
     """Return the completion that wins the vote."""
@@ -41,9 +43,10 @@ def test_equal_formulas_of_different_questions_do_not_vote_together():
         ("multiple_choice", ("The answer is C.", "(B)", "B", "A"), 1),
         ("format", ("it is 9", "a 7", "#### 7.00"), 1),
         ("format", ("cat", "dog", "dog"), 1),
+        (CODE, ("```\na\n```", "```\nb\n```", "so\n```python\nb\n```"), 1),
     ],
 )
-def test_the_vote_is_over_what_the_matcher_reads(reward: str, completions: tuple[str, ...], first: int):
+def test_the_vote_is_over_what_the_matcher_reads(reward: object, completions: tuple[str, ...], first: int):
     assert elected(reward, *completions) == completions[first]
 
 
@@ -73,7 +76,7 @@ def test_a_reference_that_no_answer_can_match_is_a_fault(name: str, good: str, b
     assert fault.startswith(f"the reward {name}: the reference answer is ")
 
 
-@pytest.mark.parametrize("name", MATCHERS)
+@pytest.mark.parametrize("name", [name for name, matcher in MATCHERS.items() if matcher.reference_is_answer])
 @pytest.mark.parametrize(
     "answer", ["18", "<answer>B</answer>", r"\boxed{\frac{1}{2}}", "The answer is $x+1$.", "it is 5"]
 )

@@ -30,11 +30,12 @@ EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTA
 
 @pytest.mark.parametrize("name", sorted({*BUILTIN} - {"reasoning_gym"}))  # which has entries: see test_reasoning_gym.py
 def test_every_built_in_name_scores(name: str, sample: Sample):
-    options = {"overlong": {"max_tokens": 1, "cache": 1}}.get(name, {})
+    options = {"overlong": {"max_tokens": 1, "cache": 1}, "code": {"unsafe_local": True}}.get(name, {})
     reward = load_reward({"name": name, **options})
     value = -1.0 if name == "overlong" else 1.0
-    answer = "B" if name == "multiple_choice" else "1"
-    assert reward([sample(f"<think></think><answer>{answer}</answer>", answer)])[0].parts == {name: value}
+    answer = {"multiple_choice": "B", "code": "assert f() == 1"}.get(name, "1")
+    completion = "def f(): return 1" if name == "code" else f"<think></think><answer>{answer}</answer>"
+    assert reward([sample(completion, answer)])[0].parts == {name: value}
     reward.close()
 
 

@@ -74,3 +74,15 @@ def test_without_references_to_try_only_the_first_question_is_scored(warnings, t
     counting = f"def score(completion):\n    with {calls} as file:\n        file.write('x')\n    return 0\n"
     warnings(["1", "2", "3"], score=counting, references=0)
     assert (tmp_path / "calls").read_text() == "xxx"
+
+
+def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path):
+    rows = [{"prompt": "double", "answer": ["assert double(2) == 4"]}, {"prompt": "half", "answer": "assert half(2)"}]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = ["model=m", f"data.path={tmp_path}/data.jsonl", "data.eval_rows=0"]
+    recipe = load(None, [*settings, "rewards=[{name='code', unsafe_local=true}]"])
+    result = try_rewards(recipe, load_questions(recipe).train, references=REFERENCES)
+    assert (list(result.errors), list(result.warnings)) == ([], [])
+    assert [(trial.kind, trial.scored.value) for trial in result.trials] == [("empty", 0.0), ("wrong", 0.0)]
+    assert result.notes[0] == "an answer is right if code accepts it (the only matcher)"
+    assert result.notes[1].startswith("the reward code runs programs in ")

@@ -55,9 +55,7 @@ def final_answer(completion: str) -> FinalAnswer | None:
     """Return the final answer by the rule above; `None` if the completion has none, or an empty one."""
     text = completion[_end_of_last(_THINK_END, completion) :]
     tagged = _tagged(text)
-    if tagged is None and (thinking := _THINK_START.search(text)):
-        text = text[: thinking.start()]
-    text = text if tagged is None else tagged
+    text = without_thinking(text) if tagged is None else tagged
     marked = _after_mark(text)
     boxed = _boxed(text if marked is None else marked)
     stated = next((part for part in (boxed, marked, tagged) if part is not None), None)
@@ -65,6 +63,13 @@ def final_answer(completion: str) -> FinalAnswer | None:
         return FinalAnswer(text.strip(), stated=False) if text.strip() else None
     stated = next(after_cue(stated), stated).strip()
     return FinalAnswer(stated, stated=True) if stated else None
+
+
+def without_thinking(completion: str) -> str:
+    """Return what follows the last `</think>`, up to a `<think>` that does not end."""
+    text = completion[_end_of_last(_THINK_END, completion) :]
+    thinking = _THINK_START.search(text)
+    return text[: thinking.start()] if thinking else text
 
 
 def after_cue(text: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from outdo.rewards.code import open_code_sandbox
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.in_process import InProcessReward
 from outdo.rewards.limits import DEADLINE, WorkerLimits
@@ -21,6 +22,7 @@ BUILTIN = {
     "last_number": "outdo.rewards.last_number:last_number",
     "math": "outdo.rewards.math:math",
     "multiple_choice": "outdo.rewards.multiple_choice:multiple_choice",
+    "code": "outdo.rewards.code:code",
     "format": "outdo.rewards.format:format",
     "reasoning_gym": "outdo.rewards.reasoning_gym:reasoning_gym",
     "overlong": "outdo.rewards.overlong:overlong",
@@ -29,6 +31,12 @@ BUILTIN = {
 
 RUN_IN_WORKER = frozenset({"math", "reasoning_gym"})
 """The built-in rewards that may never end, and therefore run in a worker process like a user's file."""
+
+RUN_IN_SANDBOX = frozenset({"code"})
+"""The built-in rewards that execute what a model wrote: in a sandbox, which a worker process starts and observes."""
+
+TESTING_SECONDS = 3600.0
+"""How long one call of such a reward may take by the clock. Each run in the sandbox has limits of its own."""
 
 PROCESSOR_SECONDS = 2.0
 """How long a built-in reward computes before it is given up. `math` took at most 0.11 s for the 8,792 answers of GSM8K,
@@ -62,7 +70,7 @@ def load_reward(
             option `{"env": "NAME"}` or `{"file": "path"}` is a secret, read from that place.
         timeout: seconds that one call of a function in a worker process may take.
         workers: processes that score at the same time, for a function that takes one completion; by default 1, and for
-            `math` one per core.
+            `math` and `code` one per core.
         memory: GiB for each of these processes (Linux only); by default half of the machine's memory.
         environment: names of further environment variables that these processes get.
         right: the name of the reward that decides whether an answer is right (`outdo.rewards.right`).
@@ -140,10 +148,14 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -
     if missing := [option for option in required if option not in options]:
         example = ", ".join(f"{option} = ..." for option in missing)
         raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {example}}}'])
+    limits = replace(limits, workers=limits.workers or min(MAX_WORKERS, _cores()))
+    if name in RUN_IN_SANDBOX:
+        open_code_sandbox(options)
+        limits = replace(limits, timeout=max(limits.timeout, TESTING_SECONDS))
+        return WorkerReward(BUILTIN[name], name, options=options, limits=limits)
     if name in RUN_IN_WORKER:
-        workers = limits.workers or min(MAX_WORKERS, _cores())
         timeout = max(limits.timeout, BUSY_SECONDS)
-        limits = replace(limits, workers=workers, timeout=timeout, processor_seconds=PROCESSOR_SECONDS)
+        limits = replace(limits, timeout=timeout, processor_seconds=PROCESSOR_SECONDS)
         return WorkerReward(BUILTIN[name], name, options=options, limits=limits)
     return InProcessReward(resolve(BUILTIN[name]), name, options=options)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from outdo.rewards.code import last_program
+from outdo.rewards.code_formats import check_tests
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.exact import final_text
 from outdo.rewards.expressions import final_expression
@@ -26,6 +28,8 @@ class Matcher:
     """Return the final answer of a completion, as text that can be a reference; `None` if it has none."""
     check_reference: Callable[[Any], object]
     """Raise `ValueError` if no completion can match the reference."""
+    reference_is_answer: bool = True
+    """False if the reference is no answer, but what an answer is tested by."""
     by_value: bool = False
     """True if answers with different texts can be equal, as `x+1` and `1+x`: only the reward itself compares them."""
 
@@ -112,6 +116,7 @@ MATCHERS = {
     "exact": Matcher(read=final_text, check_reference=reference_text),
     "last_number": Matcher(read=_read_number, check_reference=reference_number),
     "math": Matcher(read=_read_expression, check_reference=reference_text, by_value=True),
+    "code": Matcher(read=last_program, check_reference=check_tests, reference_is_answer=False),
     "multiple_choice": Matcher(read=final_letter, check_reference=reference_letter),
 }
 """The matchers by their names in `outdo.rewards.BUILTIN`."""

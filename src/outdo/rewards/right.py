@@ -3,7 +3,7 @@
 The first of these that applies:
 
 1. the reward that `eval.right` names: an answer is right if that reward returned True, or a number of 1 or more;
-2. the only matcher among the rewards (`MATCHERS`), if there is exactly one;
+2. the only matcher among the rewards (`MATCHERS`), if there is exactly one: also right from 1 on;
 3. the only reward beside `NO_VERDICT`, if it returns True or False: a number is no verdict.
 
 Otherwise right is not defined. The weights of the rewards play no part.
@@ -16,8 +16,8 @@ from outdo.rewards.types import RewardOutput, Status
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.outcome import RIGHT
 
-MATCHERS = frozenset({"exact", "last_number", "math", "multiple_choice"})
-"""The built-in rewards that compare an answer with the reference."""
+MATCHERS = frozenset({"exact", "last_number", "math", "multiple_choice", "code"})
+"""The built-in rewards that compare an answer with the reference, or test it by the reference."""
 
 NO_VERDICT = frozenset({"format", "overlong", "reward_model"})
 """The built-in rewards that do not tell whether an answer is right."""
@@ -53,7 +53,8 @@ def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
         return RightRule(chosen, f"an answer is right if {chosen} is 1 or more (eval.right)", by_value=True)
     matchers = [name for name in names if name in MATCHERS]
     if len(matchers) == 1:
-        return RightRule(matchers[0], f"an answer is right if {matchers[0]} accepts it (the only matcher)")
+        reason = f"an answer is right if {matchers[0]} accepts it (the only matcher)"
+        return RightRule(matchers[0], reason, by_value=True)  # a share of passed tests is no verdict below 1
     candidates = [name for name in names if name not in NO_VERDICT]
     if matchers or len(candidates) > 1:
         return RightRule(None, f"{UNDEFINED}; eval.right = NAME chooses one of {', '.join(candidates)}")

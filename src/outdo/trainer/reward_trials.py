@@ -9,6 +9,8 @@ from outdo.config.names import REWARD_MODEL
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.rewards import WeightedSum, load_reward
+from outdo.rewards.code import open_code_sandbox
+from outdo.rewards.matchers import MATCHERS, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule, right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, reward_input
 from outdo.utils.errors import UserError
@@ -28,6 +30,9 @@ IN_EVERY_FORM = 8
 
 MOST_TOKENS = 1_000_000
 """Tokens of the longest answer that is tried."""
+
+UNKNOWN = "I do not know."
+"""An answer that is wrong whatever the question."""
 
 NAMED = 5
 """Questions that a warning names at most."""
@@ -75,31 +80,40 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
     except UserError as error:
         return RewardTrials(errors=[f"rewards: {mistake}" for mistake in error.problems])
     assert isinstance(reward, WeightedSum)
+    answered = all(MATCHERS[name].reference_is_answer for name in matchers_in(rules))
     errors, rule = [], None
     try:
         rule = right_rule(reward.names, recipe.eval.right)
     except UserError as error:
         errors += [f"eval.right: {mistake}" for mistake in error.problems]
     try:
-        trials = _first_trials(reward, questions) if questions else []
+        trials = _first_trials(reward, questions, reference=answered) if questions else []
         errors += _failures(trials, questions)
         warnings = [*_not_preferred(trials)]
-        if not errors:
+        if not errors and answered:
             warnings += _try_references(reward, questions[:references], max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
     notes = [] if rule is None else [_right_note(rule, trials)]
+    notes += [
+        f"the reward code runs programs in {open_code_sandbox(options).description}"
+        for options in rules
+        if options["name"] == "code"
+    ]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
 
 
 # -------------------------------------------------------------------------------------------------- the first question
 
 
-def _first_trials(reward: Reward, questions: Sequence[Question]) -> list[Trial]:
-    """Score the first question's reference answer, an empty answer and the answer of another question."""
+def _first_trials(reward: Reward, questions: Sequence[Question], *, reference: bool) -> list[Trial]:
+    """Score an empty answer to the first question and a wrong one.
+
+    With `reference`, references are answers: that of the first question is tried, and another one is the wrong answer.
+    """
     question = questions[0]
-    completions = {"reference": str(question.answer)} if question.answer is not None else {}
-    completions |= {"empty": "", "wrong": _wrong_answer(questions, 0)}
+    completions = {"reference": str(question.answer)} if reference and question.answer is not None else {}
+    completions |= {"empty": "", "wrong": _wrong_answer(questions, 0) if reference else UNKNOWN}
     scored = reward([reward_input(question, text) for text in completions.values()])
     return [
         Trial(kind=kind, completion=text, scored=each)
@@ -112,7 +126,7 @@ def _wrong_answer(questions: Sequence[Question], index: int) -> str:
     right = str(questions[index].answer).split()[-1:]
     others = (*questions[index + 1 :], *questions[:index])
     answers = (str(question.answer) for question in others if question.answer is not None)
-    return next((answer for answer in answers if answer.split()[-1:] != right), "I do not know.")
+    return next((answer for answer in answers if answer.split()[-1:] != right), UNKNOWN)
 
 
 def _failures(trials: Sequence[Trial], questions: Sequence[Question]) -> Iterator[str]:

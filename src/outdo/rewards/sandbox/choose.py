@@ -1,10 +1,10 @@
 """Choose the strongest sandbox that works on this machine. Each is tried before it is used: a name proves nothing."""
 
+import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from os import getpid
 from subprocess import CalledProcessError
 
 from outdo.rewards.sandbox import bubblewrap
@@ -77,8 +77,9 @@ def open_sandbox(name: str | None = None, *, unsafe_local: bool = False) -> Sand
 def probe(sandbox: Sandbox) -> str | None:
     """Run a program that reaches for a file, the network and a process of this machine; return what is wrong."""
     with tempfile.NamedTemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as server:
+        os.fchmod(file.fileno(), 0o644)  # a program of another user could read it
         port = server.getsockname()[1]
-        outcome = sandbox.run(_PROBE.format(path=file.name, port=port, process=getpid()))
+        outcome = sandbox.run(_PROBE.format(path=file.name, port=port, process=os.getpid()))
     if outcome.ending is not Ending.exited or outcome.exit_status != 0 or "reached:" not in outcome.stdout:
         return one_line(outcome.stderr.strip())[:200]
     reached = outcome.stdout.removeprefix("reached:").strip()

@@ -5,14 +5,16 @@
 
 import contextlib
 import os
-import resource
-import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait  # `select.select` takes no descriptor above 1023
 from time import monotonic
 
 from outdo.rewards.sandbox.base import Ending, Limits, Outcome
+
+if sys.platform != "win32":
+    import resource
 
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 """All environment variables of a program. With this one, sets of texts have the same order in each run."""
@@ -34,8 +36,8 @@ def _start():
 exec(_start())
 """
 
-_KILLED = 128 + signal.SIGKILL
-_OUT_OF_TIME = (_KILLED, 128 + signal.SIGXCPU)
+_KILLED = 128 + 9  # by SIGKILL
+_OUT_OF_TIME = (_KILLED, 128 + 24)  # by SIGXCPU
 _LAST_LINE = 200  # bytes of stderr in which the name of an exception is searched
 _CHUNK = 1 << 16
 

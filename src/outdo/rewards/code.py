@@ -1,0 +1,111 @@
+"""The reward `code`: whether the program in a completion passes the tests of its question, in a sandbox."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outdo.rewards.code_formats import parse_tests
+from outdo.rewards.code_tests import Setting, Verdict
+from outdo.rewards.final_answer import without_thinking
+from outdo.rewards.sandbox import Limits, Sandbox, open_sandbox
+from outdo.utils.errors import UserError
+
+PYTHON = frozenset({"python", "python3", "py"})
+
+_BLOCK = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def code(
+    completion: str,
+    answer: Any,
+    test_imports: Sequence[str] = (),
+    test_setup_code: str = "",
+    *,
+    partial: bool = False,
+    seconds: int = 4,
+    memory: int = 512,
+    tolerance: float = 0.0,
+    sandbox: str | None = None,
+    unsafe_local: bool = False,
+) -> bool | float:
+    """Return whether the program of a completion passes all tests, or with `partial` the share that it passes.
+
+    The program is the last fenced block of Python (`last_program`). Without `partial`, testing ends with the first test
+    that does not pass; with it, after the first test that takes too long.
+
+    Args:
+        completion: the answer, decoded.
+        answer: the tests: pairs of input and output, or `assert` statements (`parse_tests`).
+        test_imports: imports that the `assert` statements need; a column of MBPP.
+        test_setup_code: other statements that precede them; a column of MBPP.
+        partial: return the share of passed tests, from 0 to 1.
+        seconds: of computing, for each run of the program.
+        memory: MiB.
+        tolerance: how far a printed number may be from the expected one, absolutely or relative to it.
+        sandbox: the name of the sandbox; by default the strongest one that works on this machine.
+        unsafe_local: run programs without a sandbox where none works.
+
+    Raises:
+        ValueError: `answer` holds no tests.
+        SandboxUnavailableError: the sandbox failed. The reward is then `unavailable`, and called again.
+    """
+    tests = parse_tests(answer, "\n".join([*test_imports, test_setup_code]))
+    program = last_program(completion)
+    if program is None:
+        return 0.0 if partial else False
+    setting = Setting(
+        sandbox=open_sandbox(sandbox, unsafe_local=unsafe_local),
+        limits=Limits(seconds=seconds, memory=memory),
+        tolerance=tolerance,
+    )
+    passed = 0
+    for verdict in tests.verdicts(program, setting):
+        passed += verdict is Verdict.passed
+        if verdict is Verdict.timeout or not (partial or verdict is Verdict.passed):
+            break
+    return passed / len(tests) if partial else passed == len(tests)
+
+
+def open_code_sandbox(options: Mapping[str, Any]) -> Sandbox:
+    """Return the sandbox that the reward `code` uses with these options.
+
+    Raises:
+        UserError: an option has a wrong value, or there is no sandbox.
+    """
+    mistakes = [
+        f"the reward code: {name} must be {wanted}, not {options[name]!r}"
+        for name, (suits, wanted) in _OPTIONS.items()
+        if name in options and not suits(options[name])
+    ]
+    if mistakes:
+        raise UserError(mistakes)
+    return open_sandbox(options.get("sandbox"), unsafe_local=options.get("unsafe_local", False))
+
+
+def _is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+_OPTIONS = {
+    "partial": (lambda value: isinstance(value, bool), "true or false"),
+    "seconds": (_is_natural, "a whole number above 0"),
+    "memory": (lambda value: _is_natural(value) and value >= 64, "a whole number of MiB, 64 or more"),
+    "tolerance": (lambda value: isinstance(value, int | float) and 0 <= value < 1, "a number from 0 to below 1"),
+    "sandbox": (lambda value: isinstance(value, str), "the name of a sandbox"),
+    "unsafe_local": (lambda value: isinstance(value, bool), "true or false"),
+}
+
+
+def last_program(completion: str) -> str | None:
+    """Return the program that a completion states; thinking is never part of it.
+
+    That is the last fenced block that is marked as Python, or else the last one without a language, also where its end
+    is missing. A completion without a fence is a program as a whole. `None` if there is no program.
+    """
+    text = without_thinking(completion)
+    blocks = [(language.lower(), body) for _, language, body in _BLOCK.findall(text)]
+    marked = [body for language, body in blocks if language in PYTHON]
+    plain = [body for language, body in blocks if not language]
+    programs = marked or plain or ([] if blocks else [text])
+    return textwrap.dedent(programs[-1]) if programs and programs[-1].strip() else None
