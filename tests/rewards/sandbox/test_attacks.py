@@ -29,7 +29,7 @@ ATTACKS = {
     "changes the priority of a process": "os.setpriority(os.PRIO_PROCESS, {victim}, 19)",
     "starts a process": "os.fork() or os._exit(0)",
     "starts a command": "subprocess.run([sys.executable, '-c', ''], check=True)",
-    "leaves a daemon": "os.fork() or (os.setsid(), os.fork(), time.sleep(600))",
+    "leaves a daemon": "os.fork() or (os.setsid(), os.fork(), os._exit(0))",
     "traces a process": "check(libc.ptrace(0x4206, {victim}, 0, 0))",
     "is traced": "check(libc.ptrace(0, 0, 0, 0))",
     "reads the memory of a process": "check(libc.process_vm_readv({victim}, None, 0, None, 0, 0))",

@@ -86,7 +86,10 @@ def wait_for_child(process: int | str = "self") -> int:
 def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
     thread, outcomes = in_thread(lambda: sandbox.run("import time\ntime.sleep(30)"))
     bwrap = wait_for_child()
-    wait_for_child(bwrap)
+    program = wait_for_child(bwrap)
+    while b"python" not in Path(f"/proc/{program}/cmdline").read_bytes().split(b"\0")[0]:
+        time.sleep(0.01)
+    time.sleep(1.0)  # the interpreter starts
     os.kill(bwrap, signal.SIGKILL)
     thread.join()
     assert outcomes[0].ending is Ending.infrastructure

@@ -110,7 +110,9 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _kill(bwrap: int, status: dict[str, int]) -> None:
-    """Kill process 1 of the sandbox, with which the kernel ends all others. bwrap reaps it, and ends too."""
-    if "exit-code" not in status:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(status.get("child-pid", bwrap), signal.SIGKILL)
+    """Kill the program, which bwrap reaps; bwrap ends too. While bwrap starts, kill all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        if "child-pid" not in status:
+            os.killpg(bwrap, signal.SIGKILL)
+        elif "exit-code" not in status:
+            os.kill(status["child-pid"], signal.SIGKILL)
