@@ -2,8 +2,9 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outdo.config.names import REWARD_MODEL
 from outdo.config.recipe import Recipe
@@ -80,7 +81,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
     except UserError as error:
         return RewardTrials(errors=[f"rewards: {mistake}" for mistake in error.problems])
     assert isinstance(reward, WeightedSum)
-    answered = all(MATCHERS[name].reference_is_answer for name in matchers_in(rules))
+    answered = _references_are_answers(rules)
     errors, rule = [], None
     try:
         rule = right_rule(reward.names, recipe.eval.right)
@@ -94,13 +95,18 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
             warnings += _try_references(reward, questions[:references], max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
-    notes = [] if rule is None else [_right_note(rule, trials)]
-    notes += [
-        f"the reward code runs programs in {open_code_sandbox(options).description}"
-        for options in rules
-        if options["name"] == "code"
-    ]
+    notes = [*([] if rule is None else [_right_note(rule, trials)]), *_sandboxes(rules)]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
+
+
+def _references_are_answers(rules: Sequence[Mapping[str, Any]]) -> bool:
+    return all(MATCHERS[name].reference_is_answer for name in matchers_in(rules))
+
+
+def _sandboxes(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for options in rules:
+        if options["name"] == "code":
+            yield f"the reward code runs programs in {open_code_sandbox(options).description}"
 
 
 # -------------------------------------------------------------------------------------------------- the first question

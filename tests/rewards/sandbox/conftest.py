@@ -12,7 +12,7 @@ from outdo.rewards.sandbox import Ending, Sandbox, bubblewrap
 def sandbox() -> Sandbox:
     reason = "bwrap is not installed"
     if shutil.which("bwrap"):
-        for each in bubblewrap.candidates():
+        for each in bubblewrap.bubblewraps():
             outcome = each.run("print(1)")
             if outcome.ending is not Ending.infrastructure:
                 return each

@@ -82,14 +82,30 @@ def wait_for_child(process: int | str = "self") -> int:
     return found[0]
 
 
-@pytest.mark.usefixtures("orphans_are_ours")
-def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
-    thread, outcomes = in_thread(lambda: sandbox.run("import time\ntime.sleep(30)"))
-    bwrap = wait_for_child()
+def wait_for_program(bwrap: int) -> None:
     program = wait_for_child(bwrap)
     while b"python" not in Path(f"/proc/{program}/cmdline").read_bytes().split(b"\0")[0]:
         time.sleep(0.01)
     time.sleep(1.0)  # the interpreter starts
+
+
+@pytest.mark.usefixtures("orphans_are_ours")
+def test_a_program_ends_with_the_process_that_runs_it(sandbox: Sandbox):
+    runner = os.fork()
+    if not runner:
+        sandbox.run("import time\ntime.sleep(30)")
+        os._exit(0)
+    wait_for_program(wait_for_child(runner))
+    os.kill(runner, signal.SIGKILL)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) for _ in ("runner", "bwrap", "program")]
+    assert ends == [-signal.SIGKILL] * 3
+
+
+@pytest.mark.usefixtures("orphans_are_ours")
+def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
+    thread, outcomes = in_thread(lambda: sandbox.run("import time\ntime.sleep(30)"))
+    bwrap = wait_for_child()
+    wait_for_program(bwrap)
     os.kill(bwrap, signal.SIGKILL)
     thread.join()
     assert outcomes[0].ending is Ending.infrastructure

@@ -89,7 +89,7 @@ class Bubblewrap:
             )
 
 
-def candidates() -> Iterator[Bubblewrap]:
+def bubblewraps() -> Iterator[Bubblewrap]:
     """Yield the sandbox with outdo's own interpreter, and with that of the system.
 
     A run of root belongs to the user nobody, who cannot read an interpreter in root's home.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from subprocess import CalledProcessError
 
-from outdo.rewards.sandbox import bubblewrap
 from outdo.rewards.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome, Sandbox
+from outdo.rewards.sandbox.bubblewrap import bubblewraps
 from outdo.rewards.sandbox.local import UnsafeLocal
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import one_line
 
-TIERS: Mapping[str, Callable[[], Iterator[Sandbox]]] = {"bubblewrap": bubblewrap.candidates}
+TIERS: Mapping[str, Callable[[], Iterator[Sandbox]]] = {"bubblewrap": bubblewraps}
 """The kinds of sandbox, the strongest first. A function yields those that may work, or raises `OSError`
 or `CalledProcessError`."""
 
