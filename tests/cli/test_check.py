@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_cases import outdo_, write_home
+from run_cases import outdo_, write_home, write_rows
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -15,7 +15,9 @@ SOUND = ("rewards=exact", "train.prompts=2", "train.group_size=2", "sampling.max
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return write_home(tmp_path)
+    write_home(tmp_path)
+    write_rows(tmp_path / "held_out.jsonl", [{"prompt": f"{a}+5=", "answer": str(a + 5)} for a in range(4)])
+    return tmp_path
 
 
 def counted(said: str) -> str:

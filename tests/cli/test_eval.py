@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import shutil
 from fractions import Fraction
@@ -11,7 +12,7 @@ from command_cases import chain_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.trainer.evaluation import Evaluation, interval, pass_at_k
+from outdo.trainer.evaluation import Evaluation, compare_paired, interval, pass_at_k
 from outdo.types import FinishReason, Group, Prompt, Rollout
 
 
@@ -93,6 +94,17 @@ def test_the_summary_of_a_small_evaluation_by_hand():
     assert (told["n"], told["k"], told["mean_length"], told["truncated"], told["unscored"]) == (3, 3, 1.0, 0.0, 0)
 
 
+def test_a_paired_comparison_by_hand():
+    first = Evaluation(groups=[group(each) for each in "7997"], k=1)
+    second = Evaluation(groups=[group(each) for each in "7779"], k=1)
+    found = compare_paired(first, second)
+    assert (found.by, found.better, found.worse, found.difference) == ("right", 2, 1, 0.25)
+    spread = 1.959964 * math.sqrt((2 * 0.75**2 + 0.25**2 + 1.25**2) / 3 / 4)  # differences 0, 1, 1, -1
+    assert found.ci95 == pytest.approx((0.25 - spread, 0.25 + spread))
+    assert found.p == 1.0  # 2 of 3 or more extreme, twice: 8/8
+    assert compare_paired(first, first).p == 1.0
+
+
 def test_of_several_answers_the_summary_has_every_power_of_two_and_all_of_them():
     told = Evaluation(groups=[group("7", "9", "7", "9", "9", "9")], k=6).summary()
     assert [name for name in told if name.startswith("pass@")] == ["pass@1", "pass@2", "pass@4", "pass@6"]
@@ -126,12 +138,28 @@ def test_an_answer_that_does_not_end_is_counted_as_truncated(outdo, endless, ten
 def test_two_models_are_compared(outdo, seven, endless, ten):
     asked = ["eval", seven, "--against", endless, "--data", ten, "--k", 2, "--max-tokens", 6]
     told = json.loads(outdo(*asked, "--json").out)
-    assert list(told) == [str(seven), str(endless)]
+    assert list(told) == [str(seven), str(endless), "comparison"]
     assert [told[str(each)]["pass@2"] for each in (seven, endless)] == pytest.approx([0.8, 0.0])
     table = outdo(*asked).out
     row = next(line for line in table.splitlines() if "pass@1" in line)
     assert ("80.0%" in row, "0.0%" in row) == (True, True)
     assert "95 % interval" in table
+    assert "difference (right): -80.0%" in table
+    assert "McNemar's exact test" in table
+
+
+def test_several_data_sets_are_in_one_table_and_each_has_its_comparison(outdo, seven, endless, ten, tmp_path):
+    half = tmp_path / "half.jsonl"
+    half.write_text("".join(ten.read_text().splitlines(keepends=True)[:5]))
+    asked = ["eval", seven, "--data", ten, "--data", half, "--max-tokens", 6]
+    told = json.loads(outdo(*asked, "--json").out)
+    alone = [json.loads(outdo("eval", seven, "--data", each, "--max-tokens", 6, "--json").out) for each in (ten, half)]
+    assert told == dict(zip(map(str, (ten, half)), alone, strict=True))
+    table = outdo(*asked, "--against", endless).out
+    assert table.count("difference (right)") == 2
+    assert f"{half}: difference (right)" in table
+    refused = outdo(*asked, "--answers", tmp_path / "answers.jsonl")
+    assert "--answers writes the answers to one data set; give --data once" in refused.error
 
 
 def test_a_run_is_evaluated_on_its_held_out_questions_with_its_own_reward(outdo, run):

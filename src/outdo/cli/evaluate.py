@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.storage import held_out_answers
 from outdo.trainer.build import held_out_questions
 from outdo.trainer.engines import named_engine, open_engine
-from outdo.trainer.evaluation import Evaluation, evaluate
+from outdo.trainer.evaluation import Evaluation, compare_paired, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError
 from outdo.utils.text import for_terminal
@@ -42,7 +42,7 @@ SHARES = ("pass@", "maj@", "truncated")
 class EvalArguments:
     """The arguments of `outdo eval`; None is the run's own setting, or the default where there is no run."""
 
-    data: str | None
+    data: Sequence[str]  # empty: the held-out questions of the run
     rewards: Sequence[str]  # empty: the run's own
     right: str | None
     k: int
@@ -75,18 +75,39 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     recipe = next((source.recipe for source in sources if source.recipe is not None), None)
     engines = _engines(sources, arguments)
     _announce_code(recipe, arguments)
-    task = _task(arguments, recipe)
-    rule = _rule(task, verdicts_needed=arguments.rates is not None)
-    evaluations = {source.name: _evaluation(source, task, arguments, engines[source.name]) for source in sources}
-    written = list(_write_files(*evaluations.values(), arguments=arguments, task=task)) if len(sources) == 1 else []
-    numbers = {name: evaluation.summary() for name, evaluation in evaluations.items()}
+    tasks = _tasks(arguments, recipe)
+    rule = _rule(next(iter(tasks.values())), verdicts_needed=arguments.rates is not None)
+    found = {source.name: _evaluations(source, tasks, arguments, engines[source.name]) for source in sources}
+    results = {data: {name: each[data] for name, each in found.items()} for data in tasks}
+    written = list(_write_files(found[sources[0].name], tasks, arguments)) if len(sources) == 1 else []
     if as_json:
+        numbers = {data: _as_json(evaluations) for data, evaluations in results.items()}
         console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
         return
-    console.print(_table(numbers))
-    defined = rule.reward is None or any(each.has_verdicts for each in evaluations.values())
+    several = len(results) > 1
+    console.print(
+        _table(
+            {
+                f"{name}: {data}" if several else name: evaluation.summary()
+                for data, evaluations in results.items()
+                for name, evaluation in evaluations.items()
+            }
+        )
+    )
+    for data, evaluations in results.items():
+        if len(evaluations) > 1:
+            print_line(console, (f"{data}: " if several else "") + str(compare_paired(*evaluations.values())))
+    defined = rule.reward is None or any(each.has_verdicts for all_of in found.values() for each in all_of.values())
     for line in (rule.reason if defined else UNDEFINED, *written):
         print_line(console, line)
+
+
+def _as_json(evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """Return the numbers of a model, or those of two models by name, and how they compare."""
+    numbers: dict[str, Any] = {name: evaluation.summary() for name, evaluation in evaluations.items()}
+    if len(evaluations) == 1:
+        return next(iter(numbers.values()))
+    return numbers | {"comparison": asdict(compare_paired(*evaluations.values()))}
 
 
 def _engines(sources: Sequence[ModelRef], arguments: EvalArguments) -> dict[str, Piece]:
@@ -102,14 +123,21 @@ def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
     for what, path in files.items():
         if path is not None and len(models) > 1:
             raise UserError([f"eval: {what} of one model; leave out --against"])
+        if path is not None and len(arguments.data) > 1:
+            raise UserError([f"eval: {what} to one data set; give --data once"])
     if arguments.rates is not None:
         pass_rates.check_output_path(arguments.rates)
     if arguments.answers is not None and (mistake := not_writable(arguments.answers)):
         raise UserError([mistake])
 
 
-def _write_files(evaluation: Evaluation, *, arguments: EvalArguments, task: Task) -> Iterator[str]:
+def _write_files(
+    evaluations: Mapping[str, Evaluation], tasks: Mapping[str, Task], arguments: EvalArguments
+) -> Iterator[str]:
     """Write the pass rates and the answers where they are wanted, and yield a line for each file."""
+    (evaluation, *others), (task, *_) = evaluations.values(), tasks.values()
+    if others:
+        return
     if arguments.rates is not None:
         pass_rates.write(arguments.rates, _rates(evaluation))
         yield f"pass rates of {len(task.questions):,} questions: {arguments.rates}"
@@ -153,10 +181,17 @@ def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
         print_line(Console(stderr=True), f"runs code that the recipe names: {', '.join(code)}")
 
 
-def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
+def _tasks(arguments: EvalArguments, recipe: Recipe | None) -> dict[str, Task]:
+    """Return a task for each data set, by its name: of the held-out questions of the run it is `held out`."""
+    if len(set(arguments.data)) < len(arguments.data):
+        raise UserError(["eval: a --data is given twice"])
+    return {data or "held out": _task(arguments, recipe, data) for data in arguments.data or [None]}
+
+
+def _task(arguments: EvalArguments, recipe: Recipe | None, data: str | None) -> Task:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
     rewards, right = _rewards(arguments, recipe)
-    questions = _questions(arguments, recipe, matchers_in(rewards))
+    questions = _questions(arguments, recipe, data, matchers_in(rewards))
     return Task(
         questions=questions,
         rewards=rewards,
@@ -173,10 +208,12 @@ def _task(arguments: EvalArguments, recipe: Recipe | None) -> Task:
     )
 
 
-def _questions(arguments: EvalArguments, recipe: Recipe | None, matchers: Sequence[str]) -> Sequence[Question]:
+def _questions(
+    arguments: EvalArguments, recipe: Recipe | None, data: str | None, matchers: Sequence[str]
+) -> Sequence[Question]:
     """Return the questions of the file, or else the run's held-out questions."""
-    if arguments.data is not None:
-        questions = questions_from(arguments.data, limit=arguments.limit, matchers=matchers)
+    if data is not None:
+        questions = questions_from(data, limit=arguments.limit, matchers=matchers)
     elif recipe is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
     else:
@@ -196,16 +233,23 @@ def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any]
     return rewards, arguments.right or recipe.eval.right
 
 
-def _evaluation(source: ModelRef, task: Task, arguments: EvalArguments, named: Piece) -> Evaluation:
-    reward = _load(task)
+def _evaluations(
+    source: ModelRef, tasks: Mapping[str, Task], arguments: EvalArguments, named: Piece
+) -> dict[str, Evaluation]:
+    """Load a model once, and evaluate it on each data set."""
+    (first, *_) = tasks.values()
+    reward = _load(first)  # rewards, sampling and prompts are the same for every data set
     try:
-        sampling = task.answering.sampling
+        sampling = first.answering.sampling
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
-        prompts = task.answering.prompts(task.questions, policy)
+        prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
         engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
         try:
-            return evaluate(engine, SingleTurn(reward), prompts, sampling, k=arguments.k, vote=vote)
+            return {
+                data: evaluate(engine, SingleTurn(reward), asked, sampling, k=arguments.k, vote=vote)
+                for data, asked in prompts.items()
+            }
         finally:
             engine.close()
     finally:

@@ -247,7 +247,9 @@ def reward_model(
 def evaluate(
     *,
     model: RunOrModel,
-    data: Annotated[str | None, typer.Option(help="questions; unset: the held-out questions of the run")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="questions; may be given several times; unset: those held out by the run")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="a second model to compare with")] = None,
     rewards: Annotated[
         list[str] | None, typer.Option(help="scores the answers; may be given several times; unset: the run's rewards")
@@ -271,7 +273,7 @@ def evaluate(
     from outdo.cli.evaluate import EvalArguments, run_eval
 
     arguments = EvalArguments(
-        data=data,
+        data=data or (),
         rewards=rewards or (),
         right=right,
         k=k,

@@ -2,9 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from outdo.observability.page.held_out import mcnemar
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
@@ -203,6 +205,55 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def compare(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the change of every number that both have."""
-    return {name: after[name] - before[name] for name in before if name in after}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedComparison:
+    """How the answers of a second model differ from those of a first one to the same questions."""
+
+    by: Literal["right", "reward"]  # what was compared: the share of right answers, or else the mean reward
+    difference: float  # second minus first, averaged over the questions
+    ci95: tuple[float, float]  # of the difference; the questions are the sample
+    better: int  # questions whose first answer is better by the second model; with verdicts: right instead of wrong
+    worse: int
+    p: float  # of McNemar's exact test of these counts; of rewards it is the exact sign test
+
+    def __str__(self) -> str:
+        style, test = ("+.1%", "McNemar's exact test") if self.by == "right" else ("+.3f", "exact sign test")
+        ends = " to ".join(f"{end:{style}}" for end in self.ci95)
+        changed = f"{self.better} questions better, {self.worse} worse, {test} p = {self.p:.2g}"
+        return f"difference ({self.by}): {self.difference:{style}} (95 % interval {ends}); {changed}"
+
+
+def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison:
+    """Compare two evaluations on the same questions, in the same order.
+
+    Pairs remove the spread between easy and hard questions: the interval is that of the mean of the differences. The
+    test needs one answer for each question, and takes the first. Questions without a reward are left out.
+    """
+    by: Literal["right", "reward"] = "right" if first.has_verdicts and second.has_verdicts else "reward"
+    pairs = [
+        pair
+        for groups in zip(first.groups, second.groups, strict=True)
+        if all(pair := [_values(group, by) for group in groups])
+    ]
+    differences = [_mean(after) - _mean(before) for before, after in pairs]
+    better = sum(after[0] > before[0] for before, after in pairs)
+    worse = sum(after[0] < before[0] for before, after in pairs)
+    return PairedComparison(
+        by=by,
+        difference=_mean(differences),
+        ci95=mean_interval(differences),
+        better=better,
+        worse=worse,
+        p=mcnemar(better, worse),
+    )
+
+
+def _values(group: Group, by: Literal["right", "reward"]) -> list[float]:
+    """Return the verdicts on the answers of a group as 1 and 0, or the rewards of those that are scored."""
+    if by == "right":
+        return [float(rollout.right is True) for rollout in group.rollouts]
+    return [rollout.reward for rollout in group.rollouts if rollout.scored]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
