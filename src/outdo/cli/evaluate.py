@@ -38,6 +38,10 @@ REWARDS = ("last_number",)
 SHARES = ("pass@", "maj@", "truncated")
 
 
+Results = Mapping[str, Mapping[str, Evaluation]]
+"""The evaluations by data set and model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalArguments:
     """The arguments of `outdo eval`; None is the run's own setting, or the default where there is no run."""
@@ -77,29 +81,41 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     _announce_code(recipe, arguments)
     tasks = _tasks(arguments, recipe)
     rule = _rule(next(iter(tasks.values())), verdicts_needed=arguments.rates is not None)
-    found = {source.name: _evaluations(source, tasks, arguments, engines[source.name]) for source in sources}
-    results = {data: {name: each[data] for name, each in found.items()} for data in tasks}
-    written = list(_write_files(found[sources[0].name], tasks, arguments)) if len(sources) == 1 else []
+    results = _results(sources, tasks, arguments, engines)
+    written = list(_write_files(results, tasks, arguments))
     if as_json:
         numbers = {data: _as_json(evaluations) for data, evaluations in results.items()}
         console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
         return
+    _print(results, console)
+    for line in (rule.reason if rule.reward is None or _has_verdicts(results) else UNDEFINED, *written):
+        print_line(console, line)
+
+
+def _results(
+    sources: Sequence[ModelRef], tasks: Mapping[str, Task], arguments: EvalArguments, engines: Mapping[str, Piece]
+) -> Results:
+    """Evaluate each model on each data set."""
+    found = {source.name: _evaluations(source, tasks, arguments, engines[source.name]) for source in sources}
+    return {data: {name: each[data] for name, each in found.items()} for data in tasks}
+
+
+def _has_verdicts(results: Results) -> bool:
+    return any(each.has_verdicts for evaluations in results.values() for each in evaluations.values())
+
+
+def _print(results: Results, console: Console) -> None:
+    """Print a table with a column for each model and data set, and how two models compare on each data set."""
     several = len(results) > 1
-    console.print(
-        _table(
-            {
-                f"{name}: {data}" if several else name: evaluation.summary()
-                for data, evaluations in results.items()
-                for name, evaluation in evaluations.items()
-            }
-        )
-    )
+    columns = {
+        f"{name}: {data}" if several else name: evaluation.summary()
+        for data, evaluations in results.items()
+        for name, evaluation in evaluations.items()
+    }
+    console.print(_table(columns))
     for data, evaluations in results.items():
         if len(evaluations) > 1:
             print_line(console, (f"{data}: " if several else "") + str(compare_paired(*evaluations.values())))
-    defined = rule.reward is None or any(each.has_verdicts for all_of in found.values() for each in all_of.values())
-    for line in (rule.reason if defined else UNDEFINED, *written):
-        print_line(console, line)
 
 
 def _as_json(evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
@@ -131,13 +147,13 @@ def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
         raise UserError([mistake])
 
 
-def _write_files(
-    evaluations: Mapping[str, Evaluation], tasks: Mapping[str, Task], arguments: EvalArguments
-) -> Iterator[str]:
-    """Write the pass rates and the answers where they are wanted, and yield a line for each file."""
-    (evaluation, *others), (task, *_) = evaluations.values(), tasks.values()
-    if others:
-        return
+def _write_files(results: Results, tasks: Mapping[str, Task], arguments: EvalArguments) -> Iterator[str]:
+    """Write the pass rates and the answers where they are wanted, and yield a line for each file.
+
+    `_check_output` has refused both for several models or data sets.
+    """
+    evaluation = next(iter(next(iter(results.values())).values()))
+    task = next(iter(tasks.values()))
     if arguments.rates is not None:
         pass_rates.write(arguments.rates, _rates(evaluation))
         yield f"pass rates of {len(task.questions):,} questions: {arguments.rates}"
