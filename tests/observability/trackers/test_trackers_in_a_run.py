@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import wandb_file
-from run_cases import metrics, outdo_, timeless, weights
+from run_cases import PATIENCE, cold, metrics, outdo_, timeless, weights
 
 from outdo.cli.train import run_train
 from outdo.observability.trackers.base import dashboard_names
@@ -20,6 +20,14 @@ SIX = ("train", "recipe.toml", "run=./run", "steps=6", "checkpoint.every=3", "ev
 def finite(line):
     """The metrics of a line under the names of dashboards."""
     return dashboard_names({name: value for name, value in line.items() if name != "step" and value is not None})
+
+
+def with_clients(home: Path, *arguments: str) -> str:
+    """Run a command in a new interpreter, which has the variables of this test, and return what it said."""
+    process = cold(home, *arguments)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    return said
 
 
 def wandb_files(run: Path) -> list[Path]:
@@ -38,9 +46,9 @@ def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues
     pytest.importorskip("tensorboard")
     mlflow = pytest.importorskip("mlflow")
     three = 'track=["wandb", "tensorboard", "mlflow"]'
-    outdo_(tracked_home, *SIX, "steps=3", three)
+    with_clients(tracked_home, *SIX, "steps=3", three)
     run = tracked_home / "run"
-    said = outdo_(tracked_home, "resume", "run", "steps=6")
+    said = with_clients(tracked_home, "resume", "run", "steps=6")
     assert "not delivered" not in said
     lines = {line["step"]: line for line in metrics(run)}
 
@@ -73,8 +81,8 @@ def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues
 
 def test_trackio_has_the_metrics_and_continues_its_run(tracked_home):
     trackio = pytest.importorskip("trackio")
-    outdo_(tracked_home, *SIX, "steps=3", "track=trackio")
-    outdo_(tracked_home, "resume", "run", "steps=6")
+    with_clients(tracked_home, *SIX, "steps=3", "track=trackio")
+    with_clients(tracked_home, "resume", "run", "steps=6")
     (run,) = trackio.Api().runs("outdo")
     assert {line["step"] for line in run.history()} >= set(range(7))
 
