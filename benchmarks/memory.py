@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 import outdo.models.policy
 from outdo.cli.main import main as command_line
 from outdo.config.file import load
+from outdo.models.base_weights import Weights
 from outdo.models.loading import load_model, without_bars
 from outdo.testing import byte_bpe_tokenizer
 from outdo.trainer import cost
@@ -126,11 +127,12 @@ def child(run: str, settings: list[str]) -> None:
     print(peak - before)
 
 
-def copied(*arguments: Any, **settings: Any) -> PreTrainedModel:
-    """Load a model; copy the weights that are still in a mapped file."""
-    model = load_model(*arguments, **settings)
-    for weight in model.parameters():
-        weight.data = weight.data.clone()
+def copied(*arguments: Any, weights: Weights = "float32", **settings: Any) -> PreTrainedModel:
+    """Load a model; copy the weights that are still in a mapped file, which are those that no conversion has copied."""
+    model = load_model(*arguments, weights=weights, **settings)
+    if weights == "float32":
+        for weight in model.parameters():
+            weight.data = weight.data.clone()
     return model
 
 
