@@ -28,13 +28,16 @@ from outdo.utils.batching import (
 from outdo.utils.outcome import has_spread
 from outdo.utils.rng import Stream
 
+Message = Mapping[str, Any]  # of a chat: {"role": "user", "content": "..."}, and what the chat template reads besides
+
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
 
     stop = "stop"  # the policy sampled an end-of-sequence token, or a stop string appeared
     length = "length"  # the token limit or the end of the model's context was reached: the answer is truncated
-    abort = "abort"  # the engine abandoned the request
+    turns = "turns"  # the limit of turns was reached, and the environment would have gone on
+    abort = "abort"  # the engine abandoned the request, or the environment failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Prompt:
     """A question as the policy reads it. It is tokenised once, and training uses exactly these ids."""
 
     id: str  # unique within its dataset
-    text: str | Sequence[Mapping[str, Any]]  # the question: a string, or chat messages
+    text: str | Sequence[Message]  # the question: a string, or chat messages
     token_ids: tuple[int, ...]
     answer: Any = None  # the reference answer for the reward; None where there is none
     columns: Mapping[str, Any] = field(default_factory=dict)  # the other columns of the row, for the reward
@@ -94,6 +97,7 @@ class Rollout:
     temperature: float = 1.0  # sampling and training both use softmax(logits / temperature)
     token_rewards: tuple[float, ...] | None = None  # where an environment rewards single steps; their sum is `reward`
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
+    counts: Mapping[str, int] = field(default_factory=dict)  # of events in its environment, such as "tools/calls"
 
     def __post_init__(self) -> None:
         if self.token_rewards is not None and len(self.token_rewards) != len(self.token_ids):

@@ -9,10 +9,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.device import _first_line
+from outdo.types import Message
 from outdo.utils.cpu_limit import cpu_limit
 from outdo.utils.errors import ModelError, UserError
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 Tool = Mapping[str, Any]  # the JSON schema of a function
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -56,7 +56,7 @@ def encode_prompt(
         if system is not None and (not messages or messages[0].get("role") != "system"):
             messages = [{"role": "system", "content": system}, *messages]
         _check_tools(tokenizer, messages, tools, where)
-        ids = tokenizer.encode(_render(tokenizer, messages, tools, where), add_special_tokens=False)
+        ids = tokenizer.encode(render(tokenizer, messages, tools, where), add_special_tokens=False)
     if not ids:
         raise ModelError(f"{where} has no tokens, and a model cannot answer nothing")
     return ids
@@ -136,7 +136,7 @@ def _by_prefixes(
         if message["role"] != "assistant" or index < first:
             continue
         for is_answer in (False, True):
-            text = _render(tokenizer, messages[: index + is_answer], tools, where, open_turn=not is_answer)
+            text = render(tokenizer, messages[: index + is_answer], tools, where, open_turn=not is_answer)
             if not text.startswith(before):
                 raise ModelError(
                     f"{where}: the model's chat template does not keep prefixes: with message {index + 1} it changes "
@@ -160,7 +160,7 @@ def _by_generation_marks(
     encoded = _apply(tokenizer, messages, tools, where, **options)
     ids, learned = list(encoded["input_ids"]), list(map(bool, encoded["assistant_masks"]))
     if any(message["role"] == "assistant" for message in messages[:first]):
-        prompt = _render(tokenizer, messages[:first], tools, where, open_turn=messages[first]["role"] == "assistant")
+        prompt = render(tokenizer, messages[:first], tools, where, open_turn=messages[first]["role"] == "assistant")
         given: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
         if ids[: len(given)] != given:
             raise ModelError(f"{where}: the model's chat template writes the prompt in another way when answers follow")
@@ -186,11 +186,11 @@ def _check_tools(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool], where: str
 ) -> None:
     """Raise `ModelError` if the chat template does not read the tools: then it writes the same text without them."""
-    if tools and _render(tokenizer, messages, tools, where) == _render(tokenizer, messages, (), where):
+    if tools and render(tokenizer, messages, tools, where) == render(tokenizer, messages, (), where):
         raise ModelError(f"{where} has tools, which the model's chat template does not read; {WITHOUT_TOOLS}")
 
 
-def _render(
+def render(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Tool],
@@ -198,6 +198,7 @@ def _render(
     *,
     open_turn: bool = True,
 ) -> str:
+    """Return the text that the chat template makes of a conversation, with the opening of the assistant's next turn."""
     text = _apply(tokenizer, messages, tools, where, tokenize=False, add_generation_prompt=open_turn)
     assert isinstance(text, str)
     return text

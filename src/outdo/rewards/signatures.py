@@ -43,7 +43,7 @@ class SignatureKind(StrEnum):
 ARGUMENTS = {
     SignatureKind.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
     SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
-    SignatureKind.plain: frozenset({"prompt", "rendered_prompt", "completion", "completion_ids", "answer"}),
+    SignatureKind.plain: frozenset({"prompt", "rendered_prompt", "completion", "completion_ids", "messages", "answer"}),
     SignatureKind.cs336: frozenset({"prompt", "response", "ground_truth", "completion_ids", "answer"}),
 }
 """Parameters that a function can always have, whatever columns the data has."""
@@ -58,9 +58,13 @@ class EventLoop:
         self._thread.start()
         self.close = weakref.finalize(self, _stop, self._loop, self._thread)
 
-    def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Wait for `awaitable` and return its result; an exception of it is raised here."""
-        return asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()
+    def run(self, awaitable: Awaitable[Any], *, timeout: float | None = None) -> Any:
+        """Wait for `awaitable` and return its result; an exception of it is raised here.
+
+        After `timeout` seconds it is cancelled, and `TimeoutError` is raised.
+        """
+        limited = asyncio.wait_for(_await(awaitable), timeout)
+        return asyncio.run_coroutine_threadsafe(limited, self._loop).result()
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
@@ -304,6 +308,7 @@ def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
         "rendered_prompt": sample.rendered_prompt,
         "completion": sample.completion,
         "completion_ids": list(sample.completion_ids),
+        "messages": list(sample.messages),
         "answer": sample.answer,
     }
 
@@ -323,7 +328,10 @@ def _verl_arguments(sample: RewardInput) -> dict[str, Any]:
 
 
 def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
-    """Return the columns as lists, the answer under `answer`; completions are messages if the prompts are."""
+    """Return the columns as lists, the answer under `answer`.
+
+    Completions are messages if the prompts are, and in an episode of several turns.
+    """
     names = dict.fromkeys(name for sample in inputs for name in sample.columns)
     return {
         **{name: [sample.columns.get(name) for sample in inputs] for name in names},
@@ -334,7 +342,9 @@ def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
     }
 
 
-def _trl_completion(sample: RewardInput) -> str | list[dict[str, str]]:
+def _trl_completion(sample: RewardInput) -> str | list[Any]:
+    if sample.messages:
+        return list(sample.messages)
     if isinstance(sample.prompt, str):
         return sample.completion
     return [{"role": "assistant", "content": sample.completion}]

@@ -36,6 +36,8 @@ class RewardInput:
     """The token ids that were sampled, including the end-of-sequence token."""
     rendered_prompt: str = ""
     """The prompt as the policy read it, after the chat template; empty where nothing was rendered."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """In an episode of several turns, all messages after the prompt; `completion` is the last turn of the policy."""
 
 
 class PromptWithReference(Protocol):
@@ -50,7 +52,12 @@ class PromptWithReference(Protocol):
 
 
 def reward_input(
-    prompt: PromptWithReference, completion: str, completion_ids: Sequence[int] = (), *, rendered_prompt: str = ""
+    prompt: PromptWithReference,
+    completion: str,
+    completion_ids: Sequence[int] = (),
+    *,
+    rendered_prompt: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
 ) -> RewardInput:
     """Return what a reward sees of one answer to a prompt. Chat messages are copied: a reward may change its own."""
     return RewardInput(
@@ -60,6 +67,7 @@ def reward_input(
         columns=prompt.columns,
         completion_ids=completion_ids,
         rendered_prompt=rendered_prompt,
+        messages=[dict(message) for message in messages],
     )
 
 

@@ -1,0 +1,86 @@
+"""An episode while it runs: its tokens, which of them the policy sampled, and its rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outdo.rewards.failures import output_of_error
+from outdo.rewards.types import RewardOutput, Status, output_without_value
+from outdo.rollouts.environments.episode import LateError, Player
+from outdo.types import Completion, FinishReason, Message, Prompt, Rollout
+from outdo.utils.rng import Stream
+
+NAME = "environment"
+"""The name of the environment's part of a reward."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """An episode so far. Index t of `token_ids`, `sampled`, `logprobs` and `rewards` is about the same token."""
+
+    prompt: Prompt
+    stream: Stream
+    player: Player | None = None  # None: it could not be made
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    rewards: dict[int, float] = field(default_factory=dict)  # of turns, by the place of their last token
+    final_reward: float | None = None
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+    last_turn: Completion
+    text: str = ""  # of the last turn
+    finish_reason: FinishReason | None = None  # None: it goes on
+    failure: RewardOutput | None = None
+
+    def add_turn(self, completion: Completion, text: str) -> None:
+        """Append what the policy sampled."""
+        self.token_ids += completion.token_ids
+        self.sampled += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.turns += 1
+        self.last_turn = completion
+        self.text = text
+
+    def add_environment(self, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """Append what the environment wrote."""
+        self.token_ids += token_ids
+        self.sampled += [False] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+        self.messages += messages
+
+    def fail(self, error: Exception) -> None:
+        """End the episode, because the environment failed: it has a verdict, and no reward."""
+        late = isinstance(error, LateError)
+        self.failure = (
+            output_without_value(Status.timed_out, str(error), NAME) if late else output_of_error(error, NAME)
+        )
+        self.finish_reason = FinishReason.abort
+
+    @property
+    def environment_reward(self) -> float | None:
+        """The rewards of all turns and the final reward of the environment; None if it gave none."""
+        given = [*self.rewards.values(), *([] if self.final_reward is None else [self.final_reward])]
+        return sum(given) if given else None
+
+    def rollout(self, output: RewardOutput, temperature: float) -> Rollout:
+        """Return the finished episode with its reward. The rewards of turns are on the last tokens of these turns."""
+        rewards: list[float] | None = None
+        if self.rewards and output.status is Status.ok:
+            rewards = [self.rewards.get(place, 0.0) for place in range(len(self.token_ids))]
+            last = max(place for place, sampled in enumerate(self.sampled) if sampled)
+            rewards[last] += output.value - sum(self.rewards.values())
+        return Rollout(
+            token_ids=tuple(self.token_ids),
+            loss_mask=tuple(self.sampled),
+            logprobs=tuple(self.logprobs),
+            text=self.text,
+            reward=output.value,
+            right=output.right,
+            status=str(output.status),
+            reward_parts=output.parts,
+            finish_reason=self.finish_reason or FinishReason.length,  # None: there was no room for a turn
+            policy_version=self.last_turn.policy_version,
+            temperature=temperature,
+            token_rewards=None if rewards is None else tuple(rewards),
+            counts={} if self.player is None else dict(self.player.counts),
+        )

@@ -1,0 +1,286 @@
+"""Episodes of several turns: the policy and an environment write in turn, and the tokens are kept as they were sampled.
+
+A rollout is one list of tokens: the first turn as it was sampled, the tokens of the environment's messages, the second
+turn as it was sampled, and so on. Only the policy's tokens are trained.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+
+from outdo.rewards.types import (
+    FailureCount,
+    Reward,
+    RewardOutput,
+    Status,
+    reward_input,
+    to_output,
+)
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import check_completions
+from outdo.rollouts.environments.conversation import NAME, Conversation
+from outdo.rollouts.environments.episode import Player, Reply
+from outdo.rollouts.environments.template import Parsed, Template
+from outdo.types import Completion, FinishReason, Group, Message, Prompt, Request
+from outdo.utils.errors import UserError
+from outdo.utils.rng import Stream
+from outdo.utils.timing import span
+
+GATHER = 0.02
+"""Seconds in which further episodes may get ready, after one is: a turn of several episodes is sampled at once."""
+
+MOST_THREADS = 256
+"""Episodes that answer at the same time."""
+
+
+class Dialogue:
+    """Runs `n` episodes of each prompt, at most `turns` turns each, and scores them.
+
+    `make` begins the user's side of an episode. `reward` scores the last turn of the policy, as in `SingleTurn`; the
+    rewards of the environment are added to it. An episode, with everything that the environment writes, has at most
+    `sampling.max_tokens` tokens, and one turn at most `turn_tokens`.
+
+    The episodes wait for their environments in threads of their own: a turn is sampled for those that are ready. The
+    tokens of an episode depend only on its stream and its position in it, and not on the time, the order and the
+    company in which its turns are sampled.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Player],
+        template: Template,
+        reward: Reward | None = None,
+        *,
+        turns: int = 8,
+        turn_tokens: int | None = None,
+        context: int | None = None,
+        max_failed: float = 0.5,
+        step_timeout: float | None = None,
+    ) -> None:
+        self.make = make
+        self.template = template
+        self.reward = reward
+        self.turns = turns
+        self.turn_tokens = turn_tokens
+        self.context = context
+        self.max_failed = max_failed
+        self.step_timeout = float("inf") if step_timeout is None else step_timeout
+
+    def rollouts(
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: SamplingParams,
+        *,
+        step: int,
+        purpose: str,
+        failures: FailureCount | None = None,
+    ) -> list[Group]:
+        """Return `n` rollouts of each prompt. A group has the prompt with what the environment added to it."""
+        with ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="outdo episodes") as threads:
+            conversations = self._begin(prompts, n, threads, step=step, purpose=purpose, version=engine.version)
+            try:
+                self._run(engine, conversations, sampling, threads)
+            finally:
+                list(threads.map(_end, conversations))
+        outputs = self._score(engine, conversations, failures or FailureCount())
+        temperature = sampling.temperature or 1.0
+        rollouts = [
+            conversation.rollout(output, temperature)
+            for conversation, output in zip(conversations, outputs, strict=True)
+        ]
+        return [
+            Group(prompt=conversations[first].prompt, rollouts=tuple(rollouts[first : first + n]))
+            for first in range(0, len(rollouts), n)
+        ]
+
+    # -------------------------------------------------------------------------------------------------------- playing
+
+    def _begin(
+        self, prompts: Sequence[Prompt], n: int, threads: ThreadPoolExecutor, *, step: int, purpose: str, version: int
+    ) -> list[Conversation]:
+        """Return the episodes, begun; those of a prompt are neighbours, so that the engine prefills it once."""
+        samples: Counter[str] = Counter()
+        begun: list[Conversation] = []
+        nothing = Completion(token_ids=(), logprobs=(), finish_reason=FinishReason.length, policy_version=version)
+        for prompt in prompts:
+            first = samples[prompt.id]
+            samples[prompt.id] += n
+            begun += [
+                Conversation(prompt=prompt, stream=Stream(purpose, step, prompt.id, sample), last_turn=nothing)
+                for sample in range(first, first + n)
+            ]
+        added = list(threads.map(self._begin_one, begun))
+        for first in range(0, len(begun), n):
+            self._add_to_prompt(begun[first : first + n], added[first : first + n])
+        return begun
+
+    def _begin_one(self, conversation: Conversation) -> list[Message]:
+        try:
+            conversation.player = self.make()
+            return conversation.player.begin(conversation.prompt)
+        except Exception as error:
+            conversation.fail(error)
+            return []
+
+    def _add_to_prompt(self, group: Sequence[Conversation], added: Sequence[Sequence[Message]]) -> None:
+        """Add what the episodes of a group begin with to the prompt, which they share."""
+        begins = [messages for episode, messages in zip(group, added, strict=True) if episode.failure is None]
+        if not any(begins):
+            return
+        prompt = group[0].prompt
+        if any(messages != begins[0] for messages in begins):
+            raise UserError(
+                [
+                    f"question {prompt.id}: `begin` returned other messages to other samples of the same question, "
+                    "whose rewards could not be compared; let it depend on the prompt alone"
+                ]
+            )
+        question = [{"role": "user", "content": prompt.text}] if isinstance(prompt.text, str) else prompt.text
+        text = [*question, *begins[0]]
+        token_ids = tuple(self.template.prompt(text, where=f"question {prompt.id}"))
+        for conversation in group:
+            conversation.prompt = replace(prompt, text=text, token_ids=token_ids)
+
+    def _run(
+        self,
+        engine: Engine,
+        conversations: Sequence[Conversation],
+        sampling: SamplingParams,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        """Sample and answer turns until every episode has ended."""
+        ready = [each for each in conversations if each.failure is None and self._room(each, sampling) > 0]
+        waiting: dict[Future[Reply], Conversation] = {}
+        while ready or waiting:
+            for conversation, parsed in self._sample(engine, ready, sampling) if ready else ():
+                waiting[threads.submit(_player(conversation).answer, parsed)] = conversation
+            with span("environment"):
+                wait(waiting, return_when=FIRST_COMPLETED)
+                done = wait(waiting, GATHER).done
+            answered = [(waiting.pop(reply), reply) for reply in list(waiting) if reply in done]
+            ready = [conversation for conversation, reply in answered if self._continue(conversation, reply, sampling)]
+
+    def _sample(
+        self, engine: Engine, ready: Sequence[Conversation], sampling: SamplingParams
+    ) -> Iterator[tuple[Conversation, Parsed]]:
+        """Sample a turn of each episode; yield those that the environment has to answer, and the turn as a message."""
+        requests = [self._request(each, sampling) for each in ready]
+        with span("sample"):
+            completions = engine.generate(requests, sampling)
+        check_completions(requests, completions)
+        for conversation, request, completion in zip(ready, requests, completions, strict=True):
+            conversation.add_turn(completion, engine.decode(completion.token_ids))
+            parsed = self.template.parse(completion.token_ids, request.token_ids)
+            conversation.messages.append(parsed.message)
+            if completion.finish_reason is FinishReason.abort:
+                conversation.finish_reason = FinishReason.abort
+            else:
+                yield conversation, parsed
+
+    def _request(self, conversation: Conversation, sampling: SamplingParams) -> Request:
+        room = self._room(conversation, sampling)
+        return Request(
+            token_ids=(*conversation.prompt.token_ids, *conversation.token_ids),
+            stream=conversation.stream,
+            position=sum(conversation.sampled),  # each sampled token has used one random number
+            max_tokens=room if self.turn_tokens is None else min(room, self.turn_tokens),
+        )
+
+    def _room(self, conversation: Conversation, sampling: SamplingParams) -> int:
+        """Return how many tokens an episode may still have."""
+        longest = sampling.max_tokens
+        if self.context is not None:
+            longest = min(longest, self.context - len(conversation.prompt.token_ids))
+        return longest - len(conversation.token_ids)
+
+    def _continue(self, conversation: Conversation, answer: Future[Reply], sampling: SamplingParams) -> bool:
+        """Take the answer of the environment; return whether the episode goes on."""
+        turn = conversation.last_turn
+        try:
+            reply = answer.result()
+            if reply.reward is not None:
+                conversation.rewards[len(conversation.token_ids) - 1] = _finite(reply.reward)
+            ends = reply.done or not reply.messages
+            following = [] if ends else self.template.following(turn.token_ids, reply.messages)
+        except Exception as error:
+            conversation.fail(error)
+            return False
+        if ends:
+            conversation.finish_reason = turn.finish_reason
+        elif conversation.turns == self.turns:
+            conversation.finish_reason = FinishReason.turns
+        elif self._room(conversation, sampling) <= len(following):  # no token would be left for the next turn
+            conversation.finish_reason = FinishReason.length
+        else:
+            conversation.add_environment(following, reply.messages)
+        return conversation.finish_reason is None
+
+    # -------------------------------------------------------------------------------------------------------- scoring
+
+    def _score(
+        self, engine: Engine, conversations: Sequence[Conversation], failures: FailureCount
+    ) -> list[RewardOutput]:
+        """Return the reward of each episode, or the verdict on an environment that failed."""
+        prompts = {each.prompt.token_ids for each in conversations}
+        rendered = {token_ids: engine.decode(token_ids) for token_ids in prompts}
+        inputs = [
+            reward_input(
+                each.prompt,
+                each.text,
+                each.last_turn.token_ids,
+                rendered_prompt=rendered[each.prompt.token_ids],
+                messages=each.messages,
+            )
+            for each in conversations
+        ]
+        scored = [place for place, each in enumerate(conversations) if each.failure is None]
+        with span("reward"), failures.within(self.step_timeout):
+            of_recipe = self.reward([inputs[place] for place in scored]) if self.reward and scored else None
+        given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
+        outputs = [
+            each.failure or _with_environment(given[place], each.environment_reward)
+            for place, each in enumerate(conversations)
+        ]
+        failures.check(outputs, inputs, self.max_failed)
+        return outputs
+
+
+NO_REWARD = RewardOutput(value=0.0, status=Status.not_applicable, parts={})
+"""What an episode has without a reward of the recipe."""
+
+
+def _with_environment(output: RewardOutput, reward: float | None) -> RewardOutput:
+    """Add the rewards of the environment; they are a part of the reward, by the name `environment`."""
+    if reward is None or output.status.is_failure:
+        return output
+    total = to_output(output.value + reward, NAME)
+    return replace(total, parts={**output.parts, NAME: reward}, right=output.right)
+
+
+def _finite(reward: object) -> float:
+    """Return the reward of a turn. Raises `ValueError` if it is not a finite number."""
+    output = to_output(reward, NAME)
+    if output.status is not Status.ok:
+        raise ValueError(output.reason or "the reward of a turn is no number")
+    return output.value
+
+
+def _player(conversation: Conversation) -> Player:
+    assert conversation.player is not None, "an episode that could not be made has failed"
+    return conversation.player
+
+
+def _end(conversation: Conversation) -> None:
+    """Add the final reward of the environment, and close it."""
+    if conversation.player is None:
+        return
+    try:
+        reward = conversation.player.end()
+        conversation.final_reward = None if reward is None else _finite(reward)
+    except Exception as error:
+        if conversation.failure is None:  # else the first failure is the cause
+            conversation.fail(error)

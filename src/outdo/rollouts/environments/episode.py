@@ -1,0 +1,163 @@
+"""The user's side of an episode: a class that answers the policy's turns, or a list of functions that it can call.
+
+    class Guess:                                     # one object for each episode
+        def __init__(self, highest=100): ...         # options of the recipe
+        def begin(self, prompt): ...                 # may add messages to the prompt
+        def reply(self, message): ...                # -> Reply, a str (a user's message) or None (the end)
+        def final_reward(self): ...                  # when the episode has ended, for whatever reason
+        def close(self): ...
+
+Every method is optional, and may be asynchronous. With `tools`, a list of functions, outdo calls the functions itself
+and gives the policy their results; `reply` then gets the turns without calls.
+"""
+
+import inspect
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from outdo.rewards.signatures import EventLoop
+from outdo.rollouts.environments.template import Parsed, call_id
+from outdo.rollouts.environments.tools import ToolBox, ToolError
+from outdo.types import Message, Prompt
+
+ROLES = ("user", "tool", "system")
+"""The roles of messages that an environment may send."""
+
+LONGEST_ERROR = 300
+"""Characters of an error message that the policy reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an environment answers to a turn of the policy. Without messages the episode ends."""
+
+    messages: Sequence[Message] = ()  # of a user or a tool
+    reward: float | None = None  # of this turn, added to the reward of the episode; None: it has none
+    done: bool = False
+
+
+class LateError(Exception):
+    """A call did not return within its deadline."""
+
+
+class Player:
+    """One episode: it calls the user's object and tools, each with a deadline, and counts what the tools did.
+
+    `timeout` is the longest time of one call, in seconds. What the user's object raises is raised; what a tool raises
+    becomes a message to the policy.
+    """
+
+    def __init__(self, episode: Any, tools: ToolBox, *, timeout: float) -> None:
+        self.episode = episode
+        self.tools = tools
+        self.timeout = timeout
+        self.counts: Counter[str] = Counter()
+
+    def begin(self, prompt: Prompt) -> list[Message]:
+        """Return the messages that the episode adds to its prompt."""
+        messages = self._method("begin", prompt) or ()
+        return [_checked(message) for message in ([_user(messages)] if isinstance(messages, str) else messages)]
+
+    def answer(self, turn: Parsed) -> Reply:
+        """Return the answer to a turn: the results of its calls, or the reply of the user's object."""
+        calls = turn.message.get("tool_calls") or []
+        if not calls and not turn.faults:
+            return _to_reply(self._method("reply", turn.message))
+        results = [self._result(call["function"]) for call in calls] + [
+            self._failed("unparsed", fault) for fault in turn.faults
+        ]
+        return Reply(messages=[result | {"tool_call_id": call_id(place)} for place, result in enumerate(results)])
+
+    def end(self) -> float | None:
+        """Return the final reward of the user's object, if it gives one, and close it."""
+        try:
+            return self._method("final_reward")
+        finally:
+            self._method("close")
+
+    def _method(self, name: str, *arguments: Any) -> Any:
+        method = getattr(self.episode, name, None)
+        return None if method is None else call_within(self.timeout, method, *arguments)
+
+    def _result(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the message with the result of a call, or with what is wrong with it."""
+        name, arguments = str(call["name"]), call.get("arguments") or {}
+        self.counts["tools/calls"] += 1
+        try:
+            result = call_within(self.timeout, self.tools.find(name, arguments), **arguments)
+            content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        except ToolError as error:
+            return self._failed(error.metric, str(error), name)
+        except LateError as error:
+            return self._failed("timed_out", str(error), name)
+        except Exception as error:  # the policy learns from what its call raised
+            return self._failed("raised", f"{type(error).__name__}: {error}", name)
+        return {"role": "tool", "name": name, "content": content}
+
+    def _failed(self, metric: str, reason: str, name: str | None = None) -> dict[str, Any]:
+        self.counts["tools/calls"] += name is None
+        self.counts[f"tools/{metric}"] += 1
+        name = name or next(iter(self.tools.schemas))["function"]["name"]
+        return {"role": "tool", "name": name, "content": f"error: {' '.join(reason.split())[:LONGEST_ERROR]}"}
+
+
+def call_within(seconds: float, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function, plain or asynchronous, and return its result. Raises `LateError` after `seconds`.
+
+    A plain function that is late cannot be ended; its thread goes on without anybody waiting for it, and ends with the
+    process at the latest.
+    """
+    outcome: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result = function(*arguments, **keywords)
+            outcome.set_result(_loop().run(result, timeout=seconds) if inspect.isawaitable(result) else result)
+        except SystemExit as error:
+            outcome.set_exception(RuntimeError(f"sys.exit({error})"))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="outdo environment").start()
+    if not wait([outcome], seconds).done:
+        raise LateError(f"{getattr(function, '__name__', 'the call')} had no result after {seconds:g} s")
+    return outcome.result()
+
+
+@cache
+def _loop() -> EventLoop:
+    """Return the event loop of asynchronous methods and tools; they may share a session."""
+    return EventLoop()
+
+
+def _to_reply(value: Any) -> Reply:
+    """Return what `reply` returned as a `Reply`. Raises `TypeError` if it is none."""
+    if value is None:
+        return Reply(done=True)
+    reply = Reply(messages=[_user(value)]) if isinstance(value, str) else value
+    if not isinstance(reply, Reply):
+        raise TypeError(f"reply returned {type(value).__name__}; expected Reply, a str or None")
+    for message in reply.messages:
+        _checked(message)
+    return reply
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _checked(message: Any) -> Message:
+    if (
+        not isinstance(message, Mapping)
+        or message.get("role") not in ROLES
+        or not isinstance(message.get("content"), str)
+    ):
+        expected = f'{{"role": {" or ".join(ROLES)}, "content": text}}'
+        raise TypeError(f"expected messages such as {expected}, found {str(message)[:100]}")
+    return message

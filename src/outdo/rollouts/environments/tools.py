@@ -1,0 +1,74 @@
+"""Functions that a policy can call: their JSON schemas, and whether a call fits one of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+from outdo.utils.errors import UserError, did_you_mean
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+"""The types of values by the types of JSON schemas."""
+
+
+class ToolError(Exception):
+    """A call cannot be made. The message is for the policy; `metric` counts it."""
+
+    def __init__(self, metric: str, message: str) -> None:
+        super().__init__(message)
+        self.metric = metric
+
+
+class ToolBox:
+    """The functions that a policy can call, with their JSON schemas.
+
+    Raises `UserError` with one sentence for each function that has no type hints or no docstring to make a schema of.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        self.schemas: list[dict[str, Any]] = []
+        self._functions = {function.__name__: function for function in functions}
+        mistakes: list[str] = []
+        for name, function in self._functions.items():
+            try:
+                self.schemas.append(get_json_schema(function))
+            except (DocstringParsingException, TypeHintParsingException) as error:
+                mistakes.append(
+                    f"the tool {name} needs type hints, and a docstring that explains its arguments: {error}"
+                )
+        if mistakes:
+            raise UserError(mistakes)
+        self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in self.schemas}
+
+    def find(self, name: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the function of a call. Raises `ToolError` if there is none, or if the arguments do not fit it."""
+        if name not in self._functions:
+            hint = did_you_mean(name, list(self._functions)) or f"; there are {', '.join(self._functions)}"
+            raise ToolError("unknown", f"there is no tool {name}{hint}")
+        known = self._parameters[name]["properties"]
+        mistakes = [
+            f"{each} is missing" for each in self._parameters[name].get("required", ()) if each not in arguments
+        ]
+        for argument, value in arguments.items():
+            kind = known.get(argument, {}).get("type")
+            if argument not in known:
+                mistakes.append(f"there is no argument {argument}{did_you_mean(argument, list(known))}")
+            elif isinstance(kind, str) and not _has_type(value, kind):
+                mistakes.append(f"{argument} must be of type {kind}")
+        if mistakes:
+            raise ToolError("unparsed", f"{name}: {'; '.join(mistakes)}")
+        return self._functions[name]
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    """Return whether a value of JSON has the type of a schema; a bool is no number."""
+    expected = TYPES.get(kind)
+    return expected is None or (isinstance(value, expected) and (isinstance(value, bool) == (kind == "boolean")))
