@@ -98,8 +98,13 @@ if TYPE_CHECKING:
     from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
     from outdo.rollouts.environments.base import Environment as Environment
     from outdo.rollouts.environments.base import GroupSampler as GroupSampler
+    from outdo.rollouts.environments.dialogue import Dialogue as Dialogue
     from outdo.rollouts.environments.dynamic_sampling import DynamicSampling as DynamicSampling
+    from outdo.rollouts.environments.episode import Player as Player
+    from outdo.rollouts.environments.episode import Reply as Reply
     from outdo.rollouts.environments.single_turn import SingleTurn as SingleTurn
+    from outdo.rollouts.environments.template import Template as Template
+    from outdo.rollouts.environments.tools import ToolBox as ToolBox
     from outdo.trainer.evaluation import evaluate as evaluate
     from outdo.trainer.sft import sft as sft
     from outdo.types import Batch as Batch
@@ -149,6 +154,11 @@ HOME = {  # public name: the module that defines it
     "Request": "outdo.types",
     "Requires": "outdo.algorithms.requirements",
     "RewardModel": "outdo.rewards.model",
+    "Dialogue": "outdo.rollouts.environments.dialogue",
+    "Player": "outdo.rollouts.environments.episode",
+    "Reply": "outdo.rollouts.environments.episode",
+    "Template": "outdo.rollouts.environments.template",
+    "ToolBox": "outdo.rollouts.environments.tools",
     "Rollout": "outdo.types",
     "Sampled": "outdo.types",
     "SamplingParams": "outdo.rollouts.engines.sampling",

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outdo.config.file import dump, load
 from outdo.config.paths import with_file_names
-from outdo.config.recipe import Recipe, settings
+from outdo.config.recipe import Recipe
+from outdo.config.settings import settings
 
 
 def test_the_commented_recipe_loads_back_once_model_and_data_are_given(outdo, tmp_path):

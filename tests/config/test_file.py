@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.config.file import commented, dump, load, schema
-from outdo.config.recipe import Recipe, leaves, run_folder, settings
+from outdo.config.recipe import Recipe, run_folder
+from outdo.config.settings import leaves, settings
 from outdo.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, ScriptArguments
 
 from outdo.config.file import load
-from outdo.config.recipe import leaves
+from outdo.config.settings import leaves
 from outdo.config.unknown_settings import explain_unknown_setting, listed_hint, other_libraries
 from outdo.utils.errors import UserError
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outdo.config.recipe import Recipe
+from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.trainer.environment import tools_of
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -22,6 +23,7 @@ class Answering:
     sampling: SamplingParams
     template: str | None
     system: str | None
+    environment: Piece | None = None
 
     def prompts(self, questions: Sequence[Question], policy: Policy) -> list[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
@@ -32,6 +34,7 @@ class Answering:
             template=self.template,
             system=self.system,
             overlong="refuse",
+            tools=tools_of(self.environment),
         )
 
 
@@ -61,4 +64,9 @@ def answering(
         stop=recipe.sampling.stop,
         stop_token_ids=recipe.sampling.stop_token_ids,
     )
-    return Answering(sampling=sampling, template=template or recipe.data.template, system=recipe.data.system)
+    return Answering(
+        sampling=sampling,
+        template=template or recipe.data.template,
+        system=recipe.data.system,
+        environment=recipe.environment,
+    )

@@ -23,10 +23,10 @@ from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
-from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.storage import held_out_answers
 from outdo.trainer.build import held_out_questions
 from outdo.trainer.engines import named_engine, open_engine
+from outdo.trainer.environment import open_environment
 from outdo.trainer.evaluation import Evaluation, compare_paired, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError
@@ -193,7 +193,10 @@ def _load(task: Task) -> Reward:
 
 def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
     """Name the user's code that will run because the recipe of a run, possibly a stranger's, names it."""
-    if recipe is not None and not arguments.rewards and (code := named_code(recipe.rewards)):
+    if recipe is None:
+        return
+    pieces = [*([] if arguments.rewards else recipe.rewards), *([recipe.environment] if recipe.environment else [])]
+    if code := named_code(pieces):
         print_line(Console(stderr=True), f"runs code that the recipe names: {', '.join(code)}")
 
 
@@ -262,8 +265,9 @@ def _evaluations(
         engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
         try:
+            environment = open_environment(task.answering.environment, policy, reward, system=task.answering.system)
             return {
-                data: evaluate(engine, SingleTurn(reward), asked, sampling, k=arguments.k, vote=vote)
+                data: evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
                 for data, asked in prompts.items()
             }
         finally:

@@ -1,6 +1,7 @@
 """The recipe that the arguments of `outdo check` and `outdo train` make up, and what is checked of it."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +36,16 @@ def free_run_name(model: str) -> str:
 def probe_machine(recipe: Recipe) -> Machine:
     """Build the pieces of a recipe, fit its adapter to the model, and look for its device, which loads torch."""
     from outdo.models.inspect_folder import inspect_folder
-    from outdo.models.loading import adapter_size
+    from outdo.models.loading import adapter_size, load_tokenizer
     from outdo.trainer.build_method import adapter_of, piece_mistakes
+    from outdo.trainer.environment import examine_environment
     from outdo.trainer.hardware import device_memory
 
-    errors = piece_mistakes(recipe)
+    errors, notes = piece_mistakes(recipe), list[str]()
     size = memory = None
+    if recipe.environment is not None and not errors:
+        facts = inspect_folder(recipe.model)
+        errors, notes = examine_environment(recipe, load_tokenizer(facts), facts)
     if not errors and (adapter := adapter_of(recipe)):
         try:
             size = adapter_size(inspect_folder(recipe.model), adapter)
@@ -50,7 +55,7 @@ def probe_machine(recipe: Recipe) -> Machine:
         memory = device_memory(recipe.device)
     except UserError as error:
         errors += error.problems
-    return Machine(errors, memory, size)
+    return Machine(errors, memory, size, notes)
 
 
 def prompt_renderer(recipe: Recipe) -> Render:
@@ -62,11 +67,17 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         return load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
 
+    @cache
+    def environment_tools() -> Sequence[Mapping[str, Any]]:
+        from outdo.trainer.environment import tools_of
+
+        return tools_of(recipe.environment)
+
     def render(question: Question) -> Rendered:
         from outdo.models.prompt_encoding import encode_prompt
 
         data, where = recipe.data, f"question {question.id}"
-        text, tools = question.text, question.tools
+        text, tools = question.text, [*environment_tools(), *question.tools]
         ids = encode_prompt(tokenizer(), text, template=data.template, system=data.system, tools=tools, where=where)
         unknown: Any = tokenizer().unk_token_id
         return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))

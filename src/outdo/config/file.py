@@ -18,8 +18,9 @@ from pydantic_core import PydanticUndefined
 from outdo.config.fields import Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
-from outdo.config.recipe import Data, Recipe, leaves, sections, settings
+from outdo.config.recipe import Data, Recipe
 from outdo.config.rules import refusals
+from outdo.config.settings import leaves, sections, settings
 from outdo.utils.errors import UserError, did_you_mean
 
 LARGEST_FILE = 1_000_000
@@ -34,6 +35,7 @@ DEFAULT_PIECES = {
     "train.kl_in_reward": "k1",
     "train.critic": "model",
     "train.stop": "first_of",
+    "environment": "tools",
     "engine": "builtin",
     "optim.algorithm": "adamw",
     "optim.schedule": "constant",

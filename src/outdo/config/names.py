@@ -212,6 +212,12 @@ SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "li
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}
 
+ENVIRONMENT_REWARD = "environment"
+"""The reward of a recipe whose environment gives all rewards."""
+
+TOOLS = "tools"
+"""The environment that is a list of functions; every other one is a class in the user's code."""
+
 BUILTIN_ENGINE = "builtin"
 """The engine that samples from the trainer's own weights."""
 

@@ -60,8 +60,10 @@ def file_name(path: str) -> str:
 def code_of(recipe: Recipe) -> list[str]:
     """Return what the recipe names of code outside outdo, each once: `/home/me/my_reward.py:score`."""
     optimiser = (recipe.optim.algorithm, recipe.optim.schedule)
+    environment = [] if recipe.environment is None else [recipe.environment]
     commands = [str(tracker.options.get("command")) for tracker in recipe.track if tracker.name == "on_end"]
-    return [*named_code([*recipe.rewards, *_pieces(recipe).values(), *optimiser, *recipe.track]), *commands]
+    pieces = [*recipe.rewards, *environment, *_pieces(recipe).values(), *optimiser, *recipe.track]
+    return [*named_code(pieces), *commands]
 
 
 def named_code(pieces: Sequence[Piece]) -> list[str]:
@@ -100,6 +102,7 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
             "model": change(recipe.model),
             "rewards": tuple(_change_piece(reward, change) for reward in recipe.rewards),
             "track": tuple(_change_piece(tracker, change) for tracker in recipe.track),
+            "environment": recipe.environment and _change_piece(recipe.environment, change),
             "data": data.model_copy(update=files),
             "train": recipe.train.model_copy(update=pieces),
             "reference": reference.model_copy(update={"model": reference.model and change(reference.model)}),

@@ -122,11 +122,12 @@ def _changed_models(saved: Mapping[str, str], now: Mapping[str, str]) -> list[st
 
 
 def source_files(recipe: Recipe) -> list[Path]:
-    """Return the source files of the rewards and pieces that a recipe names as `file.py:name` or `package.module:name`.
+    """Return the source files that a recipe names as `file.py:name` or `package.module:name`.
 
-    With each file come the modules of its folder that it imports.
+    They are those of its rewards, its environment and the pieces of its method, each with the modules of its folder
+    that it imports.
     """
-    named = recipe.model_dump(mode="json", include={"rewards", "train", "optim"})
+    named = recipe.model_dump(mode="json", include={"rewards", "train", "optim", "environment"})
     specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
     return sorted({path for spec in specs for path in _sources(spec)})
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from outdo.config import method_notes, method_rules
 from outdo.config.adapters import check_adapter, mixed_reference, weights_in_few_bytes
 from outdo.config.engines import check_engine
+from outdo.config.environments import check_environment
 from outdo.config.method_rules import Rule
 from outdo.config.names import OBJECTIVES
 from outdo.config.options import effective_options
@@ -111,6 +112,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     mixed_reference: ("train.adapter", "reference.sync"),
     weights_in_few_bytes: ("weights", "compile", "workers"),
     check_engine: ("engine", "cluster.replicas", "sampling.top_p", "sampling.top_k", "sampling.min_p"),
+    check_environment: ("environment", "rewards", "cluster.replicas", "data.template"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outdo.config.recipe import leaves, sections, settings
+from outdo.config.settings import leaves, sections, settings
 from outdo.utils.errors import nearest
 
 OTHER_LIBRARIES = Path(__file__).with_name("other_libraries.toml")

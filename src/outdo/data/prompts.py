@@ -22,11 +22,13 @@ def tokenise(
     template: str | None = None,
     system: str | None = None,
     overlong: str = "drop",
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Prompt]:
     """Render and tokenise each question once; sampling and training use these ids.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
-    change the question. Raises `UserError` with every question that is refused, by `overlong` or by the chat template.
+    change the question. `tools` are in every prompt, before the question's own. Raises `UserError` with every question
+    that is refused, by `overlong` or by the chat template.
     """
     prompts: list[Prompt] = []
     too_long: list[str] = []
@@ -35,7 +37,7 @@ def tokenise(
         where = f"question {question.id}"
         try:
             ids = encode_prompt(
-                tokenizer, question.text, template=template, system=system, tools=question.tools, where=where
+                tokenizer, question.text, template=template, system=system, tools=[*tools, *question.tools], where=where
             )
         except ModelError as error:
             refused.append(str(error))

@@ -18,7 +18,13 @@ from outdo.types import FinishReason, Group, Step
 
 def step_metrics(step: Step) -> dict[str, float]:
     """Return all metrics that need no further computation of the model. Metrics without data are left out."""
-    metrics = _reward_metrics(step) | _completion_metrics(step) | _token_metrics(step) | _update_metrics(step)
+    metrics = (
+        _reward_metrics(step)
+        | _completion_metrics(step)
+        | _episode_metrics(step)
+        | _token_metrics(step)
+        | _update_metrics(step)
+    )
     metrics |= within_group_metrics(step.groups)
     return {name: value for name, value in metrics.items() if value is not None} | {**step.sampled.metrics}
 
@@ -75,6 +81,17 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
         "num_completions": float(len(lengths)),
         "num_tokens": float(sum(lengths)),
     }
+
+
+def _episode_metrics(step: Step) -> dict[str, float | None]:
+    """Return the mean number of turns, and the sum of each count of the environments; empty for single answers."""
+    counts: Counter[str] = Counter()
+    for group in step.groups:
+        for rollout in group.rollouts:
+            counts.update(rollout.counts)  # keeps a count of 0
+    turns = step.batch.turn.amax(1) + 1 if len(step.batch) else step.batch.turn[:, 0]
+    several = {"completions/mean_turns": _mean(turns)} if (turns > 1).any() else {}
+    return several | {name: float(count) for name, count in counts.items()}
 
 
 def _token_metrics(step: Step) -> dict[str, float | None]:

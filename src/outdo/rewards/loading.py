@@ -26,6 +26,7 @@ BUILTIN = {
     "format": "outdo.rewards.format:format",
     "reasoning_gym": "outdo.rewards.reasoning_gym:reasoning_gym",
     "overlong": "outdo.rewards.overlong:overlong",
+    "environment": "outdo.rewards.environment:environment",
 }
 """The rewards that have a name, and where they are defined."""
 

@@ -1,6 +1,6 @@
 """Build a run from a recipe: the place where the names in a recipe become objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,8 @@ from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
-from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.storage.provenance import code_hashes, folder_hash, versions
 from outdo.trainer import cost, micro_batch_size
 from outdo.trainer.build_method import (
@@ -52,6 +51,7 @@ from outdo.trainer.build_method import (
     stop_of,
 )
 from outdo.trainer.engines import engine_notes, open_engine, replays_routes
+from outdo.trainer.environment import open_environment, tools_of
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.trainer.replicated import RewardOnce
 from outdo.types import Prompt
@@ -68,7 +68,7 @@ class Run:
     prompts: Prompts[Prompt]
     held_out: list[Prompt]
     engine: Engine
-    eval_environment: SingleTurn  # scores the answers to the held-out questions
+    eval_environment: Environment  # scores the answers to the held-out questions
     sampler: GroupSampler | DynamicSampling
     advantage: Advantage
     objective: Objective
@@ -117,7 +117,8 @@ def build_run(
     engine = open_engine(recipe.engine, policy, seed=recipe.seed)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
-    environment = SingleTurn(
+    environment_with = partial(open_environment, recipe.environment, policy, system=recipe.data.system)
+    environment = environment_with(
         _asked_once(reward),
         max_failed=recipe.reward_limits.max_failed,
         step_timeout=recipe.reward_limits.step_timeout,
@@ -129,7 +130,7 @@ def build_run(
         prompts=prompts,
         held_out=held_out,
         engine=engine,
-        eval_environment=_eval_environment(recipe, environment, online_reward_models),
+        eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=_sampler(recipe, engine, environment, prompts, requires, routes=routes),
         advantage=advantage,
         objective=objective,
@@ -290,21 +291,24 @@ def _asked_once(reward: Reward) -> Reward:
 
 
 def _eval_environment(
-    recipe: Recipe, environment: SingleTurn, reward_models: Sequence[OnlineRewardModel]
-) -> SingleTurn:
+    recipe: Recipe,
+    environment: Environment,
+    environment_with: Callable[[Reward], Environment],
+    reward_models: Sequence[OnlineRewardModel],
+) -> Environment:
     """Return the environment of the evaluation.
 
     The rewards score the answers. If all of them are learnt, the labels that the first reward model learns from do.
     """
     if recipe.reward_functions or not reward_models:
         return environment
-    return SingleTurn(_asked_once(reward_models[0].labels))
+    return environment_with(_asked_once(reward_models[0].labels))
 
 
 def _sampler(
     recipe: Recipe,
     engine: Engine,
-    environment: SingleTurn,
+    environment: Environment,
     prompts: Prompts[Prompt],
     requires: Requires,
     *,
@@ -324,6 +328,7 @@ def _sampler(
 def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts[Prompt], list[Prompt], list[str]]:
     """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
     data, notes = recipe.data, []
+    tools = tools_of(recipe.environment)
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
 
     def tokenised(kind: str, rows: Sequence[Row]) -> list[Prompt]:
@@ -334,6 +339,7 @@ def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prom
             template=data.template,
             system=data.system,
             overlong=data.overlong,
+            tools=tools,
         )
         if left_out := len(rows) - len(prompts):
             notes.append(f"{left_out} of {len(rows)} {kind} questions are longer than {longest} tokens and left out")

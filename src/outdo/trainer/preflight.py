@@ -40,6 +40,7 @@ class Machine(NamedTuple):
     errors: Sequence[str]  # faults that show only when the pieces of the recipe are built
     memory: int | None = None  # bytes of the device in all
     adapter: int | None = None  # weights of the recipe's adapter
+    notes: Sequence[str] = ()
 
 
 Render = Callable[[Question], Rendered]
@@ -112,7 +113,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         recipe=recipe,
         errors=errors,
         warnings=[*warnings, *_repetition(recipe, train), *_unknown_tokens(train, prompts), *rewards.warnings],
-        notes=[*method, *rewards.notes, *notes],
+        notes=[*method, *rewards.notes, *machine.notes, *notes],
         prompts=[prompt.text for prompt in prompts[:PROMPTS_SHOWN]],
         trials=rewards.trials,
         arithmetic=cost.arithmetic(recipe, len(train)) if train else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outdo.config.names import REWARD_MODEL
+from outdo.config.names import ENVIRONMENT_REWARD, REWARD_MODEL
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.rewards import WeightedSum, load_reward
@@ -73,7 +73,8 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
 
     Reward models are not loaded.
     """
-    rules = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
+    named = [(spec, weight) for spec, weight in recipe.reward_functions if spec["name"] != ENVIRONMENT_REWARD]
+    rules = [{**spec, "weight": weight} for spec, weight in named]
     if not rules:
         return RewardTrials(notes=[right_rule([REWARD_MODEL]).reason])
     try:

@@ -9,7 +9,19 @@ from typing import Self
 import torch
 from torch.profiler import record_function
 
-SPANS = ("sample", "reward", "copy", "old", "reference", "values", "forward", "backward", "optimiser", "record")
+SPANS = (
+    "sample",
+    "environment",
+    "reward",
+    "copy",
+    "old",
+    "reference",
+    "values",
+    "forward",
+    "backward",
+    "optimiser",
+    "record",
+)
 """The spans of a training step, in the order in which they first occur; time outside of them is `idle`."""
 BETWEEN = ("evaluate", "save")
 """The spans between two steps, which belong to no step."""

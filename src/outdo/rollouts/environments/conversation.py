@@ -1,16 +1,14 @@
 """An episode while it runs: its tokens, which of them the policy sampled, and its rewards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
-from outdo.rewards.types import RewardOutput, Status, output_without_value
+from outdo.rewards.types import RewardOutput, Status, output_without_value, to_output
 from outdo.rollouts.environments.episode import LateError, Player
 from outdo.types import Completion, FinishReason, Message, Prompt, Rollout
 from outdo.utils.rng import Stream
-
-NAME = "environment"
-"""The name of the environment's part of a reward."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +23,7 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     rewards: dict[int, float] = field(default_factory=dict)  # of turns, by the place of their last token
     final_reward: float | None = None
+    right: bool | None = None  # the verdict of the environment, if it gave one
     messages: list[Message] = field(default_factory=list)
     turns: int = 0
     last_turn: Completion
@@ -56,11 +55,25 @@ class Conversation:
         )
         self.finish_reason = FinishReason.abort
 
-    @property
-    def environment_reward(self) -> float | None:
-        """The rewards of all turns and the final reward of the environment; None if it gave none."""
+    def checked_reward(self, reward: object) -> float:
+        """Return a reward of the environment; True and False also say whether the episode is right.
+
+        Raises `ValueError` if it is not a finite number.
+        """
+        output = to_output(reward, NAME)
+        if output.status is not Status.ok:
+            raise ValueError(output.reason or "a reward of the environment is no number")
+        self.right = self.right if output.right is None else output.right
+        return output.value
+
+    def add_rewards(self, output: RewardOutput) -> RewardOutput:
+        """Add the rewards of the environment to that of the recipe; they are its part `environment`."""
         given = [*self.rewards.values(), *([] if self.final_reward is None else [self.final_reward])]
-        return sum(given) if given else None
+        if not given or output.status.is_failure:
+            return output
+        total = to_output(output.value + sum(given), NAME)
+        right = self.right if output.right is None else output.right
+        return replace(total, parts={**output.parts, NAME: sum(given)}, right=right)
 
     def rollout(self, output: RewardOutput, temperature: float) -> Rollout:
         """Return the finished episode with its reward. The rewards of turns are on the last tokens of these turns."""

@@ -15,12 +15,11 @@ from outdo.rewards.types import (
     RewardOutput,
     Status,
     reward_input,
-    to_output,
 )
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
-from outdo.rollouts.environments.conversation import NAME, Conversation
+from outdo.rollouts.environments.conversation import Conversation
 from outdo.rollouts.environments.episode import Player, Reply
 from outdo.rollouts.environments.template import Parsed, Template
 from outdo.types import Completion, FinishReason, Group, Message, Prompt, Request
@@ -203,7 +202,8 @@ class Dialogue:
         try:
             reply = answer.result()
             if reply.reward is not None:
-                conversation.rewards[len(conversation.token_ids) - 1] = _finite(reply.reward)
+                place = len(conversation.token_ids) - 1
+                conversation.rewards[place] = conversation.checked_reward(reply.reward)
             ends = reply.done or not reply.messages
             following = [] if ends else self.template.following(turn.token_ids, reply.messages)
         except Exception as error:
@@ -241,32 +241,13 @@ class Dialogue:
         with span("reward"), failures.within(self.step_timeout):
             of_recipe = self.reward([inputs[place] for place in scored]) if self.reward and scored else None
         given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
-        outputs = [
-            each.failure or _with_environment(given[place], each.environment_reward)
-            for place, each in enumerate(conversations)
-        ]
+        outputs = [each.failure or each.add_rewards(given[place]) for place, each in enumerate(conversations)]
         failures.check(outputs, inputs, self.max_failed)
         return outputs
 
 
 NO_REWARD = RewardOutput(value=0.0, status=Status.not_applicable, parts={})
 """What an episode has without a reward of the recipe."""
-
-
-def _with_environment(output: RewardOutput, reward: float | None) -> RewardOutput:
-    """Add the rewards of the environment; they are a part of the reward, by the name `environment`."""
-    if reward is None or output.status.is_failure:
-        return output
-    total = to_output(output.value + reward, NAME)
-    return replace(total, parts={**output.parts, NAME: reward}, right=output.right)
-
-
-def _finite(reward: object) -> float:
-    """Return the reward of a turn. Raises `ValueError` if it is not a finite number."""
-    output = to_output(reward, NAME)
-    if output.status is not Status.ok:
-        raise ValueError(output.reason or "the reward of a turn is no number")
-    return output.value
 
 
 def _player(conversation: Conversation) -> Player:
@@ -279,8 +260,11 @@ def _end(conversation: Conversation) -> None:
     if conversation.player is None:
         return
     try:
-        reward = conversation.player.end()
-        conversation.final_reward = None if reward is None else _finite(reward)
+        try:
+            reward = conversation.player.final_reward()
+        finally:
+            conversation.player.close()
+        conversation.final_reward = None if reward is None else conversation.checked_reward(reward)
     except Exception as error:
         if conversation.failure is None:  # else the first failure is the cause
             conversation.fail(error)

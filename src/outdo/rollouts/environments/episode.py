@@ -29,6 +29,9 @@ from outdo.types import Message, Prompt
 ROLES = ("user", "tool", "system")
 """The roles of messages that an environment may send."""
 
+COUNTS = ("tools/calls", "tools/unknown", "tools/unparsed", "tools/raised", "tools/timed_out")
+"""What is counted in an episode that has tools: the calls, and those of them that failed in each way."""
+
 LONGEST_ERROR = 300
 """Characters of an error message that the policy reads."""
 
@@ -57,7 +60,7 @@ class Player:
         self.episode = episode
         self.tools = tools
         self.timeout = timeout
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0) if tools.schemas else {})
 
     def begin(self, prompt: Prompt) -> list[Message]:
         """Return the messages that the episode adds to its prompt."""
@@ -74,12 +77,13 @@ class Player:
         ]
         return Reply(messages=[result | {"tool_call_id": call_id(place)} for place, result in enumerate(results)])
 
-    def end(self) -> float | None:
-        """Return the final reward of the user's object, if it gives one, and close it."""
-        try:
-            return self._method("final_reward")
-        finally:
-            self._method("close")
+    def final_reward(self) -> Any:
+        """Return the final reward of the user's object; None if it gives none."""
+        return self._method("final_reward")
+
+    def close(self) -> None:
+        """Close the user's object."""
+        self._method("close")
 
     def _method(self, name: str, *arguments: Any) -> Any:
         method = getattr(self.episode, name, None)

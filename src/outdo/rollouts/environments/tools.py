@@ -1,6 +1,7 @@
 """Functions that a policy can call: their JSON schemas, and whether a call fits one of them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -47,6 +48,12 @@ class ToolBox:
         if mistakes:
             raise UserError(mistakes)
         self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in self.schemas}
+
+    def of(self, functions: Sequence[Callable[..., Any]]) -> "ToolBox":
+        """Return the same tools with the functions of another episode, such as the methods of its object."""
+        other = copy(self)
+        other._functions = {function.__name__: function for function in functions}
+        return other
 
     def find(self, name: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the function of a call. Raises `ToolError` if there is none, or if the arguments do not fit it."""

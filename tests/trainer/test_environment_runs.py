@@ -1,0 +1,124 @@
+"""Test runs whose environment has turns and tools: train, kill, resume and evaluate, from the command line."""
+
+from pathlib import Path
+
+import pytest
+from episode_cases import tool_tokenizer
+from kill_cases import assert_same, killed_and_resumed
+from run_cases import metrics, outdo_, write_home
+
+GAME = '''
+import helper
+from outdo import Reply
+
+
+def count(text: str) -> int:
+    """Count the letters of a text.
+
+    Args:
+        text: The text.
+    """
+    return len(text)
+
+
+class Game:
+    tools = [count]
+
+    def __init__(self, rounds=3):
+        self.left = rounds
+
+    def reply(self, message):
+        self.left -= 1
+        told = [{"role": "user", "content": f"{self.left} left."}]
+        return Reply(messages=told if self.left else [], reward=helper.score(message["content"]))
+'''
+SETTINGS = (
+    'environment={name = "game.py:Game", rounds = 3, turn_tokens = 8}',
+    "rewards=environment",
+    "sampling.max_tokens=120",
+    "data.max_prompt_tokens=200",
+    "steps=6",
+    "eval.every=3",
+)
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose model has a chat template with tools, and a run of six steps in it."""
+    home = write_home(tmp_path_factory.mktemp("game"))
+    tool_tokenizer().save_pretrained(home / "model")
+    (home / "game.py").write_text(GAME)
+    (home / "helper.py").write_text("def score(text):\n    return sum(map(str.isalnum, text)) / 8\n")
+    outdo_(home, "train", "recipe.toml", "run=./whole", *SETTINGS)
+    return home
+
+
+def test_a_run_that_is_killed_within_its_episodes_equals_an_uninterrupted_one(game: Path) -> None:
+    killed_and_resumed(game, game / "killed", 3, *SETTINGS)
+    assert_same(game / "killed", game / "whole")
+
+
+def test_a_run_measures_its_turns_and_its_calls(game: Path) -> None:
+    lines = metrics(game / "whole")
+    assert all(line["completions/mean_turns"] == 3 for line in lines)
+    assert all(line["tools/calls"] == 0 for line in lines)
+    assert all("rewards/environment/mean" in line for line in lines)
+    assert lines[-1]["sampling/sampling_logp_difference/max"] < 1e-5
+
+
+def test_a_run_is_not_resumed_with_another_environment_or_other_code_of_it(game: Path) -> None:
+    for file, change in {"game.py": "# changed\n", "helper.py": "# changed\n"}.items():
+        code = (game / file).read_text()
+        (game / file).write_text(code + change)
+        said = outdo_(game, "resume", "whole", "steps=7", status=2)
+        assert file in said
+        assert "the code of the run has changed" in said
+        (game / file).write_text(code)
+    said = outdo_(game, "resume", "whole", "steps=7", "environment.rounds=2", status=2)
+    assert (
+        "environment.options.rounds: 3 in the saved run, 2 now" in said or "environment.rounds: 3 in the saved" in said
+    )
+
+
+def test_eval_plays_the_episodes_of_the_run(game: Path) -> None:
+    said = outdo_(game, "eval", "whole", "--json")
+    assert '"rewards' not in said
+    assert '"reward"' in said
+
+
+def test_check_names_the_tools_and_what_the_chat_template_keeps(game: Path) -> None:
+    said = " ".join(outdo_(game, "check", "recipe.toml", *SETTINGS).split())
+    assert "environment: at most 8 turns; tools: count" in said
+    assert "prefix kept at a tool result: yes" in said
+    assert "<|system|>count(text)" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        (("environment=tols",), 'nothing is called "tols"; did you mean tools?'),
+        (("environment=game.py:Gam",), 'game.py has no "Gam"; did you mean Game?'),
+        (
+            ("environment={name = 'game.py:Game', round = 2}",),
+            "environment.round: unknown option; did you mean rounds?",
+        ),
+        (
+            ("environment={name = 'game.py:Game', turns = 0}",),
+            "environment.turns: expected a whole number of 1 or more",
+        ),
+        (("environment=tools",), 'environment.functions: expected "file.py:name"'),
+        (("environment={name = 'tools', functions = 'game.py:counts'}",), "did you mean count?"),
+        (("environment=game.py:Game", "cluster.replicas=2"), "an environment works with one replica only"),
+        (("environment=game.py:Game", "data.template={prompt}"), "data.template: an environment needs"),
+        (("rewards=environment",), "needs an environment that gives rewards"),
+    ],
+)
+def test_a_wrong_environment_is_refused_before_a_model_is_loaded(game: Path, settings: tuple[str, ...], mistake: str):
+    said = " ".join(outdo_(game, "train", "recipe.toml", *settings, "model=model", status=2).split())
+    assert mistake in said
+
+
+def test_a_template_that_has_no_place_for_tools_is_refused_by_check_and_train(game: Path, home: Path) -> None:
+    for command in ("check", "train"):
+        said = outdo_(game, command, "recipe.toml", f"model={home / 'model'}", *SETTINGS, status=2)
+        assert "chat template" in said
