@@ -17,8 +17,10 @@ from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.adapt import adapt
 from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Reply
+from outdo.rollouts.environments.episode import Player, Reply
+from outdo.rollouts.environments.tools import ToolBox
 from outdo.testing import ARCHITECTURES, ScriptedEngine, tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Rollout
 from outdo.utils.errors import RewardError, UserError
@@ -199,7 +201,7 @@ def test_a_call_that_fails_is_a_message_to_the_policy_and_counted(written: str, 
 
 
 def test_a_tool_may_be_asynchronous_and_is_cancelled_at_its_deadline() -> None:
-    ended: list[str] = []
+    ended = threading.Event()
 
     async def look_up(word: str) -> str:
         """Look up a word.
@@ -210,7 +212,7 @@ def test_a_tool_may_be_asynchronous_and_is_cancelled_at_its_deadline() -> None:
         try:
             await asyncio.sleep(600 if word == "slow" else 0)
         except asyncio.CancelledError:
-            ended.append(word)
+            ended.set()
             raise
         return word.upper()
 
@@ -220,7 +222,7 @@ def test_a_tool_may_be_asynchronous_and_is_cancelled_at_its_deadline() -> None:
     (results,) = text(environment, rollout, sampled=False)
     assert "<tool_response>FAST</tool_response><tool_response>error: look_up had no result" in results
     assert +Counter(rollout.counts) == {"tools/calls": 2, "tools/timed_out": 1}
-    assert ended == ["slow"]
+    assert ended.wait(600)
 
 
 def test_a_tool_without_a_description_is_refused_before_anything_is_sampled() -> None:
@@ -298,23 +300,69 @@ def test_episodes_are_closed_whatever_happens() -> None:
 # ---------------------------------------------------------------------------------------------------------- the prompt
 
 
-def test_an_episode_may_add_to_its_prompt_and_all_samples_of_a_question_add_the_same() -> None:
-    class Begins:
-        def __init__(self, added: str) -> None:
-            self.added = added
+class Begins:
+    def __init__(self, added: Any) -> None:
+        self.added = added
 
-        def begin(self, prompt: Any) -> str:
-            return f"{prompt.id}: {self.added}"
+    def begin(self, prompt: Any) -> Any:
+        return self.added
 
-    environment = dialogue(lambda: Begins("ready?"), reward=load_reward("last_number"))
+
+@pytest.mark.parametrize(
+    ("added", "prompt"),
+    [(" Ready?", ["What is 2 + 3? Ready?", ""]), ([{"role": "user", "content": "Go."}], ["What is 2 + 3?", "Go.", ""])],
+)
+def test_an_episode_may_add_text_or_messages_to_its_prompt(added: Any, prompt: list[str]) -> None:
+    environment = dialogue(lambda: Begins(added), reward=load_reward("last_number"))
     engine = ScriptedEngine(lambda _: "5", environment.template.tokenizer)
-    prompt = question(environment.template)
-    (group,) = environment.rollouts(engine, [prompt], 2, SAMPLING, step=1, purpose="train")
-    assert engine.decode(group.prompt.token_ids).split("\n") == ["What is 2 + 3?", "q: ready?", ""]
+    (group,) = environment.rollouts(engine, [question(environment.template)], 2, SAMPLING, step=1, purpose="train")
+    assert engine.decode(group.prompt.token_ids).split("\n") == prompt
     assert {request.token_ids for request in engine.requests} == {group.prompt.token_ids}
+
+
+def test_all_samples_of_a_question_begin_with_the_same() -> None:
     words = iter(["a", "b"])
-    with pytest.raises(UserError, match="`begin` returned other messages to other samples of the same question"):
+    with pytest.raises(UserError, match="`begin` returned something else to other samples of the same question"):
         play(dialogue(lambda: Begins(next(words))), lambda _: "5", n=2)
+
+
+class Lamp:
+    """An environment as TRL's trainer takes it."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def reset(self, answer: str, **row: Any) -> str:
+        self.answer = answer
+        return " The lamp is off."
+
+    def switch(self, on: bool) -> str:
+        """Switch the lamp.
+
+        Args:
+            on: Whether it shall be on.
+        """
+        self.on = on
+        return "done"
+
+    def get_reward(self) -> float:
+        assert self.answer == "5"
+        return float(self.on)
+
+
+def test_an_environment_written_for_trl_runs_unchanged() -> None:
+    assert [tool.__name__ for tool in adapt(Lamp()).tools] == ["switch"]
+    environment = dialogue(lambda: adapt(Lamp()), tools=[Lamp().switch])
+    box = ToolBox([Lamp().switch])
+
+    def player() -> Player:
+        episode = adapt(Lamp())
+        return Player(episode, box.of(episode.tools), timeout=30)
+
+    environment.make = player
+    script = {0: [call("switch", on=True), "Done."], 1: ["Nothing."]}
+    rollouts = play(environment, lambda request: script[request.stream.sample].pop(0), n=2)
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
 
 
 # ---------------------------------------------------------------------------------------------- exactly what is sampled

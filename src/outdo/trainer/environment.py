@@ -12,6 +12,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
+from outdo.rollouts.environments.adapt import adapt
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Player
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -50,7 +51,7 @@ class Episodes:
         else:
             make = resolve(piece.name)
         try:
-            first = make(**options)
+            first = adapt(make(**options))
         except Exception as error:  # the user's class may raise anything
             raise UserError([f"environment: {piece.name} raised {type(error).__name__}: {error}"]) from error
         tools = ToolBox(functions or getattr(first, "tools", ()))
@@ -58,7 +59,7 @@ class Episodes:
         Player(first, tools, timeout=timeout).close()
 
         def player() -> Player:
-            episode = make(**options)
+            episode = adapt(make(**options))
             return Player(episode, tools.of(functions or getattr(episode, "tools", ())), timeout=timeout)
 
         turns, turn_tokens = piece.options.get("turns", 8), piece.options.get("turn_tokens")

@@ -92,6 +92,7 @@ def record_table(
         "temperature": pa.array([each.temperature for each in rollouts], pa.float64()),
         "measured": pa.array(measured, pa.bool_()),
         "loss_mask": lists.per_completion(pa.array(lists.flat(batch.loss_mask), pa.bool_())),
+        "turn": lists.per_completion(pa.array(lists.flat(batch.turn), pa.int16())),
         "clip": lists.per_completion(
             pa.DictionaryArray.from_arrays(lists.flat(record.clip), pa.array(CLIP, pa.string()))
         ),

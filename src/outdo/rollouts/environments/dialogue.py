@@ -117,7 +117,7 @@ class Dialogue:
             self._add_to_prompt(begun[first : first + n], added[first : first + n])
         return begun
 
-    def _begin_one(self, conversation: Conversation) -> list[Message]:
+    def _begin_one(self, conversation: Conversation) -> str | list[Message]:
         try:
             conversation.player = self.make()
             return conversation.player.begin(conversation.prompt)
@@ -125,21 +125,24 @@ class Dialogue:
             conversation.fail(error)
             return []
 
-    def _add_to_prompt(self, group: Sequence[Conversation], added: Sequence[Sequence[Message]]) -> None:
+    def _add_to_prompt(self, group: Sequence[Conversation], added: Sequence[str | Sequence[Message]]) -> None:
         """Add what the episodes of a group begin with to the prompt, which they share."""
-        begins = [messages for episode, messages in zip(group, added, strict=True) if episode.failure is None]
+        begins = [begin for episode, begin in zip(group, added, strict=True) if episode.failure is None]
         if not any(begins):
             return
         prompt = group[0].prompt
-        if any(messages != begins[0] for messages in begins):
+        if any(begin != begins[0] for begin in begins):
             raise UserError(
                 [
-                    f"question {prompt.id}: `begin` returned other messages to other samples of the same question, "
+                    f"question {prompt.id}: `begin` returned something else to other samples of the same question, "
                     "whose rewards could not be compared; let it depend on the prompt alone"
                 ]
             )
-        question = [{"role": "user", "content": prompt.text}] if isinstance(prompt.text, str) else prompt.text
-        text = [*question, *begins[0]]
+        *earlier, last = [{"role": "user", "content": prompt.text}] if isinstance(prompt.text, str) else prompt.text
+        more = begins[0]
+        if isinstance(more, str):
+            last, more = {**last, "content": last["content"] + more}, []
+        text = [*earlier, last, *more]
         token_ids = tuple(self.template.prompt(text, where=f"question {prompt.id}"))
         for conversation in group:
             conversation.prompt = replace(prompt, text=text, token_ids=token_ids)

@@ -2,7 +2,7 @@
 
     class Guess:                                     # one object for each episode
         def __init__(self, highest=100): ...         # options of the recipe
-        def begin(self, prompt): ...                 # may add messages to the prompt
+        def begin(self, prompt): ...                 # may return text for the last message of the prompt, or messages
         def reply(self, message): ...                # -> Reply, a str (a user's message) or None (the end)
         def final_reward(self): ...                  # when the episode has ended, for whatever reason
         def close(self): ...
@@ -62,10 +62,10 @@ class Player:
         self.timeout = timeout
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0) if tools.schemas else {})
 
-    def begin(self, prompt: Prompt) -> list[Message]:
-        """Return the messages that the episode adds to its prompt."""
-        messages = self._method("begin", prompt) or ()
-        return [_checked(message) for message in ([_user(messages)] if isinstance(messages, str) else messages)]
+    def begin(self, prompt: Prompt) -> str | list[Message]:
+        """Return what the episode adds to its prompt: text for its last message, or further messages."""
+        added = self._method("begin", prompt) or ()
+        return added if isinstance(added, str) else [_checked(message) for message in added]
 
     def answer(self, turn: Parsed) -> Reply:
         """Return the answer to a turn: the results of its calls, or the reply of the user's object."""

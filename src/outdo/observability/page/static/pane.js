@@ -64,6 +64,21 @@ function rowHead(step, row) {
   );
 }
 
+/** Return who begins to write at which token of an episode of several turns; empty for a single answer. */
+function speakersOf(step, row) {
+  const clip = step.column('clip'),
+    environment = step.clipWords.indexOf('environment'),
+    speakers = new Map();
+  if (!clip || environment < 0) return speakers;
+  let turn = 0;
+  for (let index = 0; index < row.length; index++) {
+    const isEnvironment = clip[row.start + index] === environment;
+    if (index && isEnvironment === (clip[row.start + index - 1] === environment)) continue;
+    speakers.set(index, isEnvironment ? 'environment' : `policy, turn ${++turn}`);
+  }
+  return speakers.size > 1 ? speakers : new Map();
+}
+
 class Pane {
   constructor(root) {
     this.root = root;
@@ -131,6 +146,7 @@ class Pane {
   make(held) {
     if (held.made) return;
     const { row } = held,
+      speakers = speakersOf(this.step, row),
       cells = [];
     for (let index = 0; index < row.length; index++) {
       const cell = prototypes.token.cloneNode(),
@@ -140,6 +156,7 @@ class Pane {
       cell.className = this.classOf(held, index);
       cell.textContent = this.plain ? plainText(this.step.piece(vocab)[1]) : this.step.shown(vocab);
       if (row.omitted && index === shownStart(row)) cell.dataset.omitted = `… ${count(row.omitted, 'token')} …`;
+      if (speakers.has(index)) cell.dataset.speaker = speakers.get(index);
       cells.push(cell);
     }
     held.tokens.replaceChildren(...cells);
