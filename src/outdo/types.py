@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from outdo.utils.batching import (
-    check_tensors,
     floats,
     pack_by_tokens,
     pad_routes,
@@ -167,10 +166,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Batch:
-    """B rollouts as tensors, right-padded: [prompt | completion | padding] in every row. Immutable; see `with_`.
-
-    A policy may compute a batch in another form, for example without padding or with prompts shared between rows.
-    """
+    """B rollouts as tensors, right-padded: [prompt | completion | padding] in every row. Immutable; see `with_`."""
 
     token_ids: Int[Tensor, "B T"]
     attention_mask: Bool[Tensor, "B T"]  # False on padding
@@ -274,8 +270,7 @@ class Batch:
         """
         tensors = {"token_ids": token_ids, "old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs}
         tensors |= {"rollout_logprobs": rollout_logprobs, "group": group, "rewards": rewards}
-        check_tensors("Batch.of", mask, advantages, tensors)
-        fields = plain_fields(mask, advantages, tensors)
+        fields = plain_fields("Batch.of", mask, advantages, tensors)
         return cls(**fields, totals=_count(mask, fields["group"]))
 
     def __len__(self) -> int:

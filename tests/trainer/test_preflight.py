@@ -280,7 +280,7 @@ def test_the_method_is_shown_with_every_option(model, data):
     assert f"objective: ppo (clip_low = 0.2, clip_high = 0.2), {peer}" in notes
     standardised = check(recipe(model, data, "train.compat=trl")).notes
     assert "advantage: group_standardised (eps = 0.0001)" in standardised
-    assert "advantage: gae (gamma = 1.0, lam = 0.9, whiten = True, bootstrap = False, ddof = 1)" in notes
+    assert "advantage: gae (gamma = 1.0, lam = 0.9, turns = False, whiten = True, bootstrap = False, ddof = 1)" in notes
     assert "critic: model (lr = 1e-05, clip = 0.2, warmup = 0)" in notes
 
 

@@ -259,13 +259,13 @@ def _evaluations(
     (first, *_) = tasks.values()
     reward = _load(first)  # rewards, sampling and prompts are the same for every data set
     try:
-        sampling = first.answering.sampling
+        answering, sampling = first.answering, first.answering.sampling
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
         prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
         engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
         try:
-            environment = open_environment(task.answering.environment, policy, reward, system=task.answering.system)
+            environment = open_environment(answering.environment, policy, reward, system=answering.system)
             return {
                 data: evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
                 for data, asked in prompts.items()

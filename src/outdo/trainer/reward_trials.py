@@ -83,11 +83,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         return RewardTrials(errors=[f"rewards: {mistake}" for mistake in error.problems])
     assert isinstance(reward, WeightedSum)
     answered = _references_are_answers(rules)
-    errors, rule = [], None
-    try:
-        rule = right_rule(reward.names, recipe.eval.right)
-    except UserError as error:
-        errors += [f"eval.right: {mistake}" for mistake in error.problems]
+    rule, errors = _right_rule(reward, recipe)
     try:
         trials = _first_trials(reward, questions, reference=answered) if questions else []
         errors += _failures(trials, questions)
@@ -98,6 +94,14 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         reward.close()
     notes = [*([] if rule is None else [_right_note(rule, trials)]), *_sandboxes(rules)]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
+
+
+def _right_rule(reward: WeightedSum, recipe: Recipe) -> tuple[RightRule | None, list[str]]:
+    """Return the rule of what is right, or None and the errors in `eval.right`."""
+    try:
+        return right_rule(reward.names, recipe.eval.right), []
+    except UserError as error:
+        return None, [f"eval.right: {mistake}" for mistake in error.problems]
 
 
 def _references_are_answers(rules: Sequence[Mapping[str, Any]]) -> bool:

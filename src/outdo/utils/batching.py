@@ -176,7 +176,7 @@ def floats(values: Sequence[float | None]) -> Tensor:
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
 
 
-def check_tensors(function: str, mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
+def _check_tensors(function: str, mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
     """Raise `UserError` with one sentence for each argument of `function` that has a wrong shape or dtype.
 
     `mask` is [B, T] bool, `advantages` [B, T] or [B]. Of the others `group` and `rewards` are [B], and `group` and
@@ -199,8 +199,14 @@ def check_tensors(function: str, mask: Tensor, advantages: Tensor, tensors: Mapp
         raise UserError([f"{function}: {each}" for each in wrong])
 
 
-def plain_fields(mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    """Return the fields of a `Batch`, without its totals, from checked tensors; see `Batch.of` for the defaults."""
+def plain_fields(
+    function: str, mask: Tensor, advantages: Tensor, tensors: Mapping[str, Tensor | None]
+) -> dict[str, Any]:
+    """Return the fields of a `Batch`, without its totals, from plain tensors; see `Batch.of` for the defaults.
+
+    Raises `UserError` with one sentence for each argument of `function` that has a wrong shape or dtype.
+    """
+    _check_tensors(function, mask, advantages, tensors)
     column = torch.arange(mask.shape[1], device=mask.device)
     number = torch.arange(len(mask), device=mask.device)
     starts = mask.int().argmax(1)  # the first True of a row; 0 where there is none
