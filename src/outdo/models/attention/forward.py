@@ -127,7 +127,8 @@ class Forward:
             routes = None
             if batch.routes is not None:
                 routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN)
-            return self.flat(token_ids, positions, layout_for(packed, self.kernel), routes), packed.source
+            layout = packed if self.kernel == "sdpa" else layout_for(packed, self.kernel)
+            return self.flat(token_ids, positions, layout, routes), packed.source
         rows, width = batch.token_ids.shape
         # The model finds the positions itself: some count from another number than 0 (RoBERTa).
         routes = None if batch.routes is None else batch.routes.flatten(0, 1)

@@ -24,10 +24,8 @@ def kernel_for(device: torch.device, *, autocast: bool) -> Kernel:
     return "flash_attention_2" if device.type == "cuda" and autocast and is_flash_attn_2_available() else "sdpa"
 
 
-def layout_for(packed: Packed, kernel: Kernel) -> "Packed | VariableLengths | FlexRow":
-    """Return the layout that computes attention over the row of a batch by this kernel."""
-    if kernel == "sdpa":
-        return packed
+def layout_for(packed: Packed, kernel: Kernel) -> "VariableLengths | FlexRow":
+    """Return the layout that computes attention over the row of a batch by a kernel other than SDPA."""
     return VariableLengths(packed) if kernel == "flash_attention_2" else FlexRow(packed)
 
 

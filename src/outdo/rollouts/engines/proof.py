@@ -41,9 +41,8 @@ class Bound(NamedTuple):
 FLOAT32 = Bound(1e-4, 1e-4)
 """With vLLM 0.32 on a CPU, a model of 0.8 M weights was at most 3.8e-5 apart in 20 steps of training."""
 BFLOAT16 = Bound(0.75, 0.08)
-"""For an engine or a policy that computes in bfloat16: twice what was measured with vLLM 0.32 on a CPU. The model
-of the quickstart was up to 0.36 nats apart, 0.029 on average; one with larger random weights 0.21, and 0.039 on
-average."""
+"""For an engine or a policy that computes in bfloat16: twice what was measured with vLLM 0.32 on a CPU. The model of
+the quickstart was up to 0.36 nats apart, 0.029 on average; one with larger random weights 0.21 and 0.039."""
 
 
 @dataclass(frozen=True, slots=True)
