@@ -27,8 +27,6 @@ from outdo.utils.batching import (
 from outdo.utils.outcome import has_spread
 from outdo.utils.rng import Stream
 
-Message = Mapping[str, Any]  # of a chat: {"role": "user", "content": "..."}, and what the chat template reads besides
-
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
@@ -44,7 +42,7 @@ class Prompt:
     """A question as the policy reads it. It is tokenised once, and training uses exactly these ids."""
 
     id: str  # unique within its dataset
-    text: str | Sequence[Message]  # the question: a string, or chat messages
+    text: str | Sequence[Mapping[str, Any]]  # the question: a string, or chat messages
     token_ids: tuple[int, ...]
     answer: Any = None  # the reference answer for the reward; None where there is none
     columns: Mapping[str, Any] = field(default_factory=dict)  # the other columns of the row, for the reward
@@ -200,21 +198,20 @@ class Batch:
     def from_groups(cls, groups: Sequence[Group]) -> "Batch":
         """Stack rollouts into rows, group by group. Without groups the batch has no rows."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        tokens = token_fields(
+        fields = token_fields(
             [group.prompt.token_ids for group in groups for _ in group.rollouts],
             [rollout.token_ids for rollout in rollouts],
             [rollout.loss_mask for rollout in rollouts],
             [number for number, group in enumerate(groups) for _ in group.rollouts],
         )
-        starts = tokens["prompt_lengths"].tolist()
-        rewards = reward_fields(groups, starts)
-        tokens["loss_mask"] &= rewards["scored"][:, None]
+        starts = fields["prompt_lengths"].tolist()
+        fields |= reward_fields(groups, starts)
+        fields["loss_mask"] &= fields["scored"][:, None]
         return cls(
-            **tokens,
-            totals=_count(tokens["loss_mask"], tokens["group"]),
-            **rewards,
+            **fields,
+            totals=_count(fields["loss_mask"], fields["group"]),
             rollout_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32, starts),
-            routes=pad_routes([rollout.routes for rollout in rollouts], tokens["token_ids"].shape[1]),
+            routes=pad_routes([rollout.routes for rollout in rollouts], fields["token_ids"].shape[1]),
         )
 
     @classmethod
@@ -367,7 +364,6 @@ class Update:
     tokens: Mapping[str, Shaped[Tensor, "B T"]]  # detached, on the CPU; see `Policy.update`
 
     def __repr__(self) -> str:
-        """Return a line without the tensors: what a notebook shows."""
         return f"Update(loss {self.metrics.get('loss', float('nan')):.4g}, tokens: {', '.join(self.tokens)})"
 
 

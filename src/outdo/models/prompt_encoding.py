@@ -9,10 +9,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.device import _first_line
-from outdo.types import Message
 from outdo.utils.cpu_limit import cpu_limit
 from outdo.utils.errors import ModelError, UserError
 
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what the chat template reads besides
 Tool = Mapping[str, Any]  # the JSON schema of a function
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")

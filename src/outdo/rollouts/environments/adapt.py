@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outdo.types import Message, Prompt
+from outdo.models.prompt_encoding import Message
+from outdo.types import Prompt
 
 TRL_METHODS = frozenset({"reset", "get_reward", "close"})
 """Methods of TRL's class that are no tools."""

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from outdo.models.prompt_encoding import Message
 from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.types import RewardOutput, Status, output_without_value, to_output
 from outdo.rollouts.environments.episode import LateError, Player
-from outdo.types import Completion, FinishReason, Message, Prompt, Rollout
+from outdo.types import Completion, FinishReason, Prompt, Rollout
 from outdo.utils.rng import Stream
 
 
@@ -95,5 +96,6 @@ class Conversation:
             policy_version=self.last_turn.policy_version,
             temperature=temperature,
             token_rewards=None if rewards is None else tuple(rewards),
+            routes=self.last_turn.routes,  # the last request had all tokens before it
             counts={} if self.player is None else dict(self.player.counts),
         )

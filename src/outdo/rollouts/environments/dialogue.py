@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
+from outdo.models.prompt_encoding import Message
 from outdo.rewards.types import (
     FailureCount,
     Reward,
@@ -22,7 +23,7 @@ from outdo.rollouts.environments.base import check_completions
 from outdo.rollouts.environments.conversation import Conversation
 from outdo.rollouts.environments.episode import Player, Reply
 from outdo.rollouts.environments.template import Parsed, Template
-from outdo.types import Completion, FinishReason, Group, Message, Prompt, Request
+from outdo.types import Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span

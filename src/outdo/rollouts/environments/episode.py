@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from outdo.models.prompt_encoding import Message
 from outdo.rewards.signatures import EventLoop
 from outdo.rollouts.environments.template import Parsed, call_id
 from outdo.rollouts.environments.tools import ToolBox, ToolError
-from outdo.types import Message, Prompt
+from outdo.types import Prompt
 
 ROLES = ("user", "tool", "system")
 """The roles of messages that an environment may send."""

@@ -16,9 +16,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.models.prompt_encoding import Tool, encode_prompt, render
+from outdo.models.prompt_encoding import Message, Tool, encode_prompt, render
 from outdo.rollouts.environments.call_formats import CALL_FORMATS, find_calls
-from outdo.types import Message
 from outdo.utils.errors import ModelError
 
 MARK, QUESTION = "outdo-stand-in", "outdo-question"
