@@ -225,7 +225,7 @@ def test_padding_does_not_change_the_result(objective: ComposedObjective, member
     wider = batch.with_(
         **{
             name: pad(getattr(batch, name), (0, columns))
-            for name in ("token_ids", "attention_mask", "loss_mask", "advantages", *LOGPROBS)
+            for name in ("token_ids", "attention_mask", "loss_mask", "turn", "advantages", *LOGPROBS)
         },
         totals=replace(batch.totals, padded_length=batch.totals.padded_length + columns),
     )
