@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,16 @@ def test_a_plain_function_gets_the_arguments_it_names(sample: Sample):
 
 
 def test_a_plain_function_may_take_every_column(sample: Sample):
-    assert values(lambda completion, **columns: columns["level"] + len(columns), [sample("a", level=3)]) == [8.0]
+    assert values(lambda completion, **columns: columns["level"] + len(columns), [sample("a", level=3)]) == [9.0]
+
+
+def test_messages_are_those_of_the_episode_and_else_the_column(sample: Sample):
+    def count(completion, messages):
+        return len(messages)
+
+    one_turn, row = sample("a"), sample("a", messages=[{"role": "user", "content": "?"}])
+    episode = replace(row, messages=[{"role": "assistant", "content": "a"}] * 3)
+    assert values(count, [one_turn, row, episode]) == [0.0, 1.0, 3.0]
 
 
 def test_a_trl_function_gets_lists_and_the_columns(sample: Sample):

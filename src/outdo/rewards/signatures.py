@@ -308,7 +308,7 @@ def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
         "rendered_prompt": sample.rendered_prompt,
         "completion": sample.completion,
         "completion_ids": list(sample.completion_ids),
-        "messages": list(sample.messages),
+        "messages": list(sample.messages) or sample.columns.get("messages", []),
         "answer": sample.answer,
     }
 
