@@ -29,7 +29,7 @@ def test_a_printed_line_contains_no_control_character_and_no_markup(write):
 
 
 def test_warnings_and_errors_contain_no_control_character(monkeypatch, capsys):
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise UserError([f"data: {HOSTILE}"])
 
     print_warning(HOSTILE)
@@ -49,7 +49,7 @@ def test_the_title_of_a_column_is_no_markup():
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[...] DefaultCPUAllocator: can't allocate memory")])
 def test_memory_that_does_not_suffice_is_one_sentence(monkeypatch, capsys, error):
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(command_line, "app", fail)
@@ -60,7 +60,7 @@ def test_memory_that_does_not_suffice_is_one_sentence(monkeypatch, capsys, error
 
 
 def test_another_error_of_torch_keeps_its_traceback(monkeypatch):
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(command_line, "app", fail)
