@@ -32,7 +32,7 @@ EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTA
 def test_every_built_in_name_scores(name: str, sample: Sample):
     options = {"overlong": {"max_tokens": 1, "cache": 1}, "code": {"unsafe_local": True}}.get(name, {})
     reward = load_reward({"name": name, **options})
-    value = {"overlong": -1.0, "environment": None}.get(name, 1.0)  # an environment gives the rewards itself
+    value = {"overlong": -1.0, "environment": 0.0}.get(name, 1.0)  # an environment adds the rewards itself
     answer = {"multiple_choice": "B", "code": "assert f() == 1"}.get(name, "1")
     completion = "def f(): return 1" if name == "code" else f"<think></think><answer>{answer}</answer>"
     assert reward([sample(completion, answer)])[0].parts == {name: value}

@@ -146,7 +146,7 @@ def test_the_rewards_of_turns_stand_on_their_last_tokens_and_add_up_to_the_rewar
     assert [int(turn) for turn in batch.turn[batch.token_rewards != 0]] == [0, 1, 2]
 
 
-def test_a_final_reward_counts_and_an_episode_without_any_reward_is_not_scored() -> None:
+def test_a_final_reward_counts_and_an_episode_without_any_reward_has_the_reward_0() -> None:
     class Final(Counting):
         def final_reward(self) -> float:
             return 0.5
@@ -154,7 +154,7 @@ def test_a_final_reward_counts_and_an_episode_without_any_reward_is_not_scored()
     (rollout,) = play(dialogue(lambda: Final(1)), ["a"])
     assert (rollout.reward, rollout.token_rewards) == (0.5, None)
     (rollout,) = play(dialogue(lambda: Counting(1)), ["a"])
-    assert rollout.status == "not_applicable"
+    assert (rollout.status, rollout.reward) == ("ok", 0.0)
 
 
 def test_a_reward_function_reads_the_last_turn_and_may_read_all_messages() -> None:

@@ -250,8 +250,8 @@ class Dialogue:
         return outputs
 
 
-NO_REWARD = RewardOutput(value=0.0, status=Status.not_applicable, parts={})
-"""What an episode has without a reward of the recipe."""
+NO_REWARD = RewardOutput(value=0.0, status=Status.ok, parts={})
+"""What the rewards of the environment are added to where no reward function is given."""
 
 
 def _player(conversation: Conversation) -> Player:
