@@ -15,6 +15,7 @@ from toys import assert_close, batch_of, groups, rollout
 from outdo.algorithms.advantages import Advantage, leave_one_out, per_token, turn_centred, turn_to_go
 from outdo.algorithms.advantages.turns import rewards_of_turns
 from outdo.types import Batch, Rollout
+from outdo.utils.errors import UserError
 
 STOP = 2
 """The action of the first turn that ends the episode."""
@@ -117,7 +118,7 @@ def test_centring_by_turn_index_sees_no_difference_between_one_more_turn_and_the
     centred = (rewards - (rewards * takes).sum(0) / takes.sum(0)).where(takes, 0.0)
     assert centred.tolist() == [[0, 0]] * 3
     assert by_turn(turn_to_go(batch)) == [[-1.0], pytest.approx([0.5, 0.5]), pytest.approx([0.5, 0.5])]
-    with pytest.raises(ValueError, match="one group has 1 and 2: use turn_to_go"):
+    with pytest.raises(UserError, match="one group has 1 and 2: use turn_to_go"):
         turn_centred(batch)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, leave_one_out
 from outdo.algorithms.advantages.returns import token_rewards_of
 from outdo.types import Batch
+from outdo.utils.errors import UserError
 
 
 def turn_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
@@ -44,15 +45,18 @@ def turn_centred(batch: Batch, *, scale: bool = True, eps: float = 1e-4) -> Batc
     r - r = 0 for both choices. Hence episodes with unequal numbers of turns in a group are refused: `turn_to_go`
     has no such bias.
 
-    Raises ValueError if the scored episodes of a group differ in their number of turns.
+    Raises UserError if the scored episodes of a group differ in their number of turns.
     """
     turns = batch.turn.amax(1) + 1  # [B]
     for number in batch.group.unique():
         found = turns[(batch.group == number) & batch.scored].unique().tolist()
         if len(found) > 1:
-            raise ValueError(
-                f"turn_centred is biased unless all episodes of a group have the same number of turns, and one group "
-                f"has {', '.join(map(str, found[:-1]))} and {found[-1]}: use turn_to_go"
+            counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
+            raise UserError(
+                [
+                    "turn_centred is biased unless all episodes of a group have the same number of turns, and one "
+                    f"group has {counts}: use turn_to_go"
+                ]
             )
     credit = partial(group_standardised, eps=eps) if scale else group_centred
     return _filled(batch, _to_go(_in_each_turn(credit, rewards_of_turns(batch), batch)))
