@@ -20,6 +20,7 @@ def test_runs_are_listed_with_state_step_outcome_size_and_age(outdo, run, tmp_pa
     stopped.mkdir(parents=True)
     (stopped / "recipe.toml").write_text("steps = 9")
     (stopped / "metrics.jsonl").write_text('{"step": 4, "reward": 0.25}\n')
+    (tmp_path / "recipe.toml").write_text("steps = 3")  # the user's own, beside the runs
     (row,) = json.loads(outdo("runs", tmp_path, "--json").out)
     assert (row["run"], row["state"], row["step"], row["steps"]) == ("deep/er/half", "stopped", 4, 9)
     assert (row["outcome"], row["value"]) == ("reward", 0.25)

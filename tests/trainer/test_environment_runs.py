@@ -75,9 +75,7 @@ def test_a_run_is_not_resumed_with_another_environment_or_other_code_of_it(game:
         assert "the code of the run has changed" in said
         (game / file).write_text(code)
     said = outdo_(game, "resume", "whole", "steps=7", "environment.rounds=2", status=2)
-    assert (
-        "environment.options.rounds: 3 in the saved run, 2 now" in said or "environment.rounds: 3 in the saved" in said
-    )
+    assert "environment.rounds: 3 in the saved run, 2 now" in said
 
 
 def test_eval_plays_the_episodes_of_the_run(game: Path) -> None:

@@ -21,7 +21,8 @@ from outdo.utils.text import for_terminal
 DEEPEST = 3
 """Folders between the given one and a run, that of the run included: `quickstart/seed-0/run-1`."""
 
-RUN_FILES = ("recipe.toml", "metrics.jsonl")
+RUN_FILES = ("environment.json", "metrics.jsonl")
+"""A folder that holds one of them is a run. A recipe alone may be the user's own, beside the folders of its runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
