@@ -118,7 +118,7 @@ def test_a_hanging_call_is_killed_and_the_next_hundred_are_scored(reward_of: Mak
 
 def test_a_call_ends_at_its_deadline_and_not_later(reward_of: Make, sample: Sample):
     """A slow machine makes both calls later, and changes nothing."""
-    source = "import time\ndef score(completion):\n    time.sleep(20 if completion == 'slow' else 0)\n    return 1.0"
+    source = "import time\ndef score(completion):\n    time.sleep(6 if completion == 'slow' else 0)\n    return 1.0"
     assert statuses(reward_of(source, timeout=2.0), [sample("slow")]) == ["timed_out"]
     assert statuses(reward_of(source, timeout=600.0), [sample("slow")]) == ["ok"]
 

@@ -185,7 +185,7 @@ def test_a_reward_function_reads_the_last_turn_and_may_read_all_messages() -> No
         (call("add", a="1", b=2), "unparsed", "error: add: a must be of type integer"),
         (call("add", a=True, b=2), "unparsed", "error: add: a must be of type integer"),
         (call("fail", reason="out of ink"), "raised", "error: RuntimeError: out of ink"),
-        (call("wait_for", seconds=600), "timed_out", "error: wait_for had no result after 0.2 s"),
+        (call("wait_for", seconds=20), "timed_out", "error: wait_for had no result after 0.2 s"),
     ],
 )
 def test_a_call_that_fails_is_a_message_to_the_policy_and_counted(written: str, metric: str, answer: str) -> None:

@@ -41,22 +41,39 @@ def whole(home: Path) -> Path:
     return home / "two"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_run_with_two_workers_resumes_exactly(home, whole, number):
-    run = home / f"two-{number.name}"
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a path that is short enough for the socket of the fork server."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="o") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_a_run_with_two_workers_that_is_killed_and_interrupted_resumes_exactly(home, whole, temporary: Path):
+    run = home / "two-disturbed"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *TWO)
-    wait_until(lambda: steps_done(run) >= 5)
-    others = family(command.pid)
-    assert others, "there should be a second process"
-    for process in [command.pid] if number is signal.SIGKILL else [command.pid, *others]:  # as Ctrl-C does
-        os.kill(process, number)
+    for step, number, expected in ((3, signal.SIGKILL, -signal.SIGKILL), (7, signal.SIGINT, 130)):
+        status, said = ended_by(number, command, run, step)
+        assert status == expected, said
+        assert not list(temporary.glob("pymp-*"))
+        assert step <= steps_done(run) < 12
+        command = cold(home, "resume", str(run))
     status, said = ended(command)
-    assert status == (-signal.SIGKILL if number is signal.SIGKILL else 130), said
-    wait_until(lambda: not any(alive(process) for process in others))
-    assert 5 <= steps_done(run) < 12
-    status, said = ended(cold(home, "resume", str(run)))
     assert status == 0, said
     assert_same(run, whole)
+
+
+def ended_by(number: int, command: "subprocess.Popen[str]", run: Path, step: int) -> tuple[int, str]:
+    """Send a signal after a step, and wait until no process is left; SIGINT to all of them, as Ctrl-C does."""
+    wait_until(lambda: steps_done(run) >= step or command.poll() is not None)
+    assert command.poll() is None, ended(command)
+    others = family(command.pid)
+    assert others, "there should be a second process"
+    for process in [command.pid] if number == signal.SIGKILL else [command.pid, *others]:
+        os.kill(process, number)
+    result = ended(command)
+    wait_until(lambda: not any(alive(process) for process in others))
+    return result
 
 
 def test_the_chosen_workers_are_written_into_the_recipe_of_the_run(whole):
@@ -69,26 +86,6 @@ def test_the_times_cover_all_processes(whole):
         parts = [value for name, value in line.items() if name.startswith("time/")]
         own = sum(parts) - line.get("time/evaluate", 0.0) - line.get("time/save", 0.0)
         assert own == pytest.approx(line["seconds"], rel=1e-6)
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for temporary files, with a path that is short enough for the socket of the fork server."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="o") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
-
-
-def test_a_killed_run_leaves_no_temporary_folder(own_home, temporary: Path):
-    command = cold(own_home, "train", "recipe.toml", "run=./run", *TWO)
-    wait_until(lambda: steps_done(own_home / "run") >= 2 or command.poll() is not None)
-    assert command.poll() is None, ended(command)
-    assert list(temporary.glob("pymp-*"))
-    others = family(command.pid)
-    os.kill(command.pid, signal.SIGKILL)
-    ended(command)
-    wait_until(lambda: not any(alive(process) for process in others))
-    assert not list(temporary.glob("pymp-*"))
 
 
 def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_one_sentence(own_home, monkeypatch):

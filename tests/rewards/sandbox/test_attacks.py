@@ -166,6 +166,7 @@ def test_a_program_is_the_only_process_that_it_sees(sandbox: Sandbox):
 def test_threads_are_limited(sandbox: Sandbox):
     program = """
 import threading, time
+threading.stack_size(1 << 16)  # so that their memory has room for many more
 started = 0
 try:
     while True:
