@@ -8,6 +8,7 @@
 
 PYTHON   ?= python3
 PIP_ARGS ?=
+ALSO     ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
 VLLM     := .venv-vllm
@@ -19,8 +20,8 @@ INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
 
-test: check
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+test: check $(ALSO)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.suite $(ARGS)

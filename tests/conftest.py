@@ -1,4 +1,7 @@
-"""For every test: one torch thread, hypothesis with the same examples everywhere and no deadline, and Ctrl-C."""
+"""For every test: one torch thread, hypothesis with the same examples everywhere and no deadline, and Ctrl-C.
+
+Tests of whole runs come first, so that no process is left with a file of slow tests when the others have ended.
+"""
 
 import os
 import signal
@@ -6,6 +9,7 @@ import signal
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported, here and in every command started
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import shape_checks
@@ -13,12 +17,23 @@ import torch
 from hypothesis import settings
 
 shape_checks.install()  # before anything imports outdo.algorithms
-settings.register_profile("outdo", deadline=None, derandomize=True, database=None)
+settings.register_profile("outdo", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("outdo")
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # as in a job in the background of a shell, or after nohup
         signal.signal(number, handler)
+
+
+SLOWEST = ("trainer", "distributed", "rewards", "rollouts", "benchmarks", "observability", "cli", "models")
+"""Folders by the time that a file of theirs takes, the longest first; other tests follow."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by their folders; `make test` gives the files to its processes in this order."""
+    tests = Path(__file__).parent
+    place = {name: number for number, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(tests).parts[0], len(place)))
 
 
 @pytest.fixture(autouse=True)
