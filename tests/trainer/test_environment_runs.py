@@ -109,6 +109,10 @@ def test_check_names_the_tools_and_what_the_chat_template_keeps(game: Path) -> N
         (("environment=game.py:Game", "cluster.replicas=2"), "an environment works with one replica only"),
         (("environment=game.py:Game", "data.template={prompt}"), "data.template: an environment needs"),
         (("rewards=environment",), "needs an environment that gives rewards"),
+        (
+            ("environment=game.py:Game", "rewards=[{name = 'environment', weight = 2}]"),
+            '"environment" takes no weight; what the environment gives is added as it is',
+        ),
     ],
 )
 def test_a_wrong_environment_is_refused_before_a_model_is_loaded(game: Path, settings: tuple[str, ...], mistake: str):

@@ -42,6 +42,16 @@ def test_truncated_answers_are_reported_in_a_run_of_three_steps() -> None:
     assert roots(steps((2, {"completions/clipped_ratio": 0.5}))) == []
 
 
+def test_truncated_answers_of_an_episode_name_the_limit_of_its_turns_too() -> None:
+    truncated, recipe = steps((3, {"completions/clipped_ratio": 0.5})), {"sampling": {"max_tokens": 64}}
+    for environment, advice in (
+        (None, "Raise sampling.max_tokens = 64, "),
+        ({"name": "tools"}, "Raise sampling.max_tokens = 64 (of an episode) and environment.turn_tokens (of a turn), "),
+    ):
+        (found,) = found_by("truncation", truncated, recipe | {"environment": environment})
+        assert found.advice.startswith(advice)
+
+
 def test_a_kl_that_grows_tenfold_is_reported_before_it_is_large() -> None:
     growing = [0.0005] * 12 + [0.001 * 2.0**n for n in range(8)]
     (found,) = found_by("kl_explosion", steps((20, {"kl": growing})))

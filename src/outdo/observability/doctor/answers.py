@@ -13,6 +13,7 @@ def truncation(run: RunMetrics) -> Iterator[Finding]:
     """Report that many answers are truncated."""
     if span := run.lasting("completions/clipped_ratio", above=0.2):
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
+        limit += " (of an episode) and environment.turn_tokens (of a turn)" if run.setting("environment") else ""
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the answers are truncated.",

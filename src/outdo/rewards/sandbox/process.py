@@ -136,10 +136,10 @@ def _collect(
             unfinished -= {each for each in unfinished if not _read_available(each, printed[each], limits.output)}
             if any(len(text) > limits.output for text in printed.values()):
                 ending = Ending.resource
-            elif not readable:
-                ending = Ending.timeout
             elif ended in readable:  # so everything that it printed was in the pipes
                 ending = Ending.exited
+            elif monotonic() >= deadline:  # also if it never stops to print
+                ending = Ending.timeout
             else:
                 continue
             stdout, stderr = (bytes(text[: limits.output]) for text in printed.values())
