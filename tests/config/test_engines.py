@@ -12,11 +12,16 @@ from outdo.config.recipe import Piece
 from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
+TWO = '{name = "builtin", processes = 2}'
 PYTHON = '{name = "vllm", python = "bin/python"}'
 
 
 def vllm(**options: object) -> Piece:
     return Piece(name="vllm", options=options)
+
+
+def builtin(**options: object) -> Piece:
+    return Piece(name="builtin", options=options)
 
 
 def test_the_engine_is_built_in_unless_the_recipe_names_another():
@@ -30,7 +35,18 @@ def test_the_engine_is_built_in_unless_the_recipe_names_another():
     ("piece", "mistake"),
     [
         (Piece(name="vlm"), 'nothing is called "vlm"; did you mean vllm?'),
-        (Piece(name="builtin", options={"rows": 3}), "engine.rows: unknown option; it takes no options"),
+        (builtin(rows=3), "engine.rows: unknown option; it takes processes, devices, timeout, max_difference"),
+        (builtin(proceses=2), "engine.proceses: unknown option; did you mean processes?"),
+        (builtin(processes=0), "engine.processes: expected a whole number of 1 or more, found 0"),
+        (builtin(processes="2"), "engine.processes: expected a whole number of 1 or more, found '2'"),
+        (builtin(processes=1, timeout=0), "engine.timeout: expected a number above 0, found 0"),
+        (builtin(processes=1, devices="cuda:1"), "engine.devices: expected a list such as"),
+        (
+            builtin(processes=1, devices=["gpu"]),
+            'engine.devices: expected "cuda:" with a number, "cpu" or "mps", found',
+        ),
+        (builtin(processes=2, devices=["cpu"]), "engine.devices: expected a device for each of engine.processes = 2,"),
+        (builtin(devices=["cpu"]), "engine.devices: has an effect only with engine.processes"),
         (vllm(), "vllm needs either python"),
         (vllm(python="p", url="http://h"), "set only one of them"),
         (vllm(python=3), "engine.python: expected text, found 3"),
@@ -46,15 +62,17 @@ def test_a_mistake_in_the_engine_is_one_sentence(piece: Piece, mistake: str):
 
 
 @pytest.mark.parametrize(
-    ("override", "mistake"),
+    ("engine", "override", "mistake"),
     [
-        ("sampling.top_p=0.9", "sampling.top_p = 0.9: vLLM reports log-probabilities after this filter"),
-        ("cluster.replicas=2", 'engine = "vllm": cluster.replicas = 2 works with the engine "builtin" only'),
+        (PYTHON, "sampling.top_p=0.9", "sampling.top_p = 0.9: vLLM reports log-probabilities after this filter"),
+        (PYTHON, "cluster.replicas=2", 'engine = "vllm": cluster.replicas = 2 works with the engine "builtin" only'),
+        (TWO, "cluster.replicas=2", "engine.processes: cluster.replicas = 2 needs none, because each replica samples"),
+        (TWO, "weights=nf4", "engine.processes: processes cannot share weights in 4 bits"),
     ],
 )
-def test_settings_that_do_not_work_with_vllm_are_refused(override: str, mistake: str):
+def test_settings_that_do_not_work_with_an_engine_are_refused(engine: str, override: str, mistake: str):
     with pytest.raises(UserError, match=mistake.replace("(", r"\(")):
-        load(None, [*NEEDED, f"engine={PYTHON}", override])
+        load(None, [*NEEDED, f"engine={engine}", override])
 
 
 def test_an_interpreter_that_is_missing_or_has_no_vllm_is_one_sentence(tmp_path: Path):

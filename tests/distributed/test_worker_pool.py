@@ -127,7 +127,7 @@ def test_an_error_in_another_process_is_raised_in_this_one(pool):
 def test_a_model_that_cannot_be_sent_is_refused_with_a_way_out(pool):
     policy = fresh()
     policy.model.local = lambda: None
-    with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*`workers = 1` has none"):
+    with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*`workers = 1` needs none"):
         together(policy, pool)
     together(fresh(), pool).logprobs(ragged())  # the pool goes on
 

@@ -117,8 +117,11 @@ def assert_same(run: Path, straight: Path) -> None:
 
 
 def without_time(checkpoint: Path) -> tuple[bytes, dict[str, Any]]:
-    """The training state's tensors (optimisers, reference, critic, reward models), and the rest, without its folder."""
+    """The training state's tensors (optimisers, reference, critic, reward models), and the rest.
+
+    The rest is without what may differ between equal runs: time, folder, and where the engine runs.
+    """
     state = json.loads((checkpoint / STATE).read_text())
     del state["progress"]["seconds"]
-    state["identity"]["recipe"] = re.sub(r"(?m)^run = .*$", "", state["identity"]["recipe"])
+    state["identity"]["recipe"] = re.sub(r"(?m)^(run|engine) = .*$", "", state["identity"]["recipe"])
     return (checkpoint / TENSORS).read_bytes(), state

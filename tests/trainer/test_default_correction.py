@@ -14,6 +14,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
     ("settings", "corrected"),
     [
         ([], False),
+        (['engine={name = "builtin", processes = 2}'], False),  # it computes what the trainer would
         ([VLLM], True),
         ([VLLM, "train.objective=dapo"], True),
         ([VLLM, 'train.objective={name = "grpo", correction = "none"}'], False),

@@ -58,6 +58,12 @@ def test_a_run_that_is_killed_within_its_episodes_equals_an_uninterrupted_one(ga
     assert_same(game / "killed", game / "whole")
 
 
+def test_a_run_whose_engine_is_in_processes_of_its_own_equals_one_in_the_trainer(game: Path) -> None:
+    processes = 'engine={name = "builtin", processes = 2}'
+    outdo_(game, "train", "recipe.toml", "run=./processes", processes, *SETTINGS)
+    assert_same(game / "processes", game / "whole")
+
+
 def test_a_run_measures_its_turns_and_its_calls(game: Path) -> None:
     lines = metrics(game / "whole")
     assert all(line["completions/mean_turns"] == 3 for line in lines)

@@ -192,10 +192,10 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
 
 
-def test_an_engine_in_another_process_samples_in_memory_of_its_own(model, data):
+@pytest.mark.parametrize("engine", ['{name = "vllm", python = "python"}', '{name = "builtin", processes = 1}'])
+def test_an_engine_in_another_process_samples_in_memory_of_its_own(model, data, engine):
     facts = inspect_folder(model)
-    with_vllm = recipe(model, data, 'engine={name = "vllm", python = "python"}')
-    parts = cost.memory(facts, with_vllm, reference=False)
+    parts = cost.memory(facts, recipe(model, data, f"engine={engine}"), reference=False)
     assert not [name for name in parts if name.endswith("while sampling")]
     assert cost.peak(parts) == sum(parts.values())
 

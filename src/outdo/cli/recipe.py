@@ -38,6 +38,7 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import adapter_size, load_tokenizer
     from outdo.trainer.build_method import adapter_of, piece_mistakes
+    from outdo.trainer.engines import device_mistakes
     from outdo.trainer.environment import examine_environment
     from outdo.trainer.hardware import device_memory
 
@@ -53,6 +54,7 @@ def probe_machine(recipe: Recipe) -> Machine:
             errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:
         memory = device_memory(recipe.device)
+        errors += device_mistakes(recipe.engine, recipe.device)
     except UserError as error:
         errors += error.problems
     return Machine(errors, memory, size, notes)

@@ -4,6 +4,7 @@ vLLM is never imported here. Its options are read from its source, in the enviro
 """
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,6 +22,11 @@ ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
 
 OWN_OPTIONS = ("python", "url", "served_model", "timeout", "max_difference", "dtype")
 """The options of the engine that are not vLLM's own."""
+
+OPTIONS_OF_PROCESSES = ("processes", "devices", "timeout", "max_difference")
+"""The options of the built-in engine, all of them for processes of its own."""
+
+DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 
 SET_BY_OUTDO = {
     "model": "`model` of the recipe",
@@ -41,11 +47,16 @@ def check_engine(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with the engine of a recipe, whatever is installed on this machine."""
     piece = recipe.engine
     yield from engine_mistakes(piece)
-    if piece.name == BUILTIN_ENGINE:
+    if not is_separate(piece):
         return
     if recipe.cluster.replicas > 1:
         replicas = f"cluster.replicas = {recipe.cluster.replicas}"
-        yield f'engine = "{piece.name}": {replicas} works with the engine "{BUILTIN_ENGINE}" only'
+        if piece.name == BUILTIN_ENGINE:
+            yield f"engine.processes: {replicas} needs none, because each replica samples from its own weights"
+        else:
+            yield f'engine = "{piece.name}": {replicas} works with the engine "{BUILTIN_ENGINE}" only'
+    if piece.name == BUILTIN_ENGINE and recipe.weights == "nf4":
+        yield 'engine.processes: processes cannot share weights in 4 bits; use weights = "bfloat16"'
     sampling = recipe.sampling
     filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     for name, is_set in filters.items():
@@ -65,9 +76,14 @@ def engine_mistakes(piece: Piece) -> Iterator[str]:
     if piece.name == VLLM:
         yield from _vllm_mistakes(piece.options)
     elif piece.name == BUILTIN_ENGINE:
-        yield from _unknown(piece.options, [])
+        yield from _builtin_mistakes(piece.options)
     else:
         yield from _mistakes_of_own(piece)
+
+
+def is_separate(piece: Piece) -> bool:
+    """Return whether an engine samples in processes of its own, from a copy of the weights."""
+    return piece.name != BUILTIN_ENGINE or "processes" in piece.options
 
 
 def environment_mistakes(piece: Piece) -> list[str]:
@@ -96,6 +112,30 @@ def _mistakes_of_own(piece: Piece) -> Iterator[str]:
     if not signature.accepts_any:
         known = [*(name for name in signature.options if name != "seed"), "max_difference", "dtype"]
         yield from _unknown(piece.options, known)
+
+
+def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
+    yield from _unknown(options, OPTIONS_OF_PROCESSES)
+    given = [name for name in OPTIONS_OF_PROCESSES if name in options]
+    if "processes" not in options:
+        yield from (f"engine.{name}: has an effect only with engine.processes" for name in given)
+        return
+    processes, devices = options["processes"], options.get("devices")
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        yield f"engine.processes: expected a whole number of 1 or more, found {processes!r}"
+    for name in ("timeout", "max_difference"):
+        if name in options and not _is_positive(options[name]):
+            yield f"engine.{name}: expected a number above 0, found {options[name]!r}"
+    if devices is None:
+        return
+    if not isinstance(devices, list | tuple):
+        yield f'engine.devices: expected a list such as ["cuda:1", "cuda:2"], found {devices!r}'
+        return
+    for device in devices:
+        if not isinstance(device, str) or not DEVICE.fullmatch(device):
+            yield f'engine.devices: expected "cuda:" with a number, "cpu" or "mps", found {device!r}'
+    if len(devices) != processes:
+        yield f"engine.devices: expected a device for each of engine.processes = {processes}, found {len(devices)}"
 
 
 def _vllm_mistakes(options: Mapping[str, Any]) -> Iterator[str]:

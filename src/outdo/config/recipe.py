@@ -306,7 +306,7 @@ class Recipe(Section):
     )
     engine: NamedPiece = Field(
         default=Piece(name=BUILTIN_ENGINE),
-        description='what samples: builtin, {name = "vllm", python = "path"} or {name = "vllm", url = ...}',
+        description='what samples: builtin, {name = "builtin", processes = 2}, {name = "vllm", python = "path"} ...',
     )
     sampling: Sampling = Field(default=Sampling(), description="how the engine samples answers in training")
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")

@@ -6,8 +6,9 @@ weight, the others read. Arguments and results of methods go through a pipe, and
 Each request has a number, which its answer repeats. A call that was interrupted leaves an answer in the pipe: the next
 call waits for it and drops it.
 
-No wait is without end. Each process sends a sign of life every second, from a thread of its own; one that falls silent,
-or that needs far longer than this process did for the same work, is killed and named in the error.
+No wait is without end. Each process sends a sign of life every second, from a thread of its own, with the progress of
+its objects that count some; one that falls silent, or that makes no progress for too long, is killed and named in the
+error. A process ends with the one that started it, also in the middle of a call.
 """
 
 import contextlib
@@ -21,14 +22,14 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from threading import Thread, Timer
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
@@ -47,7 +48,7 @@ SILENCE = 120.0
 START = 600.0
 """Seconds that the fork server, and a process until its first sign of life, may take: they import torch."""
 PATIENCE = 600.0
-"""Seconds that a call may take in another process ..."""
+"""Seconds without progress that a call may take in another process ..."""
 SLOWER = 20.0
 """... or so many times what this process took for its share of the same work."""
 GRACE = 5.0
@@ -56,6 +57,21 @@ GRACE = 5.0
 _NUMBER = struct.Struct("!q")
 """The number of a request, before its answer."""
 _INTERRUPTED = "a message between worker processes was interrupted in the middle; start the run again"
+
+
+class Advice(NamedTuple):
+    """What the errors of a process recommend: they depend on the setting that starts it."""
+
+    fewer: str  # if memory is short
+    without: str
+    after_kill: str
+
+
+WORKERS = Advice(
+    fewer="fewer `workers` need less",
+    without="`workers = 1` needs none",
+    after_kill="; `outdo resume` continues, also with `workers = 1`",
+)
 
 
 class Replicated:
@@ -87,11 +103,7 @@ class Replicated:
             self.finish()
             raise
         seconds = max(PATIENCE, SLOWER * (monotonic() - began))
-        results = [process.result(seconds) for process in others]
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            raise errors[0]
-        return [own, *results]
+        return [own, *results_of(others, seconds)]
 
     def finish(self) -> None:
         """Wait until no call is running in the other processes, and drop the results of interrupted calls."""
@@ -99,10 +111,26 @@ class Replicated:
             process.finish()
 
 
-class Process:
-    """One further process, which holds objects by a number and calls their methods."""
+def results_of(processes: Sequence["Process"], seconds: float) -> list[Any]:
+    """Return the results of the last calls of some processes; raise the first exception after all of them have ended.
 
-    def __init__(self, threads: int) -> None:
+    `seconds`: see `Process.result`.
+    """
+    results = [process.result(seconds) for process in processes]
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        raise errors[0]
+    return results
+
+
+class Process:
+    """One further process, which holds objects by a number and calls their methods.
+
+    An object may have an attribute `progress`, a number that changes while one of its methods gets on.
+    """
+
+    def __init__(self, threads: int, advice: Advice = WORKERS) -> None:
+        self._advice = advice
         context = torch.multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
             context.set_forkserver_preload(PRELOADED)
@@ -111,17 +139,18 @@ class Process:
         arguments = (theirs, their_heartbeats, threads, _own_temporary_folder())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            with _fork_server_in_time():
+            with _fork_server_in_time(advice):
                 self._process.start()
         except (OSError, EOFError) as error:
-            raise WorkerError(_not_started(error)) from error
+            raise WorkerError(_not_started(error, advice)) from error
         theirs.close()
         their_heartbeats.close()
         self._started = False  # whether there was a sign of life
         _limit_sending(self._pipe, SILENCE)
-        # The child ignores signals that are meant for the whole run; it ends when the pipe is closed. So the pipe has
-        # to be closed before Python waits for its children.
-        self._end = util.Finalize(self, _end, args=(self._pipe, self._process), exitpriority=100)
+        # The child ignores signals that are meant for the whole run; it ends when the pipes are closed. So they have to
+        # be closed before Python waits for its children.
+        ends = (self._pipe, self._heartbeats)
+        self._end = util.Finalize(self, _end, args=(ends, self._process), exitpriority=100)
         self._numbers = count()
         self._awaited: int | None = None  # the request whose answer has not been received
         self._cut_off = False  # an interrupt left a part of a message in the pipe
@@ -132,7 +161,7 @@ class Process:
             pickled = ForkingPickler.dumps(part)  # shares the memory of tensors; `_pickle_copy` copies it
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise WorkerError(
-                f"the model cannot be sent to a worker process: {error}; `workers = 1` has none"
+                f"the model cannot be sent to a worker process: {error}; {self._advice.without}"
             ) from error
         self.call(name, "hold", (bytes(pickled),))
         result = self.result()
@@ -161,8 +190,8 @@ class Process:
     def result(self, seconds: float = PATIENCE) -> Any:
         """Return the result of the last call, or the exception that it raised.
 
-        If the call takes more than `seconds`, or the process gives no sign of life, the process is killed, and the
-        result is a `WorkerError`.
+        If the call makes no progress for `seconds`, or the process gives no sign of life, the process is killed, and
+        the result is a `WorkerError`.
         """
         if self._cut_off:
             return WorkerError(_INTERRUPTED)
@@ -179,7 +208,7 @@ class Process:
             self._process.join(1.0)
             return WorkerError(
                 f"a worker process ended in the middle of its work (exit status {self._process.exitcode}); "
-                "if it ran out of memory, fewer `workers` need less"
+                f"if it ran out of memory, {self._advice.fewer}"
             )
         if answer[: _NUMBER.size] != _NUMBER.pack(awaited):
             return WorkerError("a worker process sent an answer that belongs to another request")
@@ -187,17 +216,21 @@ class Process:
 
     def _wait(self, seconds: float) -> WorkerError | None:
         """Wait until there is something to read, or until the process has ended; kill it if it hangs."""
-        began = heard = monotonic()
+        moved = heard = monotonic()
+        progress = b""
         while not self._pipe.poll():
             if self._heartbeats in wait([self._pipe, self._heartbeats], HEARTBEAT):
                 heard, self._started = monotonic(), True
+                before = progress
                 with contextlib.suppress(EOFError, ConnectionError):
                     while self._heartbeats.poll():
-                        self._heartbeats.recv_bytes()
+                        progress = self._heartbeats.recv_bytes()
+                if before not in (b"", progress):
+                    moved = heard
             allowed = SILENCE if self._started else START
             if monotonic() - heard > allowed:
                 return self._kill(f"gave no sign of life for {allowed:g} s")
-            if monotonic() - began > seconds:
+            if monotonic() - moved > seconds:
                 return self._kill(f"did not finish its share of the work within {seconds:.0f} s")
         return None
 
@@ -206,10 +239,7 @@ class Process:
         self._awaited, self._cut_off = None, False
         self._process.kill()
         self._process.join(GRACE)
-        return WorkerError(
-            f"worker process {self._process.pid} {reason}, and was killed; `outdo resume` continues, also with "
-            "`workers=1`"
-        )
+        return WorkerError(f"worker process {self._process.pid} {reason}, and was killed{self._advice.after_kill}")
 
     def finish(self) -> None:
         """Wait for the end of a call whose result was never received, and drop the result."""
@@ -229,10 +259,11 @@ class Process:
         self._end()
 
 
-def _end(pipe: Connection, process: Any) -> None:
-    pipe.close()
+def _end(pipes: Sequence[Connection], process: Any) -> None:
+    for pipe in pipes:
+        pipe.close()
     process.join(GRACE)
-    if process.is_alive():  # it computes, or it hangs
+    if process.is_alive():  # it hangs
         process.kill()
         process.join(GRACE)
 
@@ -243,15 +274,19 @@ def _limit_sending(pipe: Connection, seconds: float) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0))
 
 
-def _send_heartbeats(pipe: Connection) -> None:
-    with contextlib.suppress(OSError):  # the parent has gone
+def _send_heartbeats(pipe: Connection, held: Mapping[int, Any], temporary_folder: str) -> None:
+    """Send the progress of the objects until the parent has gone or has closed the pipe; then end this process."""
+    with contextlib.suppress(OSError):
         while True:
-            pipe.send_bytes(b"1")
+            progress = sum(getattr(each, "progress", 0) for each in list(held.values()))
+            pipe.send_bytes(_NUMBER.pack(progress))
             sleep(HEARTBEAT)
+    _remove_temporary_folder(temporary_folder)
+    os._exit(1)  # the main thread may compute for a long time
 
 
 @contextlib.contextmanager
-def _fork_server_in_time() -> Iterator[None]:
+def _fork_server_in_time(advice: Advice) -> Iterator[None]:
     """Kill the server that forks the processes if it does not start one within `START` seconds, or if that ends by an
     error: while it imports what the processes need, it would not notice that this process ends.
 
@@ -266,7 +301,7 @@ def _fork_server_in_time() -> Iterator[None]:
     except BaseException as error:
         if late:
             message = f"process {late[0]}, which starts the worker processes, did not do so within {START:g} s"
-            raise WorkerError(f"{message}, and was killed; `workers = 1` needs none") from error
+            raise WorkerError(f"{message}, and was killed; {advice.without}") from error
         _kill_fork_server()
         raise
     finally:
@@ -284,9 +319,9 @@ def _kill_fork_server() -> list[int]:
     return [pid]
 
 
-def _not_started(error: OSError | EOFError) -> str:
+def _not_started(error: OSError | EOFError, advice: Advice) -> str:
     where = f"its socket is in {util.get_temp_dir()}; if this path is too long, set TMPDIR to a shorter one"
-    return f"a worker process cannot be started: {error} ({where}); `workers = 1` has none"
+    return f"a worker process cannot be started: {error} ({where}); {advice.without}"
 
 
 def _own_temporary_folder() -> str:
@@ -311,15 +346,15 @@ def _serve(pipe: Connection, heartbeats: Connection, threads: int, temporary_fol
     """Run in a child: execute calls until the parent closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    Thread(target=_send_heartbeats, args=(heartbeats,), daemon=True).start()
-    _execute_calls(pipe, threads)
+    held: dict[int, Any] = {}
+    Thread(target=_send_heartbeats, args=(heartbeats, held, temporary_folder), daemon=True).start()
+    _execute_calls(pipe, held, threads)
     _remove_temporary_folder(temporary_folder)
 
 
-def _execute_calls(pipe: Connection, threads: int) -> None:
+def _execute_calls(pipe: Connection, held: dict[int, Any], threads: int) -> None:
     torch.set_num_threads(threads)
     disable_trim()
-    held: dict[int, Any] = {}
     own_id = os.getpid()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

@@ -23,6 +23,7 @@ from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads
 from outdo.types import Batch, TokenScores
+from outdo.utils.bit_sums import bit_sums
 from outdo.utils.errors import WorkerError
 from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.timing import span
@@ -112,8 +113,7 @@ class Replicas:
 
     def check_equal(self, weights: Sequence[Tensor]) -> None:
         """Raise `WorkerError` if the weights of the replicas are not equal, bit for bit."""
-        bits = torch.stack([weight.detach().view(_INTEGERS[weight.element_size()]).sum() for weight in weights])
-        found = self._gather(bits.tolist())
+        found = self._gather(bit_sums(weights))
         if different := [rank for rank, each in enumerate(found) if each != found[0]]:
             raise WorkerError(
                 f"the weights of replica {different[0]} are no longer those of the first one: the replicas need equal "
@@ -201,8 +201,6 @@ class ReplicatedScoring:
         shares = row_shares(batch, rows, len(self.replicas), whole_groups=whole_groups)
         return shares[self.replicas.rank] if self.replicas.rank < len(shares) else []
 
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _current: Replicas | None = None
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outdo.config.names import BUILTIN_ENGINE
+from outdo.config.engines import is_separate
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, PACKED_BYTES
@@ -133,7 +133,7 @@ def memory(
     if facts.parameters is not None:
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
         permanent = kept(facts.parameters, recipe, adapter=adapter, **settings)
-    own = recipe.engine.name == BUILTIN_ENGINE  # another engine samples in memory of its own
+    own = not is_separate(recipe.engine)  # another engine samples in memory of its own
     quantised = adapter.quantised if adapter else 0
     parts: dict[str, int | None] = {
         **permanent,

@@ -4,24 +4,31 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from outdo.config.engines import engine_mistakes, environment_mistakes
+import torch
+
+from outdo.config.engines import engine_mistakes, environment_mistakes, is_separate
 from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import Forward
+from outdo.models.device import choose_device
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
-from outdo.rollouts.engines.builtin.probe import SamplingChoice
+from outdo.rollouts.engines.builtin.probe import TOLERANCE, SamplingChoice
+from outdo.rollouts.engines.builtin.processes import BuiltinProcesses
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
-from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, Bound, Proof
+from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
 from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.rollouts.engines.vllm.engine import VllmEngine
 from outdo.rollouts.engines.vllm.process import ProcessServer
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
+
+BUILTIN = BuiltinEngine | MultiprocessEngine | ReplicatedEngine | BuiltinProcesses
+"""The ways in which the built-in engine runs."""
 
 
 def named_engine(argument: str | None, recipe: Recipe | None = None) -> Piece:
@@ -34,7 +41,7 @@ def named_engine(argument: str | None, recipe: Recipe | None = None) -> Piece:
         piece = _parse(argument)
     else:
         piece = Piece(name=BUILTIN_ENGINE) if recipe is None else recipe.engine
-    mistakes = list(engine_mistakes(piece)) or environment_mistakes(piece)
+    mistakes = list(engine_mistakes(piece)) or [*environment_mistakes(piece), *device_mistakes(piece, "auto")]
     if mistakes:
         raise UserError(mistakes)
     return piece
@@ -52,26 +59,27 @@ def _parse(argument: str) -> Piece:
 def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
     """Return an engine that samples from `policy`, with its weights.
 
-    The built-in engine samples in this process, or in every process of the policy's pool or replica. Every other one
-    has a copy of the weights, and each delivery to it is proved.
+    The built-in engine samples in this process, or in every process of the policy's pool or replica. Every other one,
+    and the built-in one in processes of its own, has a copy of the weights, and each delivery to it is proved.
 
     Raises: EngineError if it does not start, and DeliveryError if it does not have the policy's weights.
     """
-    if piece.name == BUILTIN_ENGINE:
+    if not is_separate(piece):
         if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
             return MultiprocessEngine(policy, policy.pool, seed=seed)
         engine = BuiltinEngine(policy, seed=seed)
         return ReplicatedEngine(engine, policy.pool) if isinstance(policy.pool, Replicas) else engine
-    options = dict(piece.options)
-    largest = options.pop("max_difference", None)
-    dtype = options.get("dtype", policy.forward.precision_name)
-    bound = FLOAT32 if dtype == policy.forward.precision_name == "float32" else BFLOAT16
-    if largest is not None:
-        bound = Bound(float(largest), min(float(largest), max(bound.mean, float(largest) / 10)))
+    options = {name: value for name, value in piece.options.items() if name != "max_difference"}
+    sequences = SEQUENCES
     if "url" in options:
         options.pop("dtype", None)
-    make = resolve(ENGINES.get(piece.name, piece.name))
-    separate = SeparateEngine(make(policy, seed=seed, **options), Proof(bound))
+    if piece.name == BUILTIN_ENGINE:
+        make, options = BuiltinProcesses, _of_processes(policy, **options)
+        sequences = max(SEQUENCES, len(options["devices"]))  # each process is proved
+    else:
+        make = resolve(ENGINES.get(piece.name, piece.name))
+    proof = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences)
+    separate = SeparateEngine(make(policy, seed=seed, **options), proof)
     try:
         separate.update_weights(policy)
     except BaseException:
@@ -80,21 +88,81 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
     return separate
 
 
+def _bound(piece: Piece, precision: str) -> Bound:
+    """Return how far the log-probabilities of an engine may be from those of a policy of this precision."""
+    bound = FLOAT32 if piece.options.get("dtype", precision) == precision == "float32" else BFLOAT16
+    if piece.name == BUILTIN_ENGINE:  # it may be as far as where its way to sample was chosen
+        bound = bound._replace(largest=max(bound.largest, TOLERANCE))
+    if (given := piece.options.get("max_difference")) is not None:
+        largest = float(given)
+        bound = Bound(largest, min(largest, max(bound.mean, largest / 10)))
+    return bound
+
+
+def device_mistakes(piece: Piece, trainer: str) -> list[str]:
+    """Return what is wrong on this machine with the devices of the built-in engine's processes.
+
+    `trainer` is the name of the device that the policy is on.
+    """
+    if piece.name != BUILTIN_ENGINE or not is_separate(piece):
+        return []
+    try:
+        for device in _devices(choose_device(trainer)[0], piece.options["processes"], piece.options.get("devices")):
+            choose_device(device)
+    except UserError as error:
+        return [f"engine.devices: {mistake}" for mistake in error.problems]
+    return []
+
+
+def _of_processes(
+    policy: Policy, *, processes: int, devices: Sequence[str] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Return the arguments of `BuiltinProcesses`. On a CPU, its processes share the threads of the policy's."""
+    threads = torch.get_num_threads() * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else 1)
+    return {
+        "devices": _devices(policy.forward.device, processes, devices),
+        "threads": max(1, threads // processes),
+        **options,
+    }
+
+
+def _devices(trainer: torch.device, processes: int, devices: Sequence[str] | None) -> Sequence[str]:
+    """Return a device for each process: the given ones, or else the GPUs after that of the trainer."""
+    if devices is not None:
+        return devices
+    if trainer.type != "cuda":
+        return [trainer.type] * processes
+    first, found = 1 + (trainer.index or 0), torch.cuda.device_count()
+    if first + processes > found:
+        raise UserError(
+            [
+                f"engine.processes = {processes} needs as many GPUs after the trainer's, cuda:{first - 1}, and this "
+                f'machine has {found} in all; name others, such as devices = ["cuda:0"] to share one'
+            ]
+        )
+    return [f"cuda:{index}" for index in range(first, first + processes)]
+
+
+def engine_metrics(engine: Engine) -> dict[str, float]:
+    """Return the metrics of an engine with a copy of the weights; empty for one without."""
+    return engine.metrics() if isinstance(engine, SeparateEngine) else {}
+
+
 def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str]]:
     """Return whether training uses the experts that sampled each token, and what the user should know about it.
 
     It does for a mixture model whose engine, or whose precision, makes other choices likely: in float32 the built-in
     engine and the trainer differ by the last bits of a score.
     """
-    separate = isinstance(engine, SeparateEngine)
+    sampler = engine.engine if isinstance(engine, SeparateEngine) else engine
     is_mixture = forward.routers is not None or forward.unreachable_routers
-    if not is_mixture or not (separate or forward.autocast):
+    if not is_mixture or (isinstance(sampler, BUILTIN) and not forward.autocast):
         return False, []
     if forward.routers is None:
         why = forward.unreachable_routers
-    elif separate and isinstance(engine.engine, VllmEngine):
+    elif isinstance(sampler, VllmEngine):
         why = "the engine vllm does not return the experts that it has used"
-    elif isinstance(engine, BuiltinEngine | MultiprocessEngine | ReplicatedEngine) and not _continuous(engine.choice):
+    elif isinstance(sampler, BUILTIN) and not _continuous(sampler.choice):
         why = "model.generate does not return the experts that it has used"
     else:
         return True, ["routing: training uses the experts that sampled each token"]
@@ -107,20 +175,20 @@ def _continuous(choice: SamplingChoice | None) -> bool:
 
 def engine_notes(engine: Engine) -> Sequence[str]:
     """Return how an engine samples, if that is not the usual way."""
-    if isinstance(engine, BuiltinEngine | MultiprocessEngine | ReplicatedEngine):
-        choice = engine.choice
-        if choice is None or choice.way.continuous:
-            return []
+    sampler, notes = engine, list[str]()
+    if isinstance(engine, SeparateEngine):
+        sampler, proof = engine.engine, engine.proof
+        notes += [
+            f"engine: its weights are proved after each update; now it is {proof.last:.2g} nats from the policy at "
+            f"most (bound: {proof.bound.largest:g})"
+        ]
+    if isinstance(sampler, BuiltinProcesses):
+        notes += [f"engine: processes on {', '.join(sampler.devices)}, threads of each: {sampler.threads}"]
+    if isinstance(sampler, BUILTIN) and sampler.choice is not None and not sampler.choice.way.continuous:
+        choice = sampler.choice
         reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
-        return [f"sampling: {choice.way.name}{reason}"]
-    if not isinstance(engine, SeparateEngine):
-        return []
-    proof = engine.proof
-    notes = [
-        f"engine: its weights are proved after each update; now it is {proof.last:.2g} nats from the policy at most "
-        f"(bound: {proof.bound.largest:g})"
-    ]
-    if isinstance(engine.engine, VllmEngine) and isinstance(engine.engine.server, ProcessServer):
-        why = engine.engine.server.merged_because
+        notes += [f"sampling: {choice.way.name}{reason}"]
+    if isinstance(sampler, VllmEngine) and isinstance(sampler.server, ProcessServer):
+        why = sampler.server.merged_because
         notes += [f"engine: the adapter is delivered merged into the weights, because {why}"] if why else []
     return notes

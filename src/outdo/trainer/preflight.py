@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outdo.config.engines import environment_mistakes
-from outdo.config.names import BUILTIN_ENGINE, REWARD_MODEL
+from outdo.config.engines import environment_mistakes, is_separate
+from outdo.config.names import REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
@@ -224,7 +224,7 @@ def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    if recipe.engine.name != BUILTIN_ENGINE:
+    if is_separate(recipe.engine):
         yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
     if facts.folder is None:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"

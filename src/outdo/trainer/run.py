@@ -27,6 +27,7 @@ from outdo.storage.provenance import describe_environment
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run
 from outdo.trainer.display import Display
+from outdo.trainer.engines import engine_metrics
 from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
@@ -309,7 +310,7 @@ class _Training:
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step) | correction_metrics(step, run.objective)
+    metrics = step_metrics(step) | correction_metrics(step, run.objective) | engine_metrics(run.engine)
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

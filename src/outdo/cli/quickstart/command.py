@@ -18,9 +18,9 @@ from rich.table import Table
 from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import demonstrations, held_out, problems, rows
+from outdo.config.engines import is_separate
 from outdo.config.file import load
 from outdo.config.messages import to_toml
-from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.recipe import Piece
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
@@ -98,7 +98,7 @@ def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int, e
     text = settings.RECIPE.format(
         model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, workers=settings.WORKERS
     )
-    if engine.name != BUILTIN_ENGINE:
+    if is_separate(engine):
         text = text.replace("\n[data]", f"engine = {to_toml(engine.model_dump())}\n\n[data]", 1)
     write_text_atomically(path, text)
     return path

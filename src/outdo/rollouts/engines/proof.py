@@ -63,10 +63,14 @@ class Scores:
 
 
 class Proof:
-    """Compares an engine with the policy after each update. `last` is the largest difference that was found."""
+    """Compares an engine with the policy after each update. `last` is the largest difference that was found.
 
-    def __init__(self, bound: Bound) -> None:
+    Each process of an engine needs at least one of the `sequences`.
+    """
+
+    def __init__(self, bound: Bound, *, sequences: int = SEQUENCES) -> None:
         self.bound = bound
+        self.sequences = sequences
         self.last = 0.0
         self._earlier: deque[tuple[int, Tensor]] = deque(maxlen=REMEMBERED)
 
@@ -76,7 +80,7 @@ class Proof:
         Raises `DeliveryError` if they are further apart than the bound, with the token that is furthest apart and the
         likely cause; `EngineError` if what the engine returned cannot be right.
         """
-        sequences = fixed_sequences(policy)
+        sequences = fixed_sequences(policy, self.sequences)
         scores = _measure(engine, policy, sequences)
         differences = torch.cat(scores.differences()).abs()
         self.last, mean = float(differences.max()), float(differences.mean())
@@ -120,13 +124,13 @@ class Proof:
         return bool(apart.max() <= self.bound.largest and apart.mean() <= self.bound.mean)
 
 
-def fixed_sequences(policy: PolicyView) -> list[list[int]]:
-    """Return token ids that depend only on the size of the vocabulary and of the context."""
+def fixed_sequences(policy: PolicyView, number: int = SEQUENCES) -> list[list[int]]:
+    """Return `number` sequences of token ids that depend only on the size of the vocabulary and of the context."""
     vocabulary = min(len(policy.tokenizer), len(policy.model.get_input_embeddings().get_parameter("weight")))
     length = LENGTH if policy.context is None else max(2, min(LENGTH, policy.context - SAMPLED))
     return [
         [stream_key(position, Stream("proof", 0, str(row), 0)) % vocabulary for position in range(length)]
-        for row in range(SEQUENCES)
+        for row in range(number)
     ]
 
 

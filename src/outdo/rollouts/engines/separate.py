@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Protocol, TypeVar
 
 from outdo.rollouts.engines.base import Engine, PolicyView
@@ -10,6 +11,8 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineLostError
 
+TIMEOUT = 300.0
+"""Seconds without progress after which an engine is lost, unless its options name others."""
 RESTARTS = 2
 """How often one call restarts the engine before it gives up."""
 
@@ -18,6 +21,9 @@ Result = TypeVar("Result")
 
 class RestartableEngine(Engine, Protocol):
     """An engine that can begin again after an `EngineLostError`."""
+
+    delivered_bytes: int
+    """Bytes of the weights of the last delivery."""
 
     def restart(self) -> None:
         """Start again, without weights: `update_weights` follows."""
@@ -35,6 +41,7 @@ class SeparateEngine:
         self.engine = engine
         self.proof = proof
         self.restarts = 0
+        self.seconds = self.proof_seconds = 0.0  # of the last delivery
         self._policy: PolicyView | None = None
         self._delivered: int | None = None
         self._is_lost = False
@@ -74,11 +81,23 @@ class SeparateEngine:
         """Release what the engine holds."""
         self.engine.close()
 
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds and the bytes of the last delivery, the seconds of its proof, and all restarts."""
+        return {
+            "engine/delivery_seconds": self.seconds,
+            "engine/delivery_bytes": float(getattr(self.engine, "delivered_bytes", 0)),  # one of the user may lack it
+            "engine/proof_seconds": self.proof_seconds,
+            "engine/restarts": float(self.restarts),
+        }
+
     def _deliver(self) -> None:
         assert self._policy is not None
         if self._delivered is None:  # a restart may have delivered them just now
+            began = perf_counter()
             self.engine.update_weights(self._policy)
+            delivered = perf_counter()
             self.proof.check(self.engine, self._policy)
+            self.seconds, self.proof_seconds = delivered - began, perf_counter() - delivered
             self._delivered = self._policy.version
 
     def _repeated(self, work: Callable[[], Result]) -> Result:

@@ -52,11 +52,17 @@ class BuiltinEngine:
         self.seed = seed
         self.rows = rows
         self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
+        self._sequences: Sequence[SequenceState] = ()  # of the last call
 
     @property
     def version(self) -> int:
         """The number of optimiser steps of the weights, which are the policy's own."""
         return self._require_policy().version
+
+    @property
+    def progress(self) -> int:
+        """The number of tokens that the last call of `generate` has sampled so far."""
+        return sum(len(sequence.token_ids) for sequence in self._sequences)
 
     def update_weights(self, policy: PolicyView) -> None:
         """Use the weights of this policy, as they are at each call of `generate`.
@@ -109,6 +115,7 @@ class BuiltinEngine:
             SequenceState(request, stream_key(self.seed, request.stream), rule.max_new_tokens(request))
             for request in requests
         ]
+        self._sequences = sequences
         sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows)
         return [sequence.completion(policy.version) for sequence in sequences]
 

@@ -11,6 +11,7 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
 from outdo.rollouts.engines.builtin.probe import choose_way
+from outdo.rollouts.engines.divide import divide, in_order
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -61,9 +62,7 @@ class MultiprocessEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        # Contiguous parts: requests with the same prompt are neighbours, and their prompt is prefilled once.
-        size = max(1, -(-len(requests) // len(self.engines)))
-        parts = [requests[start : start + size] for start in range(0, len(requests), size)]
-        results = self.engines.map("generate", [(part, sampling) for part in parts])
+        parts = divide(requests, len(self.engines))
+        results = self.engines.map("generate", [([requests[index] for index in part], sampling) for part in parts])
         version = self.policy.version  # the other processes only have the version at the time of the snapshot
-        return [replace(completion, policy_version=version) for part in results for completion in part]
+        return [replace(completion, policy_version=version) for completion in in_order(parts, results)]

@@ -12,15 +12,12 @@ from typing import Any, Protocol
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.sequences import StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.engines.separate import RestartableEngine
+from outdo.rollouts.engines.separate import TIMEOUT, RestartableEngine
 from outdo.rollouts.engines.vllm.http import HttpServer
 from outdo.rollouts.engines.vllm.process import ProcessServer
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.rng import stream_key
-
-TIMEOUT = 300.0
-"""Seconds without progress after which the engine is lost."""
 
 FINISH_REASONS = {"stop": FinishReason.stop, "length": FinishReason.length}
 
@@ -28,8 +25,8 @@ FINISH_REASONS = {"stop": FinishReason.stop, "length": FinishReason.length}
 class Server(Protocol):
     """A vLLM that runs somewhere."""
 
-    def update(self, policy: PolicyView) -> None:
-        """Load the weights of the policy; start first if it does not run yet."""
+    def update(self, policy: PolicyView) -> int:
+        """Load the weights of the policy; start first if it does not run yet. Return the bytes that it has read."""
         ...
 
     def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -83,6 +80,7 @@ class VllmEngine:
         self.server = server
         self.policy = policy
         self.seed = seed
+        self.delivered_bytes = 0
         self._version: int | None = None
 
     @property
@@ -95,7 +93,7 @@ class VllmEngine:
     def update_weights(self, policy: PolicyView) -> None:
         """Deliver the weights of this policy."""
         self.policy, self._version = policy, None
-        self.server.update(policy)
+        self.delivered_bytes = self.server.update(policy)
         self._version = policy.version
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from outdo.models.adapter import has_adapter
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.vllm.weights import WeightsFolder, bytes_of, why_merged, write_weights
+from outdo.rollouts.engines.vllm.weights import WeightsFolder, bytes_in, bytes_of, why_merged, write_weights
 from outdo.utils.errors import EngineError, EngineLostError
 
 CONNECTIONS = 64
@@ -35,8 +35,11 @@ class HttpServer:
         self.version: int | None = None
         self.folder: WeightsFolder | None = None
 
-    def update(self, policy: PolicyView) -> None:
-        """Let the server load the adapter of the policy under a new name; of a whole model, keep what it has."""
+    def update(self, policy: PolicyView) -> int:
+        """Let the server load the adapter of the policy under a new name; of a whole model, keep what it has.
+
+        Returns the bytes of the adapter.
+        """
         base = self._base()
         if not has_adapter(policy.model):
             if self.version not in (None, policy.version):
@@ -45,7 +48,7 @@ class HttpServer:
                     "(train.adapter), or let outdo start vLLM itself (engine.python)"
                 )
             self.model, self.version = base, policy.version
-            return
+            return 0
         if why := why_merged(policy.model):
             raise EngineError(f"{self.url}: {why}; a server gets no merged weights, so use engine.python")
         self.folder = self.folder or WeightsFolder(bytes_of(policy.model))
@@ -57,6 +60,7 @@ class HttpServer:
         if earlier not in (None, base):
             self._post("/v1/unload_lora_adapter", {"lora_name": earlier})
         self.folder.drop_others(folder)
+        return bytes_in(folder)
 
     def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sample an answer to each request."""

@@ -15,6 +15,7 @@ from outdo.rollouts.engines.vllm.child import Child, command
 from outdo.rollouts.engines.vllm.weights import (
     WeightsFolder,
     base_folder,
+    bytes_in,
     bytes_of,
     rank_of,
     targets_of,
@@ -57,8 +58,8 @@ class ProcessServer:
         self.merged_because = ""
         """Why the adapter is merged into the weights; empty if vLLM serves it."""
 
-    def update(self, policy: PolicyView) -> None:
-        """Load the weights of the policy; start the process first if it does not run yet."""
+    def update(self, policy: PolicyView) -> int:
+        """Load the weights of the policy; start the process first if it does not run yet. Return their bytes."""
         if self.folder is None:
             self.folder = WeightsFolder(bytes_of(policy.model))
         as_adapter = has_adapter(policy.model) and not (why := why_merged(policy.model))
@@ -71,6 +72,7 @@ class ProcessServer:
         arguments = {"version": policy.version, "folder": str(folder), "is_adapter": as_adapter}
         self.child.request("update", loads=True, **arguments)
         self.folder.drop_others(folder)
+        return bytes_in(folder)
 
     def _start(self, policy: PolicyView, folder: Path, *, as_adapter: bool) -> None:
         write_tokenizer(policy, folder)

@@ -71,6 +71,11 @@ def bytes_of(model: PreTrainedModel) -> int:
     return 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
+def bytes_in(folder: Path) -> int:
+    """Return the bytes of the weights in the folder of a delivery."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def why_merged(model: PreTrainedModel) -> str:
     """Return why vLLM cannot serve the adapter of a model beside its base; empty if it can.
 
