@@ -200,7 +200,7 @@ def test_closing_does_not_wait_for_a_process_that_does_not_end(stopped: bool, mo
     monkeypatch.setattr(outdo.distributed.process, "GRACE", 1.0 if stopped else 600.0)
     process = Process(1)
     process.hold(0, Echo())
-    process.call(0, "echo", ("never", 6000.0))
+    process.call(0, "echo", ("late", 100.0))
     if stopped:
         os.kill(process._process.pid or 0, signal.SIGSTOP)
     process.close()

@@ -13,7 +13,7 @@ from outdo.config.recipe import Piece
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.processes import SharedCopy
+from outdo.rollouts.engines.builtin.processes import EngineInProcess, SharedCopy
 from outdo.rollouts.engines.proof import fixed_sequences
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import SeparateEngine
@@ -142,8 +142,21 @@ class _Disk:
     free = 1000
 
 
+def test_too_little_memory_of_a_device_is_one_sentence(monkeypatch):
+    policy = fresh()
+    shared = SharedCopy(policy)
+    engine = EngineInProcess(shared.view(policy, "cpu"), shared.trained, seed=0, choice=BuiltinEngine(policy).choice)
+
+    def short(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.Module, "to", short)
+    with pytest.raises(EngineError, match="the memory of cpu does not suffice for a copy of the weights: CUDA out of"):
+        engine.load(1)
+
+
 def test_a_device_that_the_machine_lacks_is_one_sentence():
     piece = Piece(name="builtin", options={"processes": 1, "devices": ["cuda:63"]})
     (mistake,) = device_mistakes(piece, "cpu")
-    assert mistake.startswith("engine.devices: device 'cuda:63' is not usable here")
+    assert mistake.startswith("engine.devices: this machine has no cuda:63; it has cpu")
     assert device_mistakes(TWO, "cpu") == []

@@ -37,5 +37,5 @@ def test_a_device_that_is_missing_is_one_sentence_before_a_model_is_loaded(home:
     setting = 'engine={name = "builtin", processes = 1, devices = ["cuda:63"]}'
     for command in ("check", "train"):
         said = outdo_(home, command, "recipe.toml", "run=./nowhere", setting, status=2)
-        assert "engine.devices: device 'cuda:63' is not usable here" in said
+        assert "engine.devices: this machine has no cuda:63; it has cpu" in said
     assert not (home / "nowhere").exists()

@@ -116,19 +116,20 @@ def _mistakes_of_own(piece: Piece) -> Iterator[str]:
 
 def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     yield from _unknown(options, OPTIONS_OF_PROCESSES)
-    given = [name for name in OPTIONS_OF_PROCESSES if name in options]
     if "processes" not in options:
+        given = [name for name in OPTIONS_OF_PROCESSES if name in options]
         yield from (f"engine.{name}: has an effect only with engine.processes" for name in given)
         return
-    processes, devices = options["processes"], options.get("devices")
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+    processes = options["processes"]
+    if not _is_positive(processes) or not isinstance(processes, int):
         yield f"engine.processes: expected a whole number of 1 or more, found {processes!r}"
-    for name in ("timeout", "max_difference"):
-        if name in options and not _is_positive(options[name]):
-            yield f"engine.{name}: expected a number above 0, found {options[name]!r}"
-    if devices is None:
-        return
-    if not isinstance(devices, list | tuple):
+    yield from _limits(options)
+    if "devices" in options:
+        yield from _devices(options["devices"], processes)
+
+
+def _devices(devices: Any, processes: Any) -> Iterator[str]:
+    if not isinstance(devices, list):
         yield f'engine.devices: expected a list such as ["cuda:1", "cuda:2"], found {devices!r}'
         return
     for device in devices:
@@ -147,6 +148,7 @@ def _vllm_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
         )
     for name, value in options.items():
         yield from _vllm_option(name, value)
+    yield from _limits(options)
     if "url" in options:
         yield from _unknown(options, OWN_OPTIONS)
 
@@ -156,10 +158,14 @@ def _vllm_option(name: str, value: Any) -> Iterator[str]:
         yield f"engine.{name}: is set by outdo: {SET_BY_OUTDO[name]}"
     elif name in ("python", "url", "dtype", "served_model") and not isinstance(value, str):
         yield f"engine.{name}: expected text, found {value!r}"
-    elif name in ("timeout", "max_difference") and not _is_positive(value):
-        yield f"engine.{name}: expected a number above 0, found {value!r}"
     elif name == "url" and not value.startswith(("http://", "https://")):
         yield f'engine.url: expected a URL such as "http://host:8000", found {value!r}'
+
+
+def _limits(options: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("timeout", "max_difference"):
+        if name in options and not _is_positive(options[name]):
+            yield f"engine.{name}: expected a number above 0, found {options[name]!r}"
 
 
 def _is_positive(value: Any) -> bool:

@@ -29,6 +29,8 @@ MAY_CHANGE = (
     "checkpoint.*",
     "record.*",
     "cluster.*",
+    "engine.processes",
+    "engine.devices",
     "engine.python",
     "engine.url",
     "engine.timeout",

@@ -107,21 +107,34 @@ def device_mistakes(piece: Piece, trainer: str) -> list[str]:
     if piece.name != BUILTIN_ENGINE or not is_separate(piece):
         return []
     try:
-        for device in _devices(choose_device(trainer)[0], piece.options["processes"], piece.options.get("devices")):
-            choose_device(device)
+        devices = _devices(choose_device(trainer)[0], piece.options["processes"], piece.options.get("devices"))
     except UserError as error:
-        return [f"engine.devices: {mistake}" for mistake in error.problems]
-    return []
+        return list(error.problems)
+    gpus = torch.cuda.device_count()
+    found = [
+        "cpu",
+        *(["mps"] if torch.backends.mps.is_available() else []),
+        *(f"cuda:{index}" for index in range(gpus)),
+    ]
+    return [
+        f"engine.devices: this machine has no {device}; it has {', '.join(found)}"
+        for device in devices
+        if device not in found
+    ]
 
 
 def _of_processes(
     policy: Policy, *, processes: int, devices: Sequence[str] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Return the arguments of `BuiltinProcesses`. On a CPU, its processes share the threads of the policy's."""
-    threads = torch.get_num_threads() * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else 1)
+    """Return the arguments of `BuiltinProcesses`. All processes together have at most the threads of the policy's.
+
+    One of them has at most as many as one of the policy's, because the last bits may depend on their number.
+    """
+    own = torch.get_num_threads()
+    in_all = own * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else 1)
     return {
         "devices": _devices(policy.forward.device, processes, devices),
-        "threads": max(1, threads // processes),
+        "threads": max(1, min(own, in_all // processes)),
         **options,
     }
 
