@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outdo.config.file import commented, dump, load, schema
 from outdo.config.recipe import Recipe, run_folder
 from outdo.config.settings import leaves, settings
+from outdo.trainer.build import sampling_params
 from outdo.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def recipe(tmp_path):
 
 def test_a_recipe_has_at_most_eighty_settings_and_the_readme_tells_how_many():
     """Each value counts that a recipe can hold, also in nested tables; the options of pieces belong to the pieces."""
-    assert {"data.select.low", "optim.schedule", "reference.sync.mix", "sampling.stop_token_ids"} < {*leaves()}
+    assert {"data.select.low", "optim.schedule", "reference.sync.mix", "sampling.stop"} < {*leaves()}
     assert len(leaves()) <= 80
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     row = next(line for line in readme.splitlines() if line.startswith("| settings of a GRPO run |"))
@@ -54,6 +55,11 @@ def test_overrides_replace_settings_of_the_file(recipe):
     loaded = load(path, ["optim.lr=2e-6", "sampling.stop=['\\n\\n']", "data.shuffle=false"])
     assert (loaded.optim.lr, loaded.optim.clip_norm, loaded.data.shuffle) == (2e-6, 3, False)
     assert loaded.sampling.stop == ("\\n\\n",)
+
+
+def test_one_list_holds_the_texts_and_the_token_ids_that_end_an_answer():
+    params = sampling_params(load(None, [*NEEDED, 'sampling.stop=["END", 7, "7"]']))
+    assert (params.stop, params.stop_token_ids) == (("END", "7"), (7,))
 
 
 def test_text_needs_no_quotes_on_the_command_line():
@@ -179,7 +185,7 @@ def test_all_mistakes_are_reported_at_once(recipe):
     [
         ("train.micro_batch_tokens=-3", "train.micro_batch_tokens: expected 1 or more or 'auto', found -3"),
         ("train.micro_batch_tokens=all", "train.micro_batch_tokens: expected a whole number or 'auto', found \"all\""),
-        ("sampling.stop_token_ids=[2.5]", "sampling.stop_token_ids.0: expected a whole number, found 2.5"),
+        ("sampling.stop=[2.5]", "sampling.stop.0: expected text or a whole number, found 2.5"),
         ("optim.schedule=cosin", 'optim.schedule: nothing is called "cosin"; did you mean cosine?'),
         ("reference.sync.mix=0.5", "reference.sync.every: required"),
         ("optim.lr=nan", "optim.lr: expected a finite number, found nan"),

@@ -127,7 +127,7 @@ def test_an_old_recipe_gets_all_new_names_at_once(tmp_path):
         timeout = 5.0
         max_failed = 0.1
         [sampling]
-        stop = ["END", 7]
+        stop_token_ids = [7]
         [train]
         group = 4
         updates = 2
@@ -150,7 +150,7 @@ def test_an_old_recipe_gets_all_new_names_at_once(tmp_path):
         "reference.renew.every: unknown setting; it is now reference.sync = {every = 20}",
         "reward.max_failed: unknown setting; it is now reward_limits.max_failed",
         "reward.timeout: unknown setting; it is now reward_limits.timeout",
-        "sampling.stop.1: expected text, found 7; write token ids as sampling.stop_token_ids = [7]",
+        'sampling.stop_token_ids: unknown setting; it is now sampling.stop = ["\\n\\n", 151643]',
         "train.group: unknown setting; it is now train.group_size",
         "train.like: unknown setting; it is now train.compat",
         "train.micro_tokens: unknown setting; it is now train.micro_batch_tokens",

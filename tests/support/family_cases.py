@@ -63,7 +63,7 @@ class Seen:
     def __call__(self, scores, batch):
         return self.formula(scores, batch)
 '''
-ENDING = f"sampling.stop_token_ids={list(range(20, 60))}"
+ENDING = f"sampling.stop={list(range(20, 60))}"
 """Some answers of the untrained model end by themselves, at different lengths; others are cut off."""
 
 

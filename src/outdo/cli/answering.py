@@ -61,7 +61,7 @@ def answering(
     sampling = SamplingParams(
         temperature=chosen,
         max_tokens=max_tokens or recipe.sampling.max_tokens,
-        stop=recipe.sampling.stop,
+        stop=recipe.sampling.stop_texts,
         stop_token_ids=recipe.sampling.stop_token_ids,
     )
     return Answering(

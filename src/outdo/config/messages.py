@@ -94,7 +94,7 @@ def _sentences(key: str, errors: Sequence[ErrorDetails]) -> Iterator[tuple[str, 
         yield key, f"{key}: {first.get('ctx', {})['error']}, found {format_value(found)}"
     else:
         expected = " or ".join(dict.fromkeys(map(_expected, errors)))
-        hint = _quoted_number_hint(kind, found) or _token_id_hint(key, found)
+        hint = _quoted_number_hint(kind, found)
         yield key, f"{key}: expected {expected}, found {format_value(found)}{hint}"
 
 
@@ -121,9 +121,3 @@ def _quoted_number_hint(kind: str, found: Any) -> str:
     except ValueError:
         return ""
     return ", which is text: take the quotes off; in YAML write 1.0e-6 for 1e-6"
-
-
-def _token_id_hint(key: str, found: Any) -> str:
-    """Return where token ids go: earlier versions of outdo took them in `sampling.stop`."""
-    is_token_id = key.startswith("sampling.stop.") and isinstance(found, int)
-    return f"; write token ids as sampling.stop_token_ids = [{found}]" if is_token_id else ""

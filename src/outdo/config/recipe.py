@@ -118,13 +118,21 @@ class Sampling(Section):
     min_p: BelowOne = Field(
         default=0.0, description="sample from tokens with at least this share of the highest probability"
     )
-    stop: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=(), description="texts that end an answer, besides the tokenizer's end-of-sequence token"
-    )
-    stop_token_ids: Annotated[tuple[CountOrZero, ...], Field(strict=False)] = Field(
-        default=(), description="token ids that end an answer, besides the tokenizer's end-of-sequence token"
+    stop: Annotated[tuple[str | CountOrZero, ...], Field(strict=False)] = Field(
+        default=(),
+        description="texts and token ids that end an answer, besides the tokenizer's end-of-sequence token",
     )
     max_tokens: Count = Field(default=256, description="longest answer, in tokens")
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts in `stop`."""
+        return tuple(each for each in self.stop if isinstance(each, str))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The token ids in `stop`."""
+        return tuple(each for each in self.stop if isinstance(each, int))
 
 
 class Train(Section):

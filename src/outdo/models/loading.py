@@ -84,7 +84,7 @@ def load_tokenizer(
     if tokenizer.eos_token_id is None and not stop_token_ids:
         raise ModelError(
             f"the tokenizer of {name} has no end-of-sequence token, so no answer would ever end; "
-            "set eos_token in its tokenizer_config.json, or give stop_token_ids (in a recipe: sampling.stop_token_ids)"
+            "set eos_token in its tokenizer_config.json, or give stop_token_ids (in a recipe: sampling.stop)"
         )
     if tokenizer.pad_token_id is None:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else stop_token_ids[0]

@@ -177,7 +177,7 @@ def _frozen_reward_models(recipe: Recipe) -> list[Path]:
 def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
     """Return the recipe's sampling parameters, some of them replaced by `changes`."""
     sampling = recipe.sampling
-    stop = {"stop": sampling.stop, "stop_token_ids": sampling.stop_token_ids}
+    stop = {"stop": sampling.stop_texts, "stop_token_ids": sampling.stop_token_ids}
     return SamplingParams(**(sampling.model_dump() | stop | changes))
 
 

@@ -34,7 +34,7 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     if recipe.data.template is not None:
         yield "data.template: replaces the model's own chat template; leave it out for a model that was trained to chat"
         return
-    stops = recipe.sampling.stop or recipe.sampling.stop_token_ids or _several_ends(facts.folder)
+    stops = recipe.sampling.stop or _several_ends(facts.folder)
     if end is not None and end not in template and "eos_token" not in template and not stops:
         yield (
             f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
