@@ -10,6 +10,7 @@ from outdo.config.rules import conflicts
 from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
+VLLM = 'engine={name = "vllm", python = "python"}'
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,11 @@ NEEDED = ["model=m", "data.path=x.jsonl"]
         ),
         (["train.advantage=gdpo", "train.kl_in_reward={name='k1', beta=0.1}"], "gdpo uses the parts of the reward"),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
+        (["train.max_staleness=1"], "train.max_staleness = 1: needs an engine with a copy of the weights"),
+        (
+            ["train.max_staleness=1", VLLM, "rewards={name='reward_model', path='m', labels='exact', every=2}"],
+            "train.max_staleness = 1: a reward model with `labels` learns after each step",
+        ),
         (["rewards=[]"], "rewards: expected at least one"),
         (["data.system=the key is hf_aaaaaaaaaaaaaaaaaaaaaaaa"], "data.system: looks like a secret"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),

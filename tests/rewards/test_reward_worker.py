@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -401,3 +402,29 @@ def test_a_worker_ends_with_its_trainer(tmp_path: Path, doing: str):
         parent.wait()
     wait_until(lambda: not is_group_alive(group))
     assert not finished.exists()  # in the middle of its call
+
+
+def test_a_reward_that_is_closed_during_a_call_ends_it_and_starts_nothing(
+    reward_of: Make, sample: Sample, tmp_path: Path
+):
+    started, busy = tmp_path / "started", tmp_path / "busy"
+    reward = reward_of(
+        f"import time\nopen({str(started)!r}, 'a').write('1')\n"
+        f"def score(completion):\n    open({str(busy)!r}, 'w').close()\n    time.sleep(1000)\n"
+    )
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            reward([sample("a"), sample("b")])
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until(busy.exists)
+    reward.close()
+    thread.join(600)
+    assert not thread.is_alive()
+    assert errors
+    assert started.read_text() == "1"

@@ -112,6 +112,14 @@ def _correction_of_the_built_in_engine(recipe: Recipe, _: Mapping[str, Any]) -> 
         yield "train.objective.correction: the built-in engine samples with the trained weights, so the ratio is 1"
 
 
+def _nothing_corrects_for_older_weights(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    train = recipe.train
+    without = train.objective.options.get("correction") == "none" or train.objective.name in NOT_COMPOSED
+    if train.max_staleness and without:
+        ahead = f"train.max_staleness = {train.max_staleness}"
+        yield f"{ahead}: nothing corrects for the older weights, as {train.objective.name} has no correction here"
+
+
 def _unused_critic(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name = recipe.advantage.name
     if recipe.train.critic is not None and name not in WITH_CRITIC and ":" not in name:
@@ -128,5 +136,6 @@ NOTES: Sequence[NoteRule] = (
     _divergence_with_another_gradient,
     _not_as_published,
     _correction_of_the_built_in_engine,
+    _nothing_corrects_for_older_weights,
     _unused_critic,
 )

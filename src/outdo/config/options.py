@@ -39,8 +39,9 @@ def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None 
 
 
 def corrects_by_default(recipe: Recipe) -> bool:
-    """Return whether the objective gets a correction that the recipe does not name: the engine is not the trainer."""
-    return recipe.engine.name != BUILTIN_ENGINE and "correction" not in recipe.train.objective.options
+    """Return whether the objective gets a correction that the recipe does not name: the engine is not the policy."""
+    other = recipe.engine.name != BUILTIN_ENGINE or recipe.train.max_staleness > 0
+    return other and "correction" not in recipe.train.objective.options
 
 
 def describe_method(recipe: Recipe) -> list[str]:
@@ -60,7 +61,7 @@ def describe_method(recipe: Recipe) -> list[str]:
         lines.append(f"adapter: {_listed(train.adapter.name, train.adapter.options)}")
     if corrects_by_default(recipe) and train.objective.name not in NOT_COMPOSED | {"prime_rl", "prime_rl_ipo"}:
         lines.append(
-            'correction: truncate, as the engine is not the trainer; "none" as option of the objective: without'
+            'correction: truncate, as the engine is not the policy; "none" as option of the objective: without'
         )
     if train.compat != "outdo":
         lines[0] += f", in the conventions of {train.compat} (docs/methods: means, clamps, clips)"

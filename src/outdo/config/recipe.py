@@ -144,6 +144,9 @@ class Train(Section):
         default=0,
         description="largest number of further rounds that replace groups whose rewards are all equal",
     )
+    max_staleness: CountOrZero = Field(
+        default=0, description="steps by which sampling runs ahead of training; 0: they alternate; see staleness.md"
+    )
     passes: Count = Field(default=1, description="passes over each batch (μ)")
     minibatches: Count = Field(default=1, description="optimiser steps within one pass")
     micro_batch_tokens: Count | Literal["auto"] = Field(

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 
 from outdo.config import method_notes, method_rules
 from outdo.config.adapters import check_adapter, mixed_reference, weights_in_few_bytes
-from outdo.config.engines import check_engine
+from outdo.config.engines import check_engine, is_separate
 from outdo.config.environments import check_environment
 from outdo.config.method_rules import Rule
-from outdo.config.names import OBJECTIVES
+from outdo.config.names import OBJECTIVES, REWARD_MODEL
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.config.trackers import check_trackers
@@ -88,6 +88,19 @@ def _divided_adapter(recipe: Recipe) -> Iterator[str]:
         yield "cluster.shard = true: a model with an adapter cannot be divided yet; replicas without it can train one"
 
 
+def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
+    ahead = f"train.max_staleness = {recipe.train.max_staleness}"
+    if not recipe.train.max_staleness:
+        return
+    if not is_separate(recipe.engine):
+        yield (
+            f"{ahead}: needs an engine with a copy of the weights, because the trainer changes its own meanwhile: "
+            'engine = {name = "vllm", python = "path"}, {name = "vllm", url = ...} or an engine of your own'
+        )
+    if any(each.name == REWARD_MODEL and "labels" in each.options for each in recipe.rewards):
+        yield f"{ahead}: a reward model with `labels` learns after each step, so rewards would depend on speed"
+
+
 def _template(recipe: Recipe) -> Iterator[str]:
     template = recipe.data.template
     if template is None:
@@ -118,6 +131,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
     _divided_adapter: ("cluster.shard", "train.adapter"),
+    _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     check_trackers: ("track",),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),

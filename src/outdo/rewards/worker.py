@@ -103,7 +103,8 @@ class WorkerReward:
                 raise
 
     def close(self) -> None:
-        """Kill the workers."""
+        """Kill the workers. A call in another thread ends, and starts none again."""
+        self._interrupt()
         for worker in self._workers:
             worker.kill()
 

@@ -33,7 +33,7 @@ from outdo.storage.state_file import pack, unpack
 from outdo.utils.errors import CheckpointError, DiskFullError
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
-FORMAT = 2
+FORMAT = 3
 """Version of the manifest and of `state/`."""
 
 MANIFEST = "manifest.json"

@@ -33,6 +33,7 @@ from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
+from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
@@ -70,6 +71,7 @@ class Run:
     engine: Engine
     eval_environment: Environment  # scores the answers to the held-out questions
     sampler: GroupSampler | DynamicSampling
+    ahead: AheadSampler  # samples the batches of `prompts` by `sampler`, and yields them to the loop
     advantage: Advantage
     objective: Objective
     stop: Stop | None
@@ -82,8 +84,10 @@ class Run:
 
     def close(self) -> None:
         """Stop the processes that the run has started. It has started no replica: they end after the run."""
+        self.ahead.stop()
         self.engine.close()
         self.reward.close()
+        self.ahead.join()
         if isinstance(self.models.policy.pool, WorkerPool):
             self.models.policy.pool.close()
 
@@ -123,6 +127,7 @@ def build_run(
         max_failed=recipe.reward_limits.max_failed,
         step_timeout=recipe.reward_limits.step_timeout,
     )
+    sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
     return Run(
         recipe=recipe,
         requires=requires,
@@ -131,7 +136,8 @@ def build_run(
         held_out=held_out,
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
-        sampler=_sampler(recipe, engine, environment, prompts, requires, routes=routes),
+        sampler=sampler,
+        ahead=AheadSampler(sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps),
         advantage=advantage,
         objective=objective,
         stop=stop,

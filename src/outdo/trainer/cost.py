@@ -169,6 +169,7 @@ def kept(
         name: round(trained * bytes_per_weight(hidden)),
         "reference weights": weights if reference and adapter is None else 0,
         "critic with gradients and moments": 4 * weights if critic else 0,
+        "copies of the weights, to sample ahead": (ahead + 1) * weights if (ahead := recipe.train.max_staleness) else 0,
     }
     if _on_cpu(recipe):  # otherwise it is in main memory, not on the device
         copied = weights + parts[name] + parts["reference weights"] + 3 * weights * critic

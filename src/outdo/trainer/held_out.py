@@ -1,6 +1,7 @@
 """The evaluations of a run: greedy and sampled answers to its held-out questions."""
 
 from pathlib import Path
+from typing import Any
 
 from outdo.storage import held_out_answers
 from outdo.trainer.build import Run, sampling_params
@@ -18,6 +19,14 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     """
     if not run.held_out:
         return {}
+    with span("evaluate"), run.ahead.engine_lock:
+        numbers, answers = _evaluate(run, step)
+    held_out_answers.write(held_out_answers.path_of(folder, step), answers)
+    display.evaluated(step, numbers)
+    return numbers
+
+
+def _evaluate(run: Run, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
     run.engine.update_weights(run.models.policy)
     settings, numbers, answers = run.recipe.eval, {"questions": float(len(run.held_out))}, []
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
@@ -27,13 +36,11 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
         kinds["sampled"] = (1.0, settings.samples)
     for name, (temperature, k) in kinds.items():
         sampling = sampling_params(run.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        with span("evaluate"), Clock():  # an own clock: sampling and scoring here belong to no step
+        with Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
         answers += evaluation.answers(name)
-    held_out_answers.write(held_out_answers.path_of(folder, step), answers)
-    display.evaluated(step, numbers)
-    return numbers
+    return numbers, answers
 
 
 def evaluate_after(run: Run, folder: Path, progress: Progress, step: int, display: Display) -> dict[str, float]:

@@ -21,7 +21,6 @@ from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.observability.trackers.delivery import Trackers
-from outdo.storage import checkpoint
 from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment
 from outdo.storage.run_folder import RunFolder
@@ -33,9 +32,9 @@ from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder
 from outdo.trainer.saving import SaveTimes, save_after_error
-from outdo.trainer.state import Copy, Progress, save
+from outdo.trainer.state import Copy, Progress, check_free_space, save
 from outdo.trainer.tracking import tracking
-from outdo.types import Group, Prompt, Sampled, Step
+from outdo.types import Prompt, Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 
@@ -93,10 +92,10 @@ def run_to_end(
     if progress.step >= recipe.steps and not progress.unevaluated:
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
-        write_json_atomically(folder.summary, summary(progress, folder.path))
+        write_json_atomically(folder.summary, summary(run, progress, folder.path))
         display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {folder.path} steps=...`")
         return 0
-    _check_free_space(folder, run)
+    check_free_space(folder, run)
     _describe(folder, run, progress.step, changes)
     trackers.begin(after=progress.step)
     progress.version = run.models.version
@@ -120,7 +119,7 @@ def run_to_end(
             run.close()
     if profile:
         show_profile(folder, display)
-    write_json_atomically(folder.summary, summary(progress, folder.path))
+    write_json_atomically(folder.summary, summary(run, progress, folder.path))
     if signals:
         display.say(f"stopped after step {progress.step}; continue with `outdo resume {folder.path}`")
         return signals.exit_status
@@ -154,7 +153,7 @@ class _Training:
             return
         steps = train(
             run.models,
-            run.prompts,
+            run.ahead,
             self.sample,
             run.advantage,
             run.objective,
@@ -170,6 +169,7 @@ class _Training:
                 is_last = self.is_last()  # once, so that a signal that comes later ends the next step, not this one
                 if is_last or self.save_is_due():
                     self.wait_for_record()
+                    self.wait_for_answers()
                     self.save()
                 if evaluated:  # after the checkpoint, which the summary may name as the best
                     self.write_summary()
@@ -177,11 +177,11 @@ class _Training:
                 if is_last:
                     return
 
-    def sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
-        """Sample and score the answers of a step; then, before weights change, copy the last finished step."""
-        sampled = self.run.sampler(policy, questions, step=step)
+    def sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sampled:
+        """Return the scored answers of a step; then, before weights change, copy the last finished step."""
+        sampled = self.run.ahead(policy, questions, step=step)
         with span("record"):
-            self.run.recorder.before(step, Sampled.of(sampled).groups)
+            self.run.recorder.before(step, sampled.groups)
         if self.saved < self.progress.step and leads():
             self.copy.take(self.run, self.progress)
         return sampled
@@ -236,7 +236,7 @@ class _Training:
 
     def write_summary(self) -> None:
         """Write `summary.json` with what is known so far."""
-        write_json_atomically(self.folder.summary, summary(self.progress, self.folder.path))
+        write_json_atomically(self.folder.summary, summary(self.run, self.progress, self.folder.path))
 
     def save(self) -> None:
         """Save the last finished step."""
@@ -285,6 +285,15 @@ class _Training:
         with span("record"):
             self.write_error = self.writer.wait()
         self.raise_write_error()
+
+    def wait_for_answers(self) -> None:
+        """Wait until all batches that run ahead are sampled, so that a checkpoint does not depend on speed.
+
+        After a signal it does not wait: the checkpoint then holds the weights for the batches that are missing.
+        """
+        if not self.signals:
+            with span("save"), self.signals.interrupting():
+                self.run.ahead.wait()
 
     def raise_write_error(self) -> None:
         """Raise the error of a record that could not be written, if there is one."""
@@ -348,16 +357,6 @@ def _keep_refused_batch(folder: RunFolder, step: Step) -> None:
     save_file(tensors, target / f"step_{step.index:06d}.safetensors")
 
 
-def _check_free_space(folder: RunFolder, run: Run) -> None:
-    models = run.models
-    trains_critic = models.critic is not None and models.critic.trains_model
-    trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
-    copies = 3 * trained + (models.reference is not None)
-    weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
-    needed = checkpoint.free_space_needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
-    checkpoint.check_free_space(folder.path, needed)
-
-
 def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) -> None:
     """Write the recipe and the environment, and append to the history that the run continues after `step`."""
     recipe = run.recipe
@@ -374,10 +373,11 @@ def _revisions(recipe: Recipe) -> dict[str, str]:
     return {name: folder.name for name in names if (folder := cached_snapshot(name))}
 
 
-def summary(progress: Progress, folder: Path) -> dict[str, Any]:
+def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
     """Return the content of `summary.json`.
 
     Accuracies are null where nothing was held out or right is not defined, rewards where nothing was held out.
+    `questions` says what became of those that were asked (`AheadSampler.ledger`).
     """
     before, after = progress.before, progress.after
     return {
@@ -394,4 +394,5 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         "before": before,
         "after": after,
         "best": progress.best,
+        "questions": run.ahead.ledger(after=progress.step),
     }

@@ -5,7 +5,8 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `models`: optimiser, reference, critic and the number of finished steps (`Models.state`);
 - `parts`: what else changes during a run, by name: the coefficients that follow a target, the reward models that keep
   learning, and the recorder;
-- `progress`: the position in the data, the step, the evaluations and the totals (`Progress`);
+- `sampling`: the position in the data, and what is sampled for later steps (`AheadSampler.state`);
+- `progress`: the step, the evaluations and the totals (`Progress`);
 - `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
   is compared.
 
@@ -46,7 +47,6 @@ class Progress:
     """How far a run is, as of its last finished step."""
 
     step: int = 0
-    prompts: dict[str, Any] = field(default_factory=dict)  # the position in the data
     version: int = 0  # of the policy and the critic
     seconds: float = 0.0  # of training, without evaluation
     tokens: int = 0  # sampled
@@ -61,7 +61,6 @@ class Progress:
         self.step, self.version = step, run.models.version
         self.unevaluated = False
         self.records += recorded
-        self.prompts = run.prompts.state()
         self.seconds += seconds
         self.tokens += int(tokens)
 
@@ -85,9 +84,21 @@ def state_of(run: Run, progress: Progress) -> dict[str, Any]:
     return {
         "models": run.models.state(),
         "parts": {name: part.state() for name, part in _parts(run).items()},
+        "sampling": run.ahead.state(after=progress.step),
         "progress": asdict(progress),
         "identity": dict(run.identity),
     }
+
+
+def check_free_space(folder: RunFolder, run: Run) -> None:
+    """Raise `DiskFullError` if the disk has too little space for the checkpoints of a run."""
+    models = run.models
+    trains_critic = models.critic is not None and models.critic.trains_model
+    trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
+    copies = 3 * trained + (models.reference is not None) + run.ahead.lag  # weights of batches not sampled yet
+    weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
+    needed = checkpoint.free_space_needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
+    checkpoint.check_free_space(folder.path, needed)
 
 
 def save(folder: RunFolder, run: Run, progress: Progress) -> None:
@@ -115,9 +126,8 @@ def restore(run: Run, state: Mapping[str, Any]) -> Progress:
     run.models.load_state(state["models"])
     for name, part in _parts(run).items():
         part.load_state(state["parts"][name])
-    progress = Progress(**state["progress"])
-    run.prompts.load_state(progress.prompts)
-    return progress
+    run.ahead.load_state(state["sampling"])
+    return Progress(**state["progress"])
 
 
 class Copy:

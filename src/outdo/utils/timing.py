@@ -10,6 +10,7 @@ import torch
 from torch.profiler import record_function
 
 SPANS = (
+    "wait",
     "sample",
     "environment",
     "reward",

@@ -1,11 +1,12 @@
 """The interface of an engine, and the view of a policy that it gets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outdo.models.adapter import on_same_base
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -80,7 +81,7 @@ class PolicyView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySnapshot:
-    """The attributes of a policy at one time, fit for pickling; the weights are shared with it."""
+    """The attributes of a policy at one time, fit for pickling. `of` shares the weights with it, `copied` does not."""
 
     forward: Forward
     model: PreTrainedModel
@@ -99,3 +100,9 @@ class PolicySnapshot:
             end_ids=policy.end_ids,
             context=policy.context,
         )
+
+    @classmethod
+    def copied(cls, policy: PolicyView) -> "PolicySnapshot":
+        """Return a snapshot with trained weights of its own; it shares those that are frozen."""
+        model = on_same_base(policy.model)
+        return replace(cls.of(policy), model=model, forward=policy.forward.with_model(model))

@@ -45,6 +45,7 @@ class SeparateEngine:
         self._policy: PolicyView | None = None
         self._delivered: int | None = None
         self._is_lost = False
+        self._is_closed = False
 
     @property
     def version(self) -> int:
@@ -78,7 +79,8 @@ class SeparateEngine:
         self.engine.health()
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release what the engine holds. A call in another thread ends with an error."""
+        self._is_closed = True
         self.engine.close()
 
     def metrics(self) -> dict[str, float]:
@@ -109,9 +111,12 @@ class SeparateEngine:
                 return work()
             except EngineLostError as error:
                 self._is_lost = True
-                if not attempts_left:
+                if self._is_closed or not attempts_left:
                     raise
                 sys.stderr.write(f"the engine is restarted: {error}\n")
+            finally:
+                if self._is_closed:  # by another thread, while this one may have started it again
+                    self.engine.close()
         raise AssertionError("the last attempt returns or raises")
 
     def _restart(self) -> None:

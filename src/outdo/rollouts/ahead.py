@@ -1,0 +1,320 @@
+"""Sampling that runs ahead of training, by a fixed number of steps.
+
+While the trainer computes step s, a thread lets the engine sample and score the batches of later steps. Which weights
+sample which batch depends on the step alone and never on speed: no question is favoured because its answers are short,
+and the tokens of a run are a function of its recipe.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outdo.models.adapter import trained_weights
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.base import PolicySnapshot
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.saved_groups import groups_of_state, state_of_groups
+from outdo.types import Group, Prompt, Sampled
+from outdo.utils.errors import EngineError
+from outdo.utils.timing import span
+
+PATIENCE = 60.0
+"""Seconds in which the thread has to end, after the engine and the rewards are closed."""
+
+
+class Questions(Protocol):
+    """The source of questions. `position` is the number of questions that have been taken."""
+
+    prompts: Sequence[Prompt]
+    per_step: int
+    position: int
+
+    def take(self, count: int) -> Sequence[Prompt]:
+        """Return the next `count` questions."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved position."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    sampled: Sampled
+    position: int  # in the data, after the questions of this batch
+    seconds: float | None = None  # of sampling and scoring; None if they were read from a checkpoint
+
+
+@dataclass(slots=True)
+class _Batch:
+    step: int  # that it is trained in
+    policy: Policy | PolicySnapshot | None  # what samples it; None when it is sampled
+    answers: Future[_Answers] = field(default_factory=Future)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.answers.done() and self.answers.exception() is None
+
+
+class AheadSampler:
+    """Both `prompts` and `sample` of `train`: samples the batch of each step `lag` steps before it is trained.
+
+    The batch of step s is sampled with the weights after step s - 1 - `lag`, or with the first weights. With `lag` 0
+    sampling and training alternate, and nothing is copied. Otherwise a thread samples one batch after the other, each
+    with a copy of the trained weights that is kept until then: at most `lag` + 1 copies exist at once.
+
+    To iterate waits for the answers of the next step and yields their questions; to call returns the answers.
+
+    Args:
+        sampler: samples and scores the answers to the questions of a step.
+        questions: where these come from, and those that `sampler` takes besides.
+        policy: what is trained.
+        lag: the number of steps.
+        last: the last step; batches after it are not sampled.
+    """
+
+    def __init__(
+        self, sampler: GroupSampler | DynamicSampling, questions: Questions, policy: Policy, *, lag: int, last: int
+    ) -> None:
+        self.sampler = sampler
+        self.questions = questions
+        self.policy = policy
+        self.lag = lag
+        self.last = last
+        self.engine_lock = Lock()
+        """Held while a batch is sampled. Whoever else uses the engine or the rewards has to hold it."""
+        self._step = 0  # the newest that `train` has got
+        self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it
+        self._versions: dict[int, int] = {}  # of the policy, after each of the last steps
+        self._position = questions.position  # in the data, after the batches that are no longer kept
+        self._counts: Counter[str] = Counter()  # of the questions of these batches
+        self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="outdo sampling", daemon=True)
+        self._is_stopped = False
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        """Yield the questions of each step when their answers are sampled.
+
+        Raises the error of the thread at the first step that has no answers because of it.
+        """
+        while True:
+            step = self._step + 1
+            self._forget(before=step)
+            self._versions[step - 1] = self.policy.version
+            self._request(step)
+            if self.lag:
+                with span("wait"):
+                    answers = self._batches[step].answers.result()
+            else:
+                answers = self._sample(self._batches[step])
+            self._step = step
+            yield [group.prompt for group in answers.sampled.groups]
+
+    def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sampled:
+        """Return the answers of `step`, whose questions were yielded last.
+
+        With a `lag`, their metrics say how far their weights are behind, and how long the thread has sampled. Raises
+        `EngineError` if the weights are more than `lag` steps behind.
+        """
+        answers = self._batches[step].answers.result()
+        ages = staleness(answers.sampled.groups, self._versions, step=step, lag=self.lag)
+        if not self.lag:
+            return answers.sampled
+        metrics = {"staleness/mean": sum(ages) / max(1, len(ages)), "staleness/max": float(max(ages, default=0))}
+        metrics |= {} if answers.seconds is None else {"time/ahead": answers.seconds}
+        return Sampled(groups=answers.sampled.groups, metrics={**answers.sampled.metrics, **metrics})
+
+    def wait(self) -> None:
+        """Wait until every requested batch is sampled, or one has failed."""
+        for batch in self._batches.values():
+            if batch.answers.exception() is not None:
+                return
+
+    def stop(self) -> None:
+        """Let the thread begin no further batch; what it waits for has to be closed by others."""
+        self._is_stopped = True
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the end of the thread after `stop`."""
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+
+    # ----------------------------------------------------------------------------------------------------- the batches
+
+    def _request(self, step: int) -> None:
+        """Request every batch that the weights before `step` have to sample."""
+        first = max([step, *(known + 1 for known in self._batches)])
+        due = range(first, min(step + self.lag, max(step, self.last)) + 1)
+        if due:
+            with span("copy"):
+                weights = PolicySnapshot.copied(self.policy) if self.lag else self.policy
+            self._batches |= {each: _Batch(each, weights) for each in due}
+        if self.lag:
+            for each in due:
+                self._queue.put(self._batches[each])
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def _work(self) -> None:
+        """Sample one batch after the other, in the thread.
+
+        After an error it ends: the next batch would get the questions that belong to the one that failed.
+        """
+        while not self._is_stopped and (batch := self._queue.get()) is not None:
+            try:
+                self._sample(batch)
+            except BaseException as error:  # `train` raises it where it needs this batch
+                batch.answers.set_exception(error)
+                return
+
+    def _forget(self, *, before: int) -> None:
+        """Keep no batch of the steps before a step but their counts and their place in the data."""
+        for step in [step for step in self._batches if step < before]:
+            batch = self._batches.pop(step)
+            self._counts += _counts(batch, self._position)
+            self._position = batch.answers.result().position
+        self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
+
+    def _sample(self, batch: _Batch) -> _Answers:
+        assert batch.policy is not None
+        with self.engine_lock:
+            started = perf_counter()
+            questions = self.questions.take(self.questions.per_step)
+            sampled = Sampled.of(self.sampler(batch.policy, questions, step=batch.step))
+            seconds = perf_counter() - started
+        answers = _Answers(sampled=sampled, position=self.questions.position, seconds=seconds)
+        batch.answers.set_result(answers)
+        batch.policy = None
+        return answers
+
+    # ------------------------------------------------------------------------------------------------- the checkpoint
+
+    def state(self, *, after: int) -> dict[str, Any]:
+        """Return what a checkpoint of step `after` holds: the newest finished step, or the one before it.
+
+        These are the answers for later steps, the weights for those that are not sampled yet, the position in the data
+        and the `ledger`. After `wait` all are sampled, and the state does not depend on speed.
+        """
+        ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.lag]
+        sampled = [each for each, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
+        waiting = [(each.step, policy) for each, policy in ahead[len(sampled) :] if policy is not None]
+        known = {prompt.id: prompt for prompt in self.questions.prompts}
+        versions = {step: version for step, version in self._versions.items() if after - self.lag <= step < after}
+        return {
+            "step": after,
+            "lag": self.lag,
+            "position": self._finished(after)[0],
+            "ledger": self.ledger(after=after),
+            "versions": versions,
+            "sampled": [_state_of(each, known) for each in sampled],
+            "waiting": [{"step": step, "version": policy.version} for step, policy in waiting],
+            "weights": {policy.version: trained_weights(policy.model) for _, policy in waiting},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state. With another `lag` all batches after its step are sampled anew."""
+        self._step, position = state["step"], state["position"]
+        self._position, self._versions = position, dict(state["versions"])
+        ledger = state["ledger"]
+        self._counts = Counter({"trained": ledger["trained"], **ledger["why"]})
+        self._batches = {}
+        if state["lag"] == self.lag:
+            known = {prompt.id: prompt for prompt in self.questions.prompts}
+            for each in state["sampled"]:
+                answers = _answers_of(each, known)
+                self._batches[each["step"]] = _Batch(each["step"], None)
+                self._batches[each["step"]].answers.set_result(answers)
+                position = answers.position
+            policies = {version: self._copy_with(weights, version) for version, weights in state["weights"].items()}
+            for each in state["waiting"]:
+                self._batches[each["step"]] = _Batch(each["step"], policies[each["version"]])
+                self._queue.put(self._batches[each["step"]])
+        self.questions.load_state({"position": position})
+
+    def ledger(self, *, after: int) -> dict[str, Any]:
+        """Return what became of the questions up to step `after`, and how many are ahead of it.
+
+        Each question that was `asked` is in one place: `trained`, `dropped` with the reason in `why`, or ahead:
+        answered, or still with the engine.
+        """
+        _, counts = self._finished(after)
+        ahead = [each for each in self._batches.values() if after < each.step <= after + self.lag]
+        answered = max(
+            [self._finished(after)[0], *(each.answers.result().position for each in ahead if each.is_sampled)]
+        )
+        underway = sum(not each.is_sampled for each in ahead) * self.questions.per_step
+        trained = counts.pop("trained", 0)
+        return {
+            "asked": answered + underway,
+            "answered": answered,
+            "trained": trained,
+            "dropped": counts.total(),
+            "why": dict(counts),
+        }
+
+    def _finished(self, after: int) -> tuple[int, Counter[str]]:
+        """Return the position in the data after the batch of step `after`, and the counts of all questions up to it."""
+        position, counts = self._position, Counter(self._counts)
+        for batch in self._batches.values():
+            if batch.step <= after:
+                counts += _counts(batch, position)
+                position = batch.answers.result().position
+        return position, counts
+
+    @torch.no_grad()
+    def _copy_with(self, weights: Mapping[str, Tensor], version: int) -> PolicySnapshot:
+        """Return a copy of the policy with saved weights."""
+        copied = PolicySnapshot.copied(self.policy)
+        for name, weight in trained_weights(copied.model).items():
+            weight.copy_(weights[name])
+        return replace(copied, version=version)
+
+
+def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int, lag: int) -> list[int]:
+    """Return for each rollout how many steps the weights that sampled it are behind those that `step` begins with.
+
+    `versions` has the number of optimiser steps after each training step. Raises `EngineError` for a rollout whose
+    weights are more than `lag` steps behind.
+    """
+    allowed = {each: step - 1 - after for after, each in sorted(versions.items()) if after >= step - 1 - lag}
+    rollouts = [(group.prompt.id, rollout.policy_version) for group in groups for rollout in group.rollouts]
+    for prompt, version in rollouts:
+        if version not in allowed:
+            raise EngineError(
+                f"step {step}, question {prompt}: an answer was sampled from the weights after {version} optimiser "
+                f"steps; at most {lag} training steps behind are those after {', '.join(map(str, allowed))}"
+            )
+    return [allowed[version] for _, version in rollouts]
+
+
+def _counts(batch: _Batch, position: int) -> Counter[str]:
+    """Return what became of the questions of a batch, the first of which had the `position` in the data."""
+    answers = batch.answers.result()
+    groups = answers.sampled.groups
+    trained = sum(any(rollout.scored for rollout in group.rollouts) for group in groups)
+    asked = answers.position - position
+    return Counter(trained=trained, no_reward=len(groups) - trained, rewards_all_equal=asked - len(groups))
+
+
+def _state_of(batch: _Batch, known: Mapping[str, Prompt]) -> dict[str, Any]:
+    answers = batch.answers.result()
+    groups = state_of_groups(answers.sampled.groups, known)
+    return {"step": batch.step, "position": answers.position, "metrics": {**answers.sampled.metrics}, **groups}
+
+
+def _answers_of(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> _Answers:
+    sampled = Sampled(groups=groups_of_state(state, known), metrics=state["metrics"])
+    return _Answers(sampled=sampled, position=state["position"])
