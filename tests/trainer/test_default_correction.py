@@ -8,6 +8,7 @@ from outdo.trainer.build_method import objective_of
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
 VLLM = 'engine={name = "vllm", python = "python"}'
+PROCESSES = 'engine={name = "builtin", processes = 1}'
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,8 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         ([VLLM], True),
         ([VLLM, "train.objective=dapo"], True),
         ([VLLM, 'train.objective={name = "grpo", correction = "none"}'], False),
+        ([PROCESSES], False),  # the same computation as the trainer's
+        ([PROCESSES, "train.max_staleness=1"], True),
         ([VLLM, "train.objective=prime_rl"], False),  # its ratio is to the engine's own probabilities
     ],
 )

@@ -95,7 +95,7 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
     if not is_separate(recipe.engine):
         yield (
             f"{ahead}: needs an engine with a copy of the weights, because the trainer changes its own meanwhile: "
-            'engine = {name = "vllm", python = "path"}, {name = "vllm", url = ...} or an engine of your own'
+            'engine = {name = "builtin", processes = 1}, {name = "vllm", python = "path"} or {name = "vllm", url = ...}'
         )
     if any(each.name == REWARD_MODEL and "labels" in each.options for each in recipe.rewards):
         yield f"{ahead}: a reward model with `labels` learns after each step, so rewards would depend on speed"

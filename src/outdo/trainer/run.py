@@ -253,6 +253,7 @@ class _Training:
 
         Returns a line about it for the user; nothing if no step is finished.
         """
+        self.run.ahead.stop()  # what it holds is saved
         path = self.folder.path
         if self.run.models.policy.forward.sharding is not None and self.saved < self.progress.step:
             divided = "each replica holds a part of the weights"
