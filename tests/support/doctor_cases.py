@@ -33,6 +33,7 @@ def jumping(low: float, high: float, count: int = 20) -> list[float]:
     return [low if n % 2 else high for n in range(count)]
 
 
+STALE = {"staleness/max": 2.0, "sampling/sampling_logp_difference/mean": 0.2}
 NO_SIGNAL = {"frac_reward_zero_std": 0.9}
 FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "failed_rewards": (
@@ -79,6 +80,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "nothing_trained": (steps((5, {"passes/done": 1.0}), (3, {"passes/done": 0.0})), "nothing was trained"),
     "groups_missing": (steps((6, {"dynamic_sampling/missing": 20.0})), r"20.0 groups per step were still missing"),
     "engine_mismatch": (steps((9, {"sampling/sampling_logp_difference/mean": 0.2})), "differ by 0.2 nats"),
+    "stale_answers": (steps((9, STALE | {"sampling/effective_sample_size": 0.7})), "up to 2 steps behind count as 70%"),
     "critic_worse_than_mean": (steps((12, {"value/explained_variance": -0.4})), r"explains -0.40 of the variance"),
     "reward_outweighed": (steps((9, {"regularisation": 0.7})), "70% of the push .* KL from the reference.*Lower beta"),
     "steps_too_small": (
@@ -187,6 +189,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "nothing_trained": steps((2, {"passes/done": 0.0}), (9, {"passes/done": 1.0})),
     "groups_missing": steps((9, {"dynamic_sampling/missing": 0.0})),
     "engine_mismatch": steps((9, {"sampling/sampling_logp_difference/mean": 0.01})),
+    "stale_answers": steps((9, STALE | {"sampling/effective_sample_size": 0.97})),
     "critic_worse_than_mean": steps((5, {"value/explained_variance": -0.4}), (9, {"value/explained_variance": 0.6})),
     "reward_outweighed": steps((9, {"regularisation": 0.1})),
     "steps_too_small": steps((20, {"attained": [0.0001, 0.03, -0.01, 0.0002] * 5})),  # few tokens in every second step

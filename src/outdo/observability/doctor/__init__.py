@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     answers.nothing_trained,
     answers.groups_missing,
     policy.engine_mismatch,
+    policy.stale_answers,
     policy.critic_worse_than_mean,
     policy.reward_outweighed,
     policy.refused_updates,

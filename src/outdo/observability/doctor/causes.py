@@ -11,7 +11,14 @@ LEVELS: tuple[Level, ...] = ("warning", "note", "good")
 
 NO_SPREAD = ("constant_reward", "identical_answers", "truncation", "too_hard", "too_easy")
 WRONG_REWARD = ("constant_reward", "random_reward", "reward_against_right", "reward_follows_length")
-WRONG_STEPS = ("refused_updates", "engine_mismatch", "critic_worse_than_mean", "steps_too_large", "kl_explosion")
+WRONG_STEPS = (
+    "refused_updates",
+    "engine_mismatch",
+    "stale_answers",
+    "critic_worse_than_mean",
+    "steps_too_large",
+    "kl_explosion",
+)
 BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
@@ -51,6 +58,7 @@ CAUSES: Mapping[str, Sequence[str]] = {
 
 ADVISES: Mapping[str, Mapping[str, Literal["raise", "lower"]]] = {
     "truncation": {"sampling.max_tokens": "raise"},
+    "stale_answers": {"train.max_staleness": "lower", "optim.lr": "lower"},
     "groups_missing": {"train.dynamic_sampling": "raise"},
     "too_hard": {"train.group_size": "raise"},
     "steps_too_small": {"optim.lr": "raise", "train.passes": "raise"},

@@ -96,7 +96,9 @@ def critic_worse_than_mean(run: RunMetrics) -> Iterator[Finding]:
 
 
 def engine_mismatch(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the log-probabilities of engine and trainer differ."""
+    """Report that the log-probabilities of engine and trainer differ, where both should have the same weights."""
+    if run.span("staleness/max").values:
+        return
     if span := run.lasting("sampling/sampling_logp_difference/mean", above=0.05):
         yield span.finding(
             "warning",
@@ -108,6 +110,17 @@ def engine_mismatch(run: RunMetrics) -> Iterator[Finding]:
             "warning",
             f"a few tokens differ so much between engine and trainer that the sample counts as {span.mean:.0%} of it.",
             "The correction mask of train.objective excludes them; in the same precision both compute alike.",
+        )
+
+
+def stale_answers(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the policy has moved too far from the older weights that sample its answers."""
+    steps = run.span("staleness/max").values
+    if steps and (span := run.lasting("sampling/effective_sample_size", below=0.9)):
+        yield span.finding(
+            "warning",
+            f"answers of weights up to {max(steps):g} steps behind count as {span.mean:.0%} of a sample of the policy.",
+            "Lower train.max_staleness, or optim.lr.",
         )
 
 
