@@ -18,7 +18,7 @@ from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.launch import RENDEZVOUS
 from outdo.distributed.replicas import Replicas, join
-from outdo.distributed.sharding import shard
+from outdo.distributed.sharding import DividingReplicas
 from outdo.models.bundle import Models
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
@@ -190,18 +190,24 @@ def shared(policy: Policy, replicas: Replicas) -> Policy:
 
 
 def divided(policy: Policy, replicas: Replicas) -> Policy:
-    """The same model, of which each replica holds a part."""
-    policy = shared(policy, replicas)
-    shard(Models(policy), replicas)
-    return policy
+    """The same model, of which each replica reads a part."""
+
+    def write() -> None:
+        policy.model.save_pretrained("model")
+        policy.tokenizer.save_pretrained("model")
+
+    replicas.from_first(write)
+    pool = DividingReplicas(replicas, policy.device)
+    read = Policy.load("model", device="cpu", batch_sizes=policy.batch_sizes, pool=pool)
+    replicas.together(lambda: None)  # then the next model may be written
+    return read
 
 
 def parts_of_all_models(replicas: Replicas) -> None:
     """Policy, reference and critic compute the same as whole ones, twice, and each replica holds half of them."""
     objective, batch = grpo(beta=0.1), prepared()
     batch = batch.with_(returns=torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1)))
-    alone, parts = (Models.of(policy, objective, advantage=gae) for policy in (fresh(), shared(fresh(), replicas)))
-    shard(parts, replicas)
+    alone, parts = (Models.of(policy, objective, advantage=gae) for policy in (fresh(), divided(fresh(), replicas)))
     for _ in range(2):
         for models in (alone, parts):
             assert models.reference is not None
@@ -231,9 +237,9 @@ def divided_state(replicas: Replicas) -> None:
     saved, weights_then = copy.deepcopy(whole(first.state())), whole(first.model.state_dict())
     first.update(batch, objective)
 
-    second = shared(fresh(), replicas)
-    second.model.load_state_dict(weights_then)
-    shard(Models(second), replicas)
+    again = fresh()
+    again.model.load_state_dict(weights_then)
+    second = divided(again, replicas)
     second.load_state(saved)
     second.update(batch, objective)
     for name, weight in whole(first.model.state_dict()).items():
@@ -242,10 +248,9 @@ def divided_state(replicas: Replicas) -> None:
 
 def samples_of_parts(replicas: Replicas) -> None:
     """Each replica samples its part of the answers with all weights, however long they are, and drops them again."""
-    policy = shared(fresh(), replicas)
+    policy = divided(fresh(), replicas)
     alone = BuiltinEngine(fresh()).generate(requests((1, 3, 17)), SamplingParams())
     engine = ReplicatedEngine(BuiltinEngine(policy), replicas)
-    shard(Models(policy), replicas)
     for _ in range(2):
         assert [each.token_ids for each in engine.generate(requests((1, 3, 17)), SamplingParams())] == [
             each.token_ids for each in alone

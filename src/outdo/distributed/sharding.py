@@ -5,81 +5,107 @@ drops them afterwards; gradients are summed, and each replica keeps its part. Th
 model equally often, which `ShardedScoring` takes care of. To sample, which runs the model as often as the longest of
 its own answers, a replica gathers all weights of the policy (`Sharded.gathered`).
 
+No replica ever holds all weights of a model otherwise: models are divided while they have none, and each replica reads
+its part (`outdo.models.loading`), or copies it from another divided model (`Sharded.copied`).
+
 Sources: `torch.distributed.fsdp`; Zhao et al., PyTorch FSDP, arXiv 2304.11277.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
-from outdo.models.adapter import has_adapter
-from outdo.models.bundle import Models
-from outdo.models.critic import Critic
+from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
-from outdo.models.optimiser import Optimiser
 from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, map_scores, token_scores
 from outdo.types import Batch, TokenScores
-from outdo.utils.errors import OutdoError, UserError
+from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
+from outdo.utils.sharded_tensors import own_part
 from outdo.utils.timing import span
 
+Value = TypeVar("Value")
 Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
 
-def shard(models: Models, replicas: Replicas) -> None:
-    """Divide policy, reference and critic of a run among the replicas. No optimiser step may have been taken.
+class DividingReplicas:
+    """Replicas that divide models among them; see `outdo.models.scorer.Division`."""
 
-    Until then every replica holds all weights, and those of all replicas have to be equal.
+    def __init__(self, replicas: Replicas, device: torch.device) -> None:
+        self.replicas = replicas
+        self.mesh = init_device_mesh(device.type, (len(replicas),))
 
-    Raises: UserError if the policy has an adapter.
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def scoring(self, model_forward: Forward) -> "ShardedScoring":
+        """Make a `Scoring` in which all replicas compute the same layer at the same time."""
+        return ShardedScoring(self.replicas, model_forward)
+
+    def divide(self, model: PreTrainedModel) -> None:
+        """Divide a model, and set its attribute `sharding`."""
+        Sharded(model, self.mesh)
+
+    def together(self, compute: Callable[[], Value]) -> list[Value]:
+        """See `Replicas.together`."""
+        return self.replicas.together(compute)
+
+    def close(self) -> None:
+        """See `Replicas.close`."""
+        self.replicas.close()
+
+
+class Root(nn.Module):
+    """The root of FSDP: outdo calls body and head of a model separately, and FSDP gathers the weights of the root when
+    its `forward` is called.
     """
-    policy, critic = models.policy, models.critic
-    if has_adapter(policy.model):
-        raise UserError(["cluster.shard = true: a model with an adapter cannot be divided yet; use false"])
-    for scorer in (policy, models.reference):
-        if scorer is not None:
-            scorer.forward.sharding = Sharded(scorer.forward.model, replicas)
-            scorer.scoring = ShardedScoring(replicas, scorer.forward)
-    policy.optimiser = Optimiser(policy.model, policy.optimiser.settings)  # on the parts
-    if critic is not None:
-        _shard_critic(critic, models, replicas)
 
-
-class Sharded(nn.Module):
-    """A model that is divided among the replicas, as the root of FSDP; see `outdo.models.attention.forward.Sharding`.
-
-    The root is a module of its own because outdo calls body and head of a model separately, and FSDP gathers the
-    weights of the root when its `forward` is called.
-    """
-
-    def __init__(self, model: nn.Module, replicas: Replicas, *, copies: int = 1) -> None:
-        """Divide `model`. Every replica computes the same gradient `copies` times in all: it is divided by that."""
+    def __init__(self, model: nn.Module, head: nn.Module | None) -> None:
         super().__init__()
         self.model = model
-        weight = next(model.parameters())
-        mesh = init_device_mesh(weight.device.type, (len(replicas),))
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                fully_shard(layer, mesh=mesh)
-        # Also after a forward pass the parameters of the root have to be its parts, which an optimiser and a state see.
-        fully_shard(self, mesh=mesh, reshard_after_forward=True)
-        self.parts = [part for part in self.modules() if isinstance(part, FSDPModule)]
-        for part in self.parts:
-            part.set_gradient_divide_factor(float(copies))  # a sum, not a mean: totals are those of the whole batch
-            part.set_force_sum_reduction_for_comms(True)
-        with torch.no_grad():
-            self(lambda: ())  # FSDP finds its root in the first call
+        self.head = head
 
     def forward(self, compute: Callable[[], Tensors]) -> Tensors:
         """Call `compute`, which runs the model."""
         return compute()
+
+
+class Sharded:
+    """How a model is divided among the replicas; see `outdo.models.attention.forward.Sharding`."""
+
+    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, head: nn.Module | None = None) -> None:
+        """Divide `model`, with a `head` together with that. Every replica computes the whole gradient of the latter."""
+        model.sharding = self  # type: ignore[assignment]
+        self.mesh = mesh
+        self.root = Root(model, head)
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                fully_shard(layer, mesh=mesh)
+        # Also after a forward pass the parameters of the root have to be its parts, which an optimiser and a state see.
+        fully_shard(self.root, mesh=mesh, reshard_after_forward=True)
+        self.parts = [part for part in self.root.modules() if isinstance(part, FSDPModule)]
+        for part in self.parts:
+            # A sum, not a mean: totals are those of the whole batch.
+            part.set_gradient_divide_factor(1.0 if head is None else float(mesh.size()))
+            part.set_force_sum_reduction_for_comms(True)
+
+    def __call__(self, compute: Callable[[], Tensors]) -> Tensors:
+        """See `Sharding.__call__`. If `compute` fails, the weights that it gathered are dropped."""
+        try:
+            return self.root(compute)
+        except BaseException:
+            for part in self.parts:
+                part.reshard()
+            raise
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -94,6 +120,21 @@ class Sharded(nn.Module):
             for part in self.parts:
                 part.set_reshard_after_forward(True)
                 part.reshard()
+
+    @torch.no_grad()
+    def copied(self, model: PreTrainedModel, head: nn.Module | None = None) -> PreTrainedModel:
+        """See `Sharding.copied`."""
+        with torch.device("meta"):
+            made = type(model)(copy.deepcopy(model.config)).eval()
+        made.tie_weights()
+        Sharded(made, self.mesh, head)
+        made.to_empty(device=model.device)
+        made.tie_weights()
+        for own, other in zip(made.parameters(), model.parameters(), strict=True):
+            own_part(own).copy_(own_part(other))
+        for own, other in zip(made.buffers(), model.buffers(), strict=True):
+            own.copy_(other)
+        return made
 
 
 class ShardedScoring(ReplicatedScoring):
@@ -152,15 +193,6 @@ class ShardedScoring(ReplicatedScoring):
     def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
         """Return some rows of a batch on the device; for an empty micro-batch, any row."""
         return batch.rows(torch.tensor(rows or [0])).to(self.model_forward.device)
-
-
-def _shard_critic(critic: Critic, models: Models, replicas: Replicas) -> None:
-    """Divide a critic's own model, with its head. Every replica computes its whole gradient."""
-    if not critic.trains_model:
-        critic.forward.sharding = models.policy.forward.sharding  # it reads the policy's hidden states
-        return
-    critic.forward.sharding = Sharded(critic.trained, replicas, copies=len(replicas))
-    critic.optimiser = Optimiser(critic.trained, critic.optimiser.settings)
 
 
 def _backward(scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:

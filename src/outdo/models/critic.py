@@ -23,7 +23,7 @@ from outdo.models.attention.forward import Forward
 from outdo.models.loading import check_finite, load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes, stack
+from outdo.models.scorer import BatchSizes, division_of, stack
 from outdo.types import Batch
 from outdo.utils.batching import accumulate
 from outdo.utils.errors import ModelError
@@ -196,19 +196,19 @@ def own_model(
     must have the policy's vocabulary; otherwise `ModelError`.
     """
     like_policy = policy.forward
-    if path is None:
-        copied = on_same_base if has_adapter(policy.model) else copy.deepcopy
-        model = _backbone(copied(policy.model.base_model))
-    else:
+    if path is not None:
         _check_vocabulary(path, policy)
-        loaded = load_model(path, policy.device, policy.dtype)
+        loaded = load_model(path, policy.device, policy.dtype, division=division_of(policy.pool))
         like_policy = choose_forward(loaded, precision=like_policy.precision_name)
-        model = _backbone(loaded.base_model)
-    forward = like_policy.with_model(model, plain_head=True)
-    head = _linear(_width(forward), 1, like=policy)
+    body = _backbone(like_policy.model.base_model)
+    head = _linear(_width(like_policy), 1, like=policy)
     nn.init.zeros_(head.weight)
+    if like_policy.sharding is not None:
+        body = like_policy.sharding.copied(body, head)
+    elif path is None:
+        body = on_same_base(body) if has_adapter(policy.model) else copy.deepcopy(body)
     return Critic(
-        forward,
+        like_policy.with_model(body, plain_head=True),
         head,
         trains_model=True,
         optimiser=OptimiserSettings(lr=lr),

@@ -34,6 +34,7 @@ from outdo.models.adapter import attach, attach_saved, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
+from outdo.models.dividing import dividing
 from outdo.models.inspect_folder import (
     EITHER,
     LANGUAGE_MODEL,
@@ -44,6 +45,7 @@ from outdo.models.inspect_folder import (
     inspect_folder,
     is_local,
 )
+from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
 from outdo.utils.sharded_tensors import own_part
 
@@ -114,11 +116,14 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     *,
     weights: Weights = "float32",
+    division: Division | None = None,
 ) -> PreTrainedModel:
     """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0.
 
     Of an adapter folder it is the base model with the adapter attached: only the adapter, in float32, is to be trained.
     With `weights` other than float32 the base is stored in fewer bytes, and frozen.
+
+    With a `division` the model is divided before its weights are read, and each process reads its part.
 
     The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
     `model.train()` (gradient checkpointing asks for it) changes nothing.
@@ -135,7 +140,9 @@ def load_model(
     options: dict[str, Any] = {"dtype": dtype} if weights == "float32" else loading_options(weights)
     if "quantization_config" in options:
         options["device_map"] = {"": device}  # bitsandbytes quantises while it loads, and moves no model
-    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options)
+    if division is not None:
+        options["device_map"] = {"": device}  # where the parts are read to
+    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options, division=division)
     if weights != "float32":
         prepare(loaded)
     if facts.adapter:
@@ -237,6 +244,7 @@ def _load(
     options: Mapping[str, Any],
     *,
     new: tuple[str, ...] = (),
+    division: Division | None = None,
 ) -> Any:
     """Load a model with exactly the weights that its config requires.
 
@@ -244,7 +252,8 @@ def _load(
     out.
     """
     with _as_model_error(name), without_bars(), _without_report():
-        model, report = auto.from_pretrained(
+        kind = auto if division is None else dividing(auto, config, division)
+        model, report = kind.from_pretrained(
             folder,
             config=config,
             **options,
@@ -255,7 +264,11 @@ def _load(
             ignore_mismatched_sizes=True,  # they are in the report, and refused below with their names
         )
     body = f"{model.base_model_prefix}." if new else ""
-    if faults := [*_differences(report, new=new, body=body), *_untied(model), *_not_finite(model)]:
+    faults = [*_differences(report, new=new, body=body), *_untied(model), *_not_finite(model)]
+    if division is not None:
+        model.__class__ = kind.__base__
+        faults = list(dict.fromkeys(fault for part in division.together(lambda: faults) for fault in part))
+    if faults:
         raise ModelError("\n".join(f"model {name}: {fault}" for fault in faults))
     return model
 

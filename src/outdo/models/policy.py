@@ -20,7 +20,7 @@ from outdo.models.gradient_check import check_gradient
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.loading import base_of, check_finite, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, stack, stack_rows
+from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.timing import span
 
@@ -71,11 +71,13 @@ class Policy(Scorer):
         adapter: "PeftConfig | None" = None,
         weights: Weights = "float32",
         seed: int = 0,
+        pool: ScoringPool | None = None,
         **settings: Any,
     ) -> "Policy":
         """Load a Hugging Face model folder or hub name, or one inspected already: float32 weights, dropout off.
 
-        The other keyword arguments are those of `Policy`.
+        The other keyword arguments are those of `Policy`. A `pool` that divides models reads only this process's part
+        of the weights.
 
         `adapter` is attached to the model, and only its weights are trained then; `seed` is that of its random numbers.
         Of an adapter folder, the adapter is trained further. `weights` are those of the frozen model; without an
@@ -86,10 +88,10 @@ class Policy(Scorer):
         facts = path if isinstance(path, ModelFacts) else inspect_folder(path)
         chosen, _ = choose_device(device)
         tokenizer = load_tokenizer(facts, stop_token_ids=stop_token_ids)
-        model = load_model(facts, device=chosen, weights=weights)
+        model = load_model(facts, device=chosen, weights=weights, division=division_of(pool))
         if adapter is not None:
             attach(model, adapter, seed=seed)
-        policy = cls(model, tokenizer, **settings)
+        policy = cls(model, tokenizer, pool=pool, **settings)
         if has_adapter(model):
             policy.base = base_of(facts)
             set_base(model, policy.base.name)

@@ -12,7 +12,7 @@ from outdo.models.adapter import changes_nothing, has_adapter, on_same_base, swi
 from outdo.models.attention.choice import choose_forward, probe_tokens
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy
-from outdo.models.scorer import Scorer
+from outdo.models.scorer import Scorer, division_of
 from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import divided_like
 
@@ -85,8 +85,9 @@ def frozen(policy: Policy) -> Reference:
     """Return a model that only computes log-probabilities, with the policy's weights as they are now."""
     if has_adapter(policy.model):
         return AdapterReference(policy)
-    model = copy.deepcopy(policy.model).requires_grad_(False)
-    return Reference(policy.forward.with_model(model), policy.batch_sizes, policy.pool)
+    model, sharding = policy.model, policy.forward.sharding
+    copied = copy.deepcopy(model) if sharding is None else sharding.copied(model)
+    return Reference(policy.forward.with_model(copied.requires_grad_(False)), policy.batch_sizes, policy.pool)
 
 
 def load_reference(policy: Policy, path: str | Path) -> Reference:
@@ -98,5 +99,5 @@ def load_reference(policy: Policy, path: str | Path) -> Reference:
         raise ModelError(
             f"the reference {path} has another vocabulary than the policy: the same token ids are other words to it"
         )
-    model = load_model(path, policy.device, policy.dtype).requires_grad_(False)
+    model = load_model(path, policy.device, policy.dtype, division=division_of(policy.pool)).requires_grad_(False)
     return Reference(choose_forward(model, precision=policy.forward.precision_name), policy.batch_sizes, policy.pool)

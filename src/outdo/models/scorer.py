@@ -8,10 +8,10 @@ the rows among several.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from outdo.models.attention.forward import Forward
@@ -85,6 +85,24 @@ class ScoringPool(Protocol):
     def close(self) -> None:
         """End the other processes."""
         ...
+
+
+@runtime_checkable
+class Division(ScoringPool, Protocol):
+    """Processes that divide models among them: each holds a part of every weight."""
+
+    def divide(self, model: nn.Module) -> None:
+        """Divide a model, which may have no weights yet (device `meta`), and set its attribute `sharding`."""
+        ...
+
+    def together(self, compute: Callable[[], Result]) -> list[Result]:
+        """Compute in every process, and return the results of all, in the same order."""
+        ...
+
+
+def division_of(pool: ScoringPool | None) -> Division | None:
+    """Return the pool if it divides models."""
+    return pool if isinstance(pool, Division) else None
 
 
 class LocalScoring:

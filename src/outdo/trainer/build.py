@@ -24,11 +24,12 @@ from outdo.data.splits import Questions, load_questions
 from outdo.distributed.replicas import Replicas, current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.bundle import Models
+from outdo.models.device import choose_device
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes
+from outdo.models.scorer import BatchSizes, ScoringPool
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.online_model import OnlineRewardModel
@@ -194,7 +195,13 @@ def held_out_questions(recipe: Recipe) -> Sequence[Row]:
 
 def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> Policy:
     workers = recipe.workers or 1
-    pool = WorkerPool(workers - 1, threads=torch.get_num_threads()) if workers > 1 else current()
+    pool: ScoringPool | None = current()
+    if workers > 1:
+        pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
+    elif recipe.cluster.shard and isinstance(pool, Replicas):
+        from outdo.distributed.sharding import DividingReplicas
+
+        pool = DividingReplicas(pool, choose_device(recipe.device)[0])
     return Policy.load(
         facts,
         device=recipe.device,
@@ -232,7 +239,7 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requ
     scorer = load_reference(policy, reference.model) if requires.reference and reference.model else None
     critic = critic_of(recipe, policy) if requires.values else None
     try:
-        models = Models.of(
+        return Models.of(
             policy,
             objective,
             requires=requires,
@@ -243,11 +250,6 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requ
         )
     except ValueError as error:
         raise UserError([f"reference.sync: {error}"]) from error
-    if recipe.cluster.shard and isinstance(policy.pool, Replicas):
-        from outdo.distributed.sharding import shard
-
-        shard(models, policy.pool)
-    return models
 
 
 def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> tuple[Recipe, list[str]]:
@@ -268,7 +270,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
             workers=cost.workers(recipe) * recipe.cluster.replicas,
         )
         replicas = current()
-        tokens, why = find() if replicas is None else replicas.from_first(find)
+        tokens, why = find() if replicas is None else replicas.together(find)[0]  # divided models are run by all
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
     policy.set_micro_batch_tokens(tokens)
     train = recipe.train.model_copy(update={"micro_batch_tokens": tokens})

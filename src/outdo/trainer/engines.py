@@ -9,7 +9,7 @@ import torch
 from outdo.config.engines import engine_mistakes, environment_mistakes, is_separate
 from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
-from outdo.distributed.replicas import Replicas
+from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import Forward
 from outdo.models.device import choose_device
@@ -68,7 +68,8 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
         if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
             return MultiprocessEngine(policy, policy.pool, seed=seed)
         engine = BuiltinEngine(policy, seed=seed)
-        return ReplicatedEngine(engine, policy.pool) if isinstance(policy.pool, Replicas) else engine
+        replicas = current()
+        return engine if replicas is None else ReplicatedEngine(engine, replicas)
     options = {name: value for name, value in piece.options.items() if name != "max_difference"}
     sequences = SEQUENCES
     if "url" in options:

@@ -57,7 +57,8 @@ def bytes_per_token(policy: Policy, length: int) -> int:
 def saved_bytes(policy: Policy, rows: int, length: int) -> int:
     """Measure the bytes that autograd keeps of the forward pass of `rows` sequences, weights not counted."""
     with torch.enable_grad(), count_saved(policy.model) as count:
-        hidden = policy.forward.hidden(_sequences(rows, length).to(policy.device))
+        batch = _sequences(rows, length).to(policy.device)
+        hidden = policy.forward.with_weights(lambda: policy.forward.hidden(batch)[:1])
         del hidden
     return count.bytes
 

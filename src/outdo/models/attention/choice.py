@@ -34,6 +34,8 @@ def choose_forward(
 ) -> Forward:
     """Choose the fastest way that computes the model's own log-probabilities on a few tokens.
 
+    Replicas that divide a model among them run it together, and choose the same way.
+
     `attention` may name a kernel for the shared way. Otherwise the device decides: see `kernel_for`.
 
     Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" or a kernel and the
@@ -117,12 +119,16 @@ def _difference(reference: Forward, other: Forward, batch: Batch, tolerance: flo
 def _check_padding(padded: Forward, batch: Batch) -> None:
     """Raise `ModelError` if a row of a padded batch has other log-probabilities than the model computes of it alone."""
     together, lengths = _logprobs(padded, batch), batch.attention_mask.sum(1).tolist()
-    alone = []
-    for row, length in zip(range(len(batch)), lengths, strict=True):
-        logits = padded.model(input_ids=batch.token_ids[row : row + 1, :length], use_cache=False).logits[0]  # [L, V]
-        predicts = batch.loss_mask[row, 1:length].nonzero()[:, 0]
-        alone.append(logits[predicts].float().log_softmax(-1))
-    gap = float((together - torch.cat(alone)).abs().max())
+
+    def compute() -> tuple[Tensor, ...]:
+        alone = []
+        for row, length in zip(range(len(batch)), lengths, strict=True):
+            logits = padded.model(input_ids=batch.token_ids[row : row + 1, :length], use_cache=False).logits[0]
+            predicts = batch.loss_mask[row, 1:length].nonzero()[:, 0]
+            alone.append(logits[predicts].float().log_softmax(-1))  # of [L, V]
+        return tuple(alone)
+
+    gap = float((together - torch.cat(padded.with_weights(compute))).abs().max())
     if not gap < MISMATCH:
         raise ModelError(
             f"{type(padded.model).__name__}: padding changes its log-probabilities by {gap:.2g} nats, or they are not "
@@ -146,7 +152,7 @@ def _other_connection(shared: Forward, batch: Batch) -> str:
 
     hook = shared.model.get_input_embeddings().register_forward_hook(keep)
     with hook, torch.enable_grad():
-        hidden = shared.flat(packed.token_ids, packed.positions, packed)[second]
+        (hidden,) = shared.with_weights(lambda: (shared.flat(packed.token_ids, packed.positions, packed)[second],))
         # The derivative of a plain sum is 0 behind a norm.
         uneven = torch.linspace(1, 2, hidden.shape[1], device=hidden.device)
         (derivative,) = torch.autograd.grad((hidden * uneven).sum(), embeddings)
@@ -163,8 +169,11 @@ def _other_connection(shared: Forward, batch: Batch) -> str:
 
 
 def _logprobs(forward: Forward, batch: Batch) -> Tensor:
-    hidden, source = forward.hidden(batch)
-    return forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1)
+    def compute() -> tuple[Tensor]:
+        hidden, source = forward.hidden(batch)
+        return (forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1),)
+
+    return forward.with_weights(compute)[0]
 
 
 def probe_tokens(vocabulary: int) -> list[int]:

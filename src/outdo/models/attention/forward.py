@@ -41,7 +41,10 @@ class Layout(Protocol):
 
 
 class Sharding(Protocol):
-    """How the weights of a model are divided among replicas, each of which holds a part of every weight."""
+    """How the weights of a model are divided among replicas, each of which holds a part of every weight.
+
+    A divided model has it as its attribute `sharding`.
+    """
 
     def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call `compute`, which runs the model, with the weights gathered layer by layer; also in its backward pass.
@@ -52,6 +55,10 @@ class Sharding(Protocol):
 
     def gathered(self) -> AbstractContextManager[None]:
         """Return a context in which this process holds all weights, and may run the model as often as it likes."""
+        ...
+
+    def copied(self, model: PreTrainedModel, head: nn.Module | None = None) -> PreTrainedModel:
+        """Return a copy of `model`, all or a part of the divided one, that is divided too, together with `head`."""
         ...
 
 
@@ -80,7 +87,6 @@ class Forward:
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
         self.device = model.device
-        self.sharding: Sharding | None = None  # None: this process holds all weights
         self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
         self._prepared = False
@@ -90,9 +96,14 @@ class Forward:
         other = copy(self)
         other.model, other.device = model, model.device
         if model is not self.model:
-            other.sharding = other.routers = None
+            other.routers = None
         other.plain_head = self.plain_head if plain_head is None else plain_head
         return other
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How the weights are divided among replicas; None if this process holds all of them."""
+        return getattr(self.model, "sharding", None)
 
     def in_float32(self) -> "Forward":
         """Return the forward pass of this model with float32 products, as its code runs without compilation."""

@@ -69,7 +69,9 @@ def choose_way(policy: PolicyView, sample: Sample) -> SamplingChoice:
     for way in WAYS:
         if way.continuous and forward.way != "shared":
             continue
-        if not (fault := _fault(view, way, sample)):
+        with forward.gathered():
+            fault = _fault(view, way, sample)
+        if not fault:
             return SamplingChoice(way, tuple(faults))
         faults.append(f"{way.name}: {fault}")
     raise ModelError(

@@ -1,0 +1,25 @@
+"""Make models that are divided among replicas before their weights are read."""
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from outdo.models.scorer import Division
+
+
+def dividing(auto: Any, config: PretrainedConfig, division: Division) -> Any:
+    """Return the class of models that `auto` loads, with models that are divided when they are made.
+
+    transformers makes a model without weights, and reads of a weight that is divided only this process's part.
+    """
+    with torch.device("meta"):
+        kind = type(auto.from_config(copy.deepcopy(config)))
+
+    def make(self: Any, *arguments: Any, **options: Any) -> None:
+        kind.__init__(self, *arguments, **options)
+        self.tie_weights()
+        division.divide(self)
+
+    return type(kind.__name__, (kind,), {"__init__": make})
