@@ -1,14 +1,15 @@
 """Models that are divided among replicas are made, saved and loaded in parts. Two replicas run all checks."""
 
-from pathlib import Path
-
 import pytest
 from divided_cases import (
+    a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
     a_model_whose_attention_fails_is_padded,
     a_start_takes_a_part_of_the_memory,
     each_replica_reads_its_part,
     faults_of_one_part_are_named_by_all,
+    replicas_save_their_shares_together,
     run_checks,
+    weights_of_one_part_that_are_not_finite_are_not_saved,
 )
 
 CHECKS = [
@@ -16,6 +17,9 @@ CHECKS = [
     each_replica_reads_its_part,
     faults_of_one_part_are_named_by_all,
     a_model_whose_attention_fails_is_padded,
+    a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
+    replicas_save_their_shares_together,
+    weights_of_one_part_that_are_not_finite_are_not_saved,
 ]
 
 

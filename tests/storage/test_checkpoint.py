@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from outdo.storage import checkpoint
+from outdo.storage import checkpoint, free_space
 from outdo.storage.state_file import NATIVE, pack, unpack
 from outdo.utils.errors import CheckpointError, DiskFullError
 
@@ -250,9 +250,9 @@ def test_at_least_one_checkpoint_is_kept(five):
 
 def test_too_little_space_is_an_error_before_the_first_save(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    checkpoint.check_free_space(tmp_path / "not" / "there" / "yet", 1)
+    free_space.check(tmp_path / "not" / "there" / "yet", 1)
     with pytest.raises(DiskFullError, match=r"will take about .* GiB, and .* GiB are free"):
-        checkpoint.check_free_space(tmp_path / "not" / "there" / "yet", 2 * free)
+        free_space.check(tmp_path / "not" / "there" / "yet", 2 * free)
 
 
 def test_the_estimate_covers_what_a_run_really_writes(tmp_path):
@@ -266,7 +266,7 @@ def test_the_estimate_covers_what_a_run_really_writes(tmp_path):
         checkpoint.save(tmp_path, step, write, {"optimizer": moments})
     written = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
     tied = {"tied to a": model["a"].detach()}
-    needed = checkpoint.free_space_needed(model | tied, keep=1)
+    needed = free_space.needed(model | tied, keep=1)
     assert written <= needed <= written + 3 * 2**24
 
 

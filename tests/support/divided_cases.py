@@ -1,38 +1,50 @@
 """What two replicas that divide models among them check together, in processes that are started once."""
 
+import ctypes
+import errno
+import gc
 import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from engine_cases import other_model
 from policy_cases import prepared
 from replica_cases import run_replicas
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.sharding import DividingReplicas
 from outdo.models.attention.packed import Packed
+from outdo.models.bundle import Models
 from outdo.models.critic import own_model
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
-from outdo.testing import tiny_model
-from outdo.utils.errors import ModelError
+from outdo.storage import checkpoint
+from outdo.testing import ARCHITECTURES, tiny_model
+from outdo.trainer.state import Progress, save
+from outdo.utils.errors import DiskFullError, ModelError, NonFiniteWeightsError, WorkerError
 from outdo.utils.sharded_tensors import own_part, whole
+
+M_MMAP_THRESHOLD = -3
 
 Check = Callable[[Replicas], None]
 
 
 def run_checks(checks: list[Check], folder: Path) -> dict[str, str]:
     """Run checks one after the other in the same two replicas; return the traceback of each, empty if it holds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**18))  # freed memory is given back at once, and can be measured
-        run_replicas(2, _Checks(checks), folder, timeout=120)
+    run_replicas(2, _Checks(checks), folder, timeout=120)
     return {
         check.__name__: "\n".join((folder / f"{check.__name__}-{rank}").read_text() for rank in range(2)).strip()
         for check in checks
@@ -63,10 +75,23 @@ def saved_model(replicas: Replicas, name: str, **how: object) -> Path:
     return Path(name)
 
 
+def saved_mixture(replicas: Replicas) -> Path:
+    """A mixture of experts, whose names in the files are not those of its weights."""
+
+    def write() -> None:
+        _, tokenizer = tiny_model()
+        tokenizer.save_pretrained("mixture")
+        model = other_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        model.save_pretrained("mixture")
+
+    replicas.from_first(write)
+    return Path("mixture")
+
+
 def each_replica_reads_its_part(replicas: Replicas) -> None:
     """Weights and buffers are those of the whole model, bit for bit, tied ones included, and so are its answers."""
-    for arch in ("qwen3", "gpt2", "gemma3_text"):
-        folder = saved_model(replicas, arch, arch=arch)
+    for arch in ("qwen3", "gpt2", "gemma3_text", "qwen3_moe"):
+        folder = saved_model(replicas, arch, arch=arch) if arch in ARCHITECTURES else saved_mixture(replicas)
         expected = Policy.load(folder, device="cpu")
         found = Policy.load(folder, device="cpu", pool=dividing(replicas))
         assert type(found.model) is type(expected.model)
@@ -99,18 +124,19 @@ def faults_of_one_part_are_named_by_all(replicas: Replicas) -> None:
         replicas.from_first(lambda: save_file(content, folder / "model.safetensors", {"format": "pt"}))  # noqa: B023
         with pytest.raises(ModelError, match=re.escape(words)) as refused:
             load_model(folder, division=dividing(replicas))
-        assert len(set(replicas.together(lambda: str(refused.value)))) == 1  # noqa: B023
+        assert len(set(replicas.together(lambda: str(refused.value)))) == 1
 
 
 def a_start_takes_a_part_of_the_memory(replicas: Replicas) -> None:
     """Policy, reference and critic are made with little more than this replica's half of their weights."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**18)  # freed memory is given back at once
     folder = Path("larger")
     # In bfloat16, so that no weight is a mapped file.
     replicas.from_first(lambda: tiny_model(folder, hidden=512, layers=12)[0].bfloat16().save_pretrained(folder))
     pool = dividing(replicas)
     size = 2 * (folder / "model.safetensors").stat().st_size  # in float32
     with peak_memory() as of_load:
-        load_model(folder, division=pool)
+        loaded = load_model(folder, division=pool)
     with peak_memory() as of_policy:
         policy = Policy.load(folder, device="cpu", pool=pool)
     with peak_memory() as of_others:
@@ -121,7 +147,7 @@ def a_start_takes_a_part_of_the_memory(replicas: Replicas) -> None:
     assert of_load[0] < 0.65 * size
     assert of_policy[0] < 1.25 * size  # a half, and some of the 12 layers while the ways to run it are compared
     assert of_others[0] < 1.2 * size  # a half each
-    del others
+    del loaded, others
 
 
 @contextmanager
@@ -135,6 +161,7 @@ def peak_memory() -> Iterator[list[int]]:
         while not ended.wait(0.002):
             seen.append(now())
 
+    gc.collect()
     before, found, ended = now(), list[int](), threading.Event()
     seen = [before]
     thread = threading.Thread(target=watch)
@@ -161,3 +188,105 @@ def a_model_whose_attention_fails_is_padded(replicas: Replicas) -> None:
     expected.update(batch, grpo(beta=0.0))
     for name, weight in expected.model.state_dict().items():
         torch.testing.assert_close(whole(found.model.state_dict()[name]), weight, rtol=0, atol=1e-6)
+
+
+def replicas_save_their_shares_together(replicas: Replicas) -> None:
+    """A checkpoint is an ordinary model folder in several files, and any number of processes goes on from it."""
+    for folder in (saved_model(replicas, "tied", arch="gpt2"), saved_mixture(replicas)):
+        models = trained(folder, replicas)
+        path = save_together(models, replicas, Path(f"{folder}-checkpoints"), step=1)
+        weights, state = whole(models.policy.model.state_dict()), whole(models.state())
+        assert checkpoint.verify(path) == []
+        for kind in ("model", "state/tensors"):
+            sizes = [file.stat().st_size for file in sorted(path.glob(f"{kind}-0000?-of-00002.safetensors"))]
+            assert len(sizes) == 2
+            assert max(sizes) < 0.65 * sum(sizes)
+        assert not list(path.glob("part*"))
+        assert AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).num_parameters()
+        assert inspect_folder(path).parameters == inspect_folder(folder).parameters  # tied weights are stored once
+
+        alone = Models.of(Policy.load(path, device="cpu"), OBJECTIVE, advantage=gae)
+        alone.load_state(checkpoint.load_state(path)["models"])
+        assert_equal(weights, dict(alone.policy.model.state_dict()))
+        assert_equal(state, alone.state())
+
+        again = Models.of(Policy.load(path, device="cpu", pool=dividing(replicas)), OBJECTIVE, advantage=gae)
+        again.load_state(checkpoint.load_state(path)["models"])
+        for each in (models, again):
+            step_of(each)
+        assert_equal(whole(models.policy.model.state_dict()), whole(again.policy.model.state_dict()))
+        assert_equal(whole(models.state()), whole(again.state()))
+
+
+def a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before(replicas: Replicas) -> None:
+    """No replica publishes a checkpoint that another one could not write, and the next save succeeds."""
+    models = trained(saved_model(replicas, "full"), replicas)
+    folder = Path("full-checkpoints")
+    before = save_together(models, replicas, folder, step=1)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if replicas.rank == 1:
+            patch.setattr(checkpoint, "save_file", refuse)
+        with pytest.raises(DiskFullError if replicas.rank == 1 else WorkerError, match="o space left"):
+            save_together(models, replicas, folder, step=2)
+    replicas.together(lambda: None)
+    assert [path.name for path in folder.iterdir()] == [before.name]
+    assert checkpoint.verify(save_together(models, replicas, folder, step=2)) == []
+
+
+def weights_of_one_part_that_are_not_finite_are_not_saved(replicas: Replicas) -> None:
+    """A number that only one replica sees keeps all of them from saving."""
+    models = trained(saved_model(replicas, "broken"), replicas)
+    if replicas.rank == 1:
+        own_part(next(models.policy.model.parameters()).detach()).fill_(torch.inf)
+    with pytest.raises(NonFiniteWeightsError if replicas.rank == 1 else WorkerError, match="not finite"):
+        save_together(models, replicas, Path("broken-checkpoints"), step=1)
+    assert not list(Path().glob("broken-checkpoints/*"))
+
+
+OBJECTIVE = grpo(beta=0.1)
+
+
+def trained(folder: Path, replicas: Replicas) -> Models:
+    """Policy, reference and critic after a step."""
+    models = Models.of(Policy.load(folder, device="cpu", pool=dividing(replicas)), OBJECTIVE, advantage=gae)
+    step_of(models)
+    return models
+
+
+def step_of(models: Models) -> None:
+    batch = prepared()
+    returns = torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1))
+    assert models.critic is not None
+    models.update(batch.with_(returns=returns, values=models.critic.values(batch)), OBJECTIVE)
+
+
+def save_together(models: Models, replicas: Replicas, checkpoints: Path, *, step: int) -> Path:
+    """Save as a run does; the folder of the second replica is another one, that is not used."""
+    recorder = SimpleNamespace(state=dict)
+    recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
+    run = SimpleNamespace(
+        models=models, recipe=recipe, adaptive={}, online_reward_models=[], recorder=recorder, identity={}
+    )
+    folder = SimpleNamespace(checkpoints=checkpoints if replicas.first else Path("unused"))
+    save(folder, run, Progress(step=step))  # type: ignore[arg-type]
+    assert not Path("unused").exists()
+    return checkpoints / f"step_{step:06d}"
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Compare states bit for bit."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        for pair in zip(one, other, strict=True):
+            assert_equal(*pair)
+    elif isinstance(one, torch.Tensor):
+        assert one.equal(other)
+    else:
+        assert one == other

@@ -14,7 +14,7 @@ from typing import Any
 from run_cases import Command, saved, steps_done, timeless, wait_until, weights
 
 from outdo.observability.record.parquet import read, recorded_steps
-from outdo.storage.checkpoint import STATE, TENSORS
+from outdo.storage.checkpoint import STATE
 
 
 @dataclass(frozen=True)
@@ -124,4 +124,4 @@ def without_time(checkpoint: Path) -> tuple[bytes, dict[str, Any]]:
     state = json.loads((checkpoint / STATE).read_text())
     del state["progress"]["seconds"]
     state["identity"]["recipe"] = re.sub(r"(?m)^(run|engine) = .*$", "", state["identity"]["recipe"])
-    return (checkpoint / TENSORS).read_bytes(), state
+    return b"".join(path.read_bytes() for path in sorted((checkpoint / "state").glob("tensors*.safetensors"))), state

@@ -37,7 +37,8 @@ METHODS = {
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints" / f"step_{saved(run)[-1]:06d}" / "model.safetensors")
+    files = (run / "checkpoints" / f"step_{saved(run)[-1]:06d}").glob("model*.safetensors")
+    return {name: weight for path in files for name, weight in load_file(path).items()}
 
 
 def tokens(run: Path, step: int) -> list[list[int]]:
@@ -135,6 +136,16 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said
     assert_same(run, whole)
+    last = weights(run)
+    outdo_(home, "export", run, home / "exported")
+    for path in (home / "exported").glob("*.safetensors"):
+        for name, weight in load_file(path).items():
+            assert last.pop(name).equal(weight)
+    assert not last
+    alone = ("cluster.replicas=1", "cluster.shard=false")
+    said = outdo_(home, "resume", run, f"steps={STEPS + 1}", *alone)
+    assert "can differ in their last bits" in said
+    assert saved(run)[-1] == STEPS + 1
 
 
 def second_of(processes: list[int]) -> int:

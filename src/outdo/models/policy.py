@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
 
 from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.models.adapter import attach, has_adapter, save_adapter, set_base
@@ -17,11 +19,12 @@ from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
 from outdo.models.device import Precision, choose_device
 from outdo.models.gradient_check import check_gradient
-from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
 from outdo.models.loading import base_of, check_finite, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
+from outdo.utils.sharded_tensors import share_of
 from outdo.utils.timing import span
 
 if TYPE_CHECKING:
@@ -153,22 +156,54 @@ class Policy(Scorer):
         }
         return {name: sum(each.terms[name] for _, each in results) for name in first.terms}, tokens
 
-    def save(self, folder: Path, *, weights: Mapping[str, Tensor] | None = None) -> None:
+    def check_finite(self) -> None:
+        """Raise `NonFiniteWeightsError` if a weight, of a divided model one in this process's part, is not finite."""
+        check_finite(self.model, f"not saved after {self.version} optimiser steps", "lower optim.lr")
+
+    def share_of_weights(self, rank: int, count: int) -> dict[str, Tensor]:
+        """Return the weights of a divided model that replica `rank` of `count` saves, whole: those of some layers.
+
+        All replicas have to call it at the same time. The weights of a layer stay together, as transformers may store
+        several of them as one.
+        """
+        tied = getattr(self.model, "all_tied_weights_keys", {})  # they are saved once
+        weights = {name: weight for name, weight in self.model.state_dict().items() if name not in tied}
+
+        def layer(name: str) -> str:
+            found = IN_A_LAYER.search(name)
+            return name[: found.end()] if found else name
+
+        return share_of(weights, rank, count, unit=layer)
+
+    def save_part(self, folder: Path, weights: Mapping[str, Tensor], label: str, *, first: bool) -> None:
+        """Write a replica's share of the weights into a model folder, as `model<label>.safetensors`.
+
+        The first replica also writes what has no parts. The folder is complete with `write_index`.
+        """
+        stored = revert_weight_conversion(self.model, dict(weights))  # with the names and shapes that files have
+        tensors = {name: weight.contiguous() for name, weight in stored.items()}
+        save_file(tensors, folder / f"model{label}.safetensors", {"format": "pt"})
+        if first:
+            self.model.config.save_pretrained(folder)
+            if self.model.generation_config is not None:
+                self.model.generation_config.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
 
-        With an adapter it is an adapter folder of PEFT, which names the base and does not contain it. `weights` are
-        those of a model that is divided among replicas: its state dict, whole.
+        With an adapter it is an adapter folder of PEFT, which names the base and does not contain it.
 
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
-        check_finite(self.model, f"not saved after {self.version} optimiser steps", "lower optim.lr")
+        self.check_finite()
         if has_adapter(self.model):
             save_adapter(self.model, folder)
             if self.base is not None:
                 self.base.write(folder)
         else:
             with without_bars():
-                self.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+                self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:

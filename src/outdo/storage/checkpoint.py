@@ -6,6 +6,9 @@
         state/tensors.safetensors   its tensors
         manifest.json               size and SHA-256 of every other file, written last
 
+Replicas that hold parts of the models write it together: each writes some of the tensors, whole, into files of its own,
+`model-00001-of-00002.safetensors` and `state/tensors-00001-of-00002.safetensors`.
+
 A published folder is never changed. No pickle is written, and none is opened.
 """
 
@@ -15,9 +18,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,10 +30,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outdo.storage import atomic
+from outdo.storage.model_folder import write_index
 from outdo.storage.provenance import version_of
 from outdo.storage.state_file import pack, unpack
+from outdo.storage.writers import Alone, Writers, part_label
 from outdo.utils.errors import CheckpointError, DiskFullError
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
+from outdo.utils.sharded_tensors import share_of
 
 FORMAT = 3
 """Version of the manifest and of `state/`."""
@@ -39,6 +44,7 @@ FORMAT = 3
 MANIFEST = "manifest.json"
 STATE = "state/state.json"
 TENSORS = "state/tensors.safetensors"
+PART_OF_TENSORS = re.compile(r"state/tensors-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,36 +62,54 @@ class CheckpointInfo:
 # ---------------------------------------------------------------------------------------------------------- saving
 
 
-def save(folder: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+def save(
+    folder: Path,
+    step: int,
+    write_model: Callable[[Path], None],
+    state: Mapping[str, Any],
+    writers: Writers | None = None,
+) -> Path:
     """Write `folder/step_000040` for step 40 and return it.
 
     `write_model(path)` writes the model and its tokenizer into `path`; `state` is an argument for `state_file.pack`.
+    Several `writers` call this at the same time. Each writes its part of the model, and of the tensors of `state`, into
+    files whose names end with `part_label`. When all have done so, the first one publishes the folder.
+
     A whole checkpoint of that step is kept and returned: the same run has the same weights at the same step. A broken
     one is replaced. One process at a time may save into `folder`; the lock of the run folder ensures this.
 
     Raises: DiskFullError if the disk is full, CheckpointError for any other failure. The earlier checkpoints are then
     unchanged, and nothing that looks like a checkpoint remains of this one.
     """
+    writers = writers or Alone()
     target = folder / _name(step)
-    temporary = folder / f".tmp-{target.name}-{os.getpid()}"
+    temporary = writers.from_first(lambda: folder / f".tmp-{target.name}-{os.getpid()}")
     try:
-        atomic.make_folder(folder)
-        remove_leftovers(folder)
-        if target.exists() and not verify(target):
+        if writers.from_first(lambda: _is_saved(folder, target)):
             return target
-        _write(temporary, step, write_model, state)
-        replaced = temporary.with_name(f"{temporary.name}-replaced")
-        if os.path.lexists(target):  # it is broken, and its replacement is complete
-            atomic.rename(target, replaced)
-        atomic.rename(temporary, target)
-        _discard(replaced)
-    except (OSError, SafetensorError) as error:
-        _discard(temporary)
-        raise _not_saved(target, error) from error
-    except BaseException:
-        _discard(temporary)
+        _write(temporary, step, write_model, state, writers)
+        writers.from_first(lambda: _publish(temporary, target))
+    except BaseException as error:
+        if writers.rank == 0:
+            _discard(temporary)
+        if isinstance(error, OSError | SafetensorError):
+            raise _not_saved(target, error) from error
         raise
     return target
+
+
+def _is_saved(folder: Path, target: Path) -> bool:
+    atomic.make_folder(folder)
+    remove_leftovers(folder)
+    return target.exists() and not verify(target)
+
+
+def _publish(temporary: Path, target: Path) -> None:
+    replaced = temporary.with_name(f"{temporary.name}-replaced")
+    if os.path.lexists(target):  # it is broken, and its replacement is complete
+        atomic.rename(target, replaced)
+    atomic.rename(temporary, target)
+    _discard(replaced)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -121,25 +145,46 @@ def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
     return removed
 
 
-def _write(aside: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any]) -> None:
-    atomic.make_folder(aside)
-    write_model(aside)
-    atomic.make_folder((aside / STATE).parent)
-    tree, tensors = pack(state)
-    save_file(tensors, aside / TENSORS)
+def _write(
+    aside: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any], writers: Writers
+) -> None:
+    writers.from_first(lambda: atomic.make_folder((aside / STATE).parent))
+    tree, packed = pack(state)
+    tensors = share_of(packed, writers.rank, len(writers))
+    label = part_label(writers)
+
+    def write_part() -> dict[str, Any]:
+        write_model(aside)
+        save_file(tensors, (aside / TENSORS).with_stem(f"tensors{label}"))
+        return _listed(aside, [name for name in _inventory(aside)[0] if label and Path(name).stem.endswith(label)])
+
+    parts = writers.together(write_part)
+    writers.from_first(lambda: _complete(aside, step, tree, parts))
+
+
+def _complete(aside: Path, step: int, tree: Any, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Write what belongs to no part, and the manifest."""
+    if len(parts) > 1:
+        write_index(aside)
     atomic.write_file(aside / STATE, json.dumps(tree, allow_nan=False).encode())
     names, faults = _inventory(aside)
     if faults:
         raise CheckpointError("a checkpoint of this model cannot be saved:\n" + "\n".join(faults))
-    usual = (aside / STATE).stat().st_mode
-    for name in names:
-        if (aside / name).stat().st_mode != usual:  # safetensors writes files that only their owner can read
-            (aside / name).chmod(stat.S_IMODE(usual))
-        atomic.sync(aside / name)
-    listed = {name: {"sha256": _sha256(aside / name), "size": (aside / name).stat().st_size} for name in names}
+    listed = {name: entry for part in parts for name, entry in part.items()}
+    listed |= _listed(aside, [name for name in names if name not in listed])
     atomic.write_file(aside / MANIFEST, _manifest(step, listed))
     for directory in [*(path for path in aside.rglob("*") if path.is_dir()), aside]:
         atomic.sync(directory)
+
+
+def _listed(aside: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Bring files to the disk; return what the manifest lists of them."""
+    usual = stat.S_IMODE(aside.stat().st_mode) & 0o666
+    for name in names:
+        if stat.S_IMODE((aside / name).stat().st_mode) != usual:  # safetensors writes files for their owner alone
+            (aside / name).chmod(usual)
+        atomic.sync(aside / name)
+    return {name: {"sha256": _sha256(aside / name), "size": (aside / name).stat().st_size} for name in names}
 
 
 def _discard(path: Path) -> None:
@@ -200,7 +245,7 @@ def verify(path: Path) -> list[str]:
             return faults
         listed = _read_manifest(path)
         faults = [f"{path / name}: not in the manifest" for name in names if name not in listed]
-        for name in {STATE: None, TENSORS: None, **listed}:
+        for name in dict.fromkeys([*_state_files(listed), *listed]):
             faults += _compare(path, name, listed)
     except CheckpointError as error:
         return [str(error)]
@@ -216,10 +261,12 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         listed = _read_manifest(path)
-        if faults := [fault for name in (STATE, TENSORS) for fault in _compare(path, name, listed)]:
+        files = _state_files(listed)
+        if faults := [fault for name in files for fault in _compare(path, name, listed)]:
             raise CheckpointError("\n".join(faults))
         tree = json.loads((path / STATE).read_bytes())
-        state = unpack(tree, load_file(path / TENSORS))
+        tensors = {key: tensor for name in files[1:] for key, tensor in load_file(path / name).items()}
+        state = unpack(tree, tensors)
     except OSError as error:
         raise CheckpointError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, SafetensorError) as error:
@@ -227,6 +274,11 @@ def load_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path / STATE}: not a training state: expected an object")
     return state
+
+
+def _state_files(listed: Iterable[str]) -> list[str]:
+    """Return the names of the files of the training state: the one without tensors, and those of the tensors."""
+    return [STATE, *(sorted(filter(PART_OF_TENSORS.fullmatch, listed)) or [TENSORS])]
 
 
 def _name(step: int) -> str:
@@ -310,28 +362,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------- space and identity
-
-
-def free_space_needed(weights: Mapping[str, Tensor], *, copies: int = 3, keep: int = 2) -> int:
-    """Estimate the bytes on disk that the checkpoints of a run need.
-
-    `copies` is how often a checkpoint holds something of the size of `weights`: 3 for the weights and AdamW's two
-    moments, one more for a reference. `keep` newest ones are kept; the best one, and the one being written, are added.
-    """
-    distinct = {tensor.data_ptr(): tensor.nbytes for tensor in weights.values()}  # tied weights once
-    return (keep + 2) * (copies * sum(distinct.values()) + 2**24)  # 16 MiB: tokenizer, JSON, manifest
-
-
-def check_free_space(folder: Path, needed: int) -> None:
-    """Raise DiskFullError unless `needed` bytes are free on the disk of `folder`."""
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise DiskFullError(
-            f"{folder}: the checkpoints will take about {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free. "
-            "Free some space, put the run folder elsewhere, or lower checkpoint.keep."
-        )
+# ---------------------------------------------------------------------------------------------------------- identity
 
 
 def weights_hash(weights: Mapping[str, Tensor] | Path) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from outdo.utils.errors import CheckpointError
+from outdo.utils.sharded_tensors import is_sharded
 
 NATIVE = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool}
@@ -34,6 +35,8 @@ def pack(state: Mapping[Any, Any]) -> tuple[Any, dict[str, Tensor]]:
     tensors of every dtype. `unpack` returns the same, bit for bit, except that a tuple becomes a list, a subclass its
     plain type (`OrderedDict` a `dict`, `Parameter` a tensor without gradient), that tensors are on the CPU, and that
     two tensors that shared memory no longer do.
+
+    A tensor of which this process holds a part is left as it is: see `outdo.utils.sharded_tensors.share_of`.
 
     Raises: CheckpointError naming the place of a value that is none of these.
     """
@@ -129,8 +132,11 @@ def _pack_mapping(mapping: Mapping[Any, Any], path: tuple[str, ...], tensors: di
 def _pack_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Any]:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(f"{_place(path)} is a sparse, quantised or meta tensor; only dense ones can be saved")
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     marker: dict[str, Any] = {"$tensor": _free_name(path, tensors)}
+    if is_sharded(tensor):
+        tensors[marker["$tensor"]] = tensor.detach()
+        return marker
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if plain.dtype not in NATIVE:
         marker |= {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
         plain = plain.reshape(-1).view(torch.uint8)
@@ -143,6 +149,9 @@ def _each_in_its_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     taken: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        if is_sharded(tensor):
+            apart[name] = tensor
+            continue
         memory = tensor.untyped_storage().data_ptr()
         apart[name] = tensor.clone() if memory in taken else tensor
         taken.add(memory)

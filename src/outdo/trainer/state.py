@@ -25,17 +25,18 @@ import torch
 from torch import Tensor
 
 from outdo.algorithms.adaptive import Adaptive
+from outdo.distributed.replicas import current, translated
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards.online_model import OnlineRewardModel
-from outdo.storage import checkpoint
+from outdo.storage import checkpoint, free_space
 from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
+from outdo.storage.writers import part_label
 from outdo.trainer.build import Run
 from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.replicated import leads
 from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
-from outdo.utils.sharded_tensors import whole
 from outdo.utils.timing import span
 
 COPY_SHARE = 0.25
@@ -97,28 +98,43 @@ def check_free_space(folder: RunFolder, run: Run) -> None:
     trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
     copies = 3 * trained + (models.reference is not None) + run.ahead.lag  # weights of batches not sampled yet
     weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
-    needed = checkpoint.free_space_needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
-    checkpoint.check_free_space(folder.path, needed)
+    needed = free_space.needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
+    free_space.check(folder.path, needed)
 
 
 def save(folder: RunFolder, run: Run, progress: Progress) -> None:
     """Write the checkpoint of the last finished step, and remove those that need not be kept.
 
-    Of several replicas, which are all in the same state, only the first writes. All have to call this, because each may
-    hold a part of the weights.
+    Of several replicas, which are all in the same state, only the first writes; if they hold parts of the weights, all
+    of them do.
 
     Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
     """
-    policy, state = run.models.policy, state_of(run, progress)
     with span("save"):
-        weights = None
-        if policy.forward.sharding is not None:
-            weights, state = (whole(each, keep=leads()) for each in (policy.model.state_dict(), state))
-        if not leads():
-            return
-        checkpoint.save(folder.checkpoints, progress.step, partial(policy.save, weights=weights), state)
-        best = progress.best.get("step")
-        checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, None if best is None else int(best))
+        if run.models.policy.optimiser.is_sharded:
+            _save_parts(folder, run, progress)
+        elif leads():
+            checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
+        if leads():
+            best = progress.best.get("step")
+            checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, None if best is None else int(best))
+
+
+def _save_parts(folder: RunFolder, run: Run, progress: Progress) -> None:
+    """Write a checkpoint together with the other replicas, each a share of the tensors of all."""
+    policy, replicas = run.models.policy, current()
+    assert replicas is not None, "only replicas hold parts"
+
+    def check() -> None:
+        policy.check_finite()
+        run.models.state()  # checks the critic
+
+    replicas.together(check)
+    checkpoints = replicas.from_first(lambda: folder.checkpoints)  # the folder of another replica is temporary
+    with translated():
+        weights = policy.share_of_weights(replicas.rank, len(replicas))
+        write = partial(policy.save_part, weights=weights, label=part_label(replicas), first=replicas.first)
+        checkpoint.save(checkpoints, progress.step, write, state_of(run, progress), replicas)
 
 
 def restore(run: Run, state: Mapping[str, Any]) -> Progress:

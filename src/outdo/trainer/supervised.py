@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from outdo.config.resume import accepted_changes
-from outdo.storage import atomic, checkpoint
+from outdo.storage import atomic, checkpoint, free_space
 from outdo.storage.checkpoint import CheckpointInfo
 from outdo.storage.model_folder import save_model_folder
 from outdo.storage.provenance import versions
@@ -143,7 +143,7 @@ def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = Fa
                 display.say(line)
             atomic.write_json_atomically(folder.path / SETTINGS, plan.settings)
             training = _loaded(plan, newest, state)
-            checkpoint.check_free_space(folder.path, checkpoint.free_space_needed(training.weights(), keep=1))
+            free_space.check(folder.path, free_space.needed(training.weights(), keep=1))
             done = newest.step if newest else 0
             if resumed:
                 display.say(f"resumed after step {done} of {training.steps}")

@@ -1,6 +1,7 @@
 """Tensors of which every replica holds a part (`DTensor` of torch.distributed), and ordinary ones, treated alike."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +28,33 @@ def whole(value: Any, *, keep: bool = True) -> Any:
         return value
     tensor = value.full_tensor()
     return tensor if keep else None
+
+
+def share_of(
+    tensors: Mapping[str, Tensor], rank: int, count: int, *, unit: Callable[[str], str] = str
+) -> dict[str, Tensor]:
+    """Return the tensors that this process, number `rank` of `count`, writes to a disk: whole, in main memory.
+
+    Each tensor has one writer, that of its `unit` (by default each tensor is one), and all write about as many bytes.
+    All processes have to call it at the same time with the same names: they exchange their parts tensor by tensor, and
+    none holds more than its share and one tensor.
+    """
+    if count == 1:
+        return dict(tensors)
+    sizes: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        sizes[unit(name)] += tensor.numel() * tensor.element_size()
+    writer, load = dict[str, int](), [0] * count
+    for each, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        writer[each] = load.index(min(load))
+        load[writer[each]] += size
+    share: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        mine = writer[unit(name)] == rank
+        found = whole(tensor.detach(), keep=mine)
+        if mine:
+            share[name] = found.cpu().contiguous()
+    return share
 
 
 def own_part(value: Tensor) -> Tensor:
