@@ -420,10 +420,12 @@ def test_a_reward_that_is_closed_during_a_call_ends_it_and_starts_nothing(
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=call)
+    thread = threading.Thread(target=call, daemon=True)
     thread.start()
     wait_until(busy.exists)
     reward.close()
+    with pytest.raises(RewardError, match="was interrupted"):  # also between two requests of the thread
+        reward._workers[0]._running()
     thread.join(600)
     assert not thread.is_alive()
     assert errors
