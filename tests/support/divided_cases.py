@@ -268,9 +268,9 @@ def save_together(models: Models, replicas: Replicas, checkpoints: Path, *, step
     """Save as a run does; the folder of the second replica is another one, that is not used."""
     recorder = SimpleNamespace(state=dict)
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
-    run = SimpleNamespace(
-        models=models, recipe=recipe, adaptive={}, online_reward_models=[], recorder=recorder, identity={}
-    )
+    parts = {"adaptive": {}, "online_reward_models": [], "recorder": recorder}
+    ahead = SimpleNamespace(state=lambda after: {})
+    run = SimpleNamespace(models=models, recipe=recipe, **parts, ahead=ahead, identity={})
     folder = SimpleNamespace(checkpoints=checkpoints if replicas.first else Path("unused"))
     save(folder, run, Progress(step=step))  # type: ignore[arg-type]
     assert not Path("unused").exists()

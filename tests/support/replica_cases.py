@@ -167,8 +167,9 @@ def errors_of_two_kinds(replicas: Replicas) -> None:
 def closed_runs(replicas: Replicas) -> None:
     """A run that is closed leaves its replicas together: still one of them writes, and not all."""
     policy = shared(fresh(), replicas)
-    nothing = SimpleNamespace(close=lambda: None)
-    Run.close(SimpleNamespace(engine=nothing, reward=nothing, models=SimpleNamespace(policy=policy)))  # type: ignore[arg-type]
+    nothing = SimpleNamespace(close=lambda: None, stop=lambda: None, join=lambda: None)
+    models = SimpleNamespace(policy=policy)
+    Run.close(SimpleNamespace(engine=nothing, reward=nothing, ahead=nothing, models=models))  # type: ignore[arg-type]
     assert leads() == replicas.first
     assert replicas.together(lambda: replicas.rank) == [0, 1]
 
