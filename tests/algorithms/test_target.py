@@ -459,7 +459,7 @@ def default_of(probabilities: Sequence[float], advantages: Sequence[float]) -> t
 
 DEFAULT = {
     "rule": "tilt",
-    "eta": 0.5,
+    "eta": 1.0,
     "count": "visits",
     "unsampled": "share",
     "limit": 10.0,
@@ -468,8 +468,8 @@ DEFAULT = {
 
 
 def test_the_default_is_a_step_of_mirror_descent_in_each_context():
-    """π_old e^(Â/2) / Z with Â = 2, -1 and 0 for the rest: 0.3 e, 0.4 e^-½ and 0.3, divided by their sum."""
-    found, gradient = default_of([0.3, 0.4], [2.0, -1.0])
+    """π_old e^Â / Z with Â = 1, -½ and 0 for the rest: 0.3 e, 0.4 e^-½ and 0.3, divided by their sum."""
+    found, gradient = default_of([0.3, 0.4], [1.0, -0.5])
     raw = doubles([0.3 * math.e, 0.4 * math.exp(-0.5), 0.3])
     assert_close(found, (raw / raw.sum())[:2])
     # one context with two answers, divided by two trained tokens

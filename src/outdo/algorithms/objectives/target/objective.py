@@ -37,7 +37,7 @@ def target(
     *,
     rule: str = "tilt",
     power: float = 2.0,
-    eta: float = 0.5,
+    eta: float = 1.0,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     loss: str = "cross_entropy",
