@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from contexts import answers, doubles, essay, logprobs_of, one_context, tabular, trees, vocabulary
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import assert_close, batch_of, evaluate, rollout
@@ -360,6 +360,7 @@ def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(objective,
     assert_close(pieces, gradient[batch.loss_mask])
 
 
+@settings(max_examples=100)
 @given(trees())
 def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
     prepared = essay().prepare(batch)
