@@ -1,7 +1,7 @@
 # Two commands for a fresh machine with Python 3.11+ and make:
 #
 #     make quickstart     a small model learns to add, before your eyes
-#     make test           everything that continuous integration runs
+#     make test           all checks and tests; with ALSO=vllm those of vLLM too, as continuous integration does
 #
 # On Linux without a GPU, a much smaller torch:
 #     make quickstart PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"

@@ -250,11 +250,9 @@ class AheadSampler:
         Each question that was `asked` is in one place: `trained`, `dropped` with the reason in `why`, or ahead:
         answered, or still with the engine.
         """
-        _, counts = self._finished(after)
+        position, counts = self._finished(after)
         ahead = [each for each in self._batches.values() if after < each.step <= after + self.lag]
-        answered = max(
-            [self._finished(after)[0], *(each.answers.result().position for each in ahead if each.is_sampled)]
-        )
+        answered = max([position, *(each.answers.result().position for each in ahead if each.is_sampled)])
         underway = sum(not each.is_sampled for each in ahead) * self.questions.per_step
         trained = counts.pop("trained", 0)
         return {
