@@ -1,6 +1,7 @@
 """Functions that several processes run together as replicas, and what starts them."""
 
 import copy
+import faulthandler
 import os
 import time
 from collections.abc import Callable
@@ -40,10 +41,12 @@ def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path, *, 
         process.start()
     for process in processes:
         process.join(600)
-    assert [process.exitcode for process in processes] == [0] * count
+    statuses = [process.exitcode for process in processes]
+    assert statuses == [0] * count, f"the replicas ended with {statuses}"
 
 
 def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: str, timeout: float) -> None:
+    faulthandler.enable()
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}
     os.chdir(folder)
