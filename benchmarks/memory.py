@@ -33,7 +33,13 @@ from outdo.trainer import cost
 from outdo.trainer.preflight import check
 
 LORA = 'train.adapter={name = "lora", rank = 16, alpha = 32}'
-WAYS = {"full": [], "LoRA": [LORA], "LoRA on bfloat16": [LORA, "weights=bfloat16"], "QLoRA": [LORA, "weights=nf4"]}
+WAYS = {
+    "full": [],
+    "LoRA": [LORA],
+    "LoRA on bfloat16": [LORA, "weights=bfloat16"],
+    "LoRA on int8": [LORA, "weights=int8"],
+    "QLoRA": [LORA, "weights=nf4"],
+}
 SETTINGS = [
     "data={path = 'questions.jsonl', template = '{prompt}', max_prompt_tokens = 8}",
     "rewards=score.py:score",

@@ -5,8 +5,15 @@ objective and an advantage share a name (distillation, gpg, reinforce_pp, remax)
 `outdo.algorithms.objectives.presets` and `outdo.algorithms.advantages`, which hold all the others too.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# transformers and PEFT import torchao and bitsandbytes, where they are installed. torchao reports kernels for GPUs that
+# it cannot load, and calls a deprecated function of torch; bitsandbytes recommends kernels of the Hub that outdo does
+# not use.
+for _logger in ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops"):
+    logging.getLogger(_logger).setLevel(logging.ERROR)
 
 if TYPE_CHECKING:
     from outdo.algorithms.adaptive import AdaptiveBonus as AdaptiveBonus

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from outdo.cli.reward_model import hold_out
 from outdo.data.preferences import comparisons_from
 from outdo.rewards import RewardInput
-from outdo.rewards.model import Comparison
+from outdo.rewards.comparisons import Comparison
 from outdo.rewards.online_model import reward_model as load_reward_model
 from outdo.utils.errors import UserError
 
@@ -45,6 +46,10 @@ def scored(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "scored.jsonl", rows)
 
 
+def options(settings: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+
+
 @pytest.fixture
 def reward_model(outdo, model, tmp_path):
     """The command, with what the tests leave as it is."""
@@ -52,7 +57,7 @@ def reward_model(outdo, model, tmp_path):
     def run(data, **how):
         settings = {"out": tmp_path / "reward", "lr": 3e-3, "steps": 60, "batch": 16, "device": "cpu", **how}
         start = settings.pop("model", model)
-        return outdo("reward-model", start, "--data", data, *(f"--{name}={value}" for name, value in settings.items()))
+        return outdo("reward-model", start, "--data", data, *options(settings))
 
     return run
 
@@ -231,14 +236,18 @@ def test_ratings_without_any_difference_are_refused(refused, tmp_path):
 
 
 def test_an_adapter_is_trained_with_its_head_and_rewards_answers(outdo, reward_model, pairs, model, tmp_path):
-    done = reward_model(pairs, adapter='{name = "lora", rank = 8, alpha = 16}', lr=1e-2)
+    done = reward_model(pairs, adapter='{name = "lora", rank = 8, alpha = 16}', base_weights="int8", lr=1e-2)
     assert done.status == 0
     assert held_out_share(done.out) > 0.85
     assert sorted(path.name for path in (tmp_path / "reward").glob("*.safetensors")) == ["adapter_model.safetensors"]
-    reward = load_reward_model(path=str(tmp_path / "reward"), labels="exact", every=1, device="cpu")
+    reward = load_reward_model(
+        path=str(tmp_path / "reward"), labels="exact", every=1, device="cpu", base_weights="int8"
+    )
     even, odd = reward([RewardInput(prompt="7?", completion=text, answer=None) for text in ("312", "311")])
     assert even.value > odd.value
-    further = reward_model(pairs, model=tmp_path / "reward", out=tmp_path / "further", steps=1, lr=0.0)
+    further = reward_model(
+        pairs, model=tmp_path / "reward", out=tmp_path / "further", base_weights="int8", steps=1, lr=0.0
+    )
     assert f"(before training {held_out_share(done.out):.1%})" in further.out
 
 
@@ -255,3 +264,6 @@ def test_a_wrong_adapter_is_reported_with_the_other_mistakes(outdo, model, tmp_p
             assert done.status == 2
             assert sentence in done.error
             assert "none.jsonl" in done.error
+        done = outdo(command, model, *arguments[:-1], "--base-weights", "int8")
+        assert done.status == 2
+        assert "--base-weights int8: the weights are trained, in float32" in done.error

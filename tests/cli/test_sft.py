@@ -149,6 +149,7 @@ def test_sft_needs_answers(outdo, model, tmp_path):
 
 def test_an_adapter_is_fine_tuned_beside_the_model(outdo, model, pairs, tmp_path):
     settings = ["--lr", 0.01, "--steps", 20, "--batch", 4, "--device", "cpu", "--adapter", "{name = 'lora', rank = 4}"]
+    settings += ["--base-weights", "nf4"]
     assert outdo("sft", model, "--data", pairs, "--out", tmp_path / "tuned", *settings).status == 0
     assert sorted(path.name for path in (tmp_path / "tuned").glob("*.safetensors")) == ["adapter_model.safetensors"]
     assert likelihood(tmp_path / "tuned", pairs) > likelihood(model, pairs) + 0.5

@@ -67,7 +67,7 @@ def test_a_mistake_in_the_engine_is_one_sentence(piece: Piece, mistake: str):
         (PYTHON, "sampling.top_p=0.9", "sampling.top_p = 0.9: vLLM reports log-probabilities after this filter"),
         (PYTHON, "cluster.replicas=2", 'engine = "vllm": cluster.replicas = 2 works with the engine "builtin" only'),
         (TWO, "cluster.replicas=2", "engine.processes: cluster.replicas = 2 needs none, because each replica samples"),
-        (TWO, "weights=nf4", "engine.processes: processes cannot share weights in 4 bits"),
+        (TWO, "weights=nf4", "engine.processes: processes cannot share quantised weights"),
     ],
 )
 def test_settings_that_do_not_work_with_an_engine_are_refused(engine: str, override: str, mistake: str):

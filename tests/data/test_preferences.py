@@ -4,7 +4,7 @@ import pytest
 
 from outdo.data.files import read_rows
 from outdo.data.preferences import comparisons_from, describe_format, detect_kind
-from outdo.rewards.model import Comparison
+from outdo.rewards.comparisons import Comparison
 from outdo.utils.errors import UserError
 
 ASKED = {"role": "user", "content": "2+2?"}

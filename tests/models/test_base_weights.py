@@ -1,9 +1,11 @@
-"""Frozen weights in two bytes compute the same bits as in four; in 4 bits they are trained around without a cut."""
+"""Frozen weights in two bytes compute the same bits as in four; in 8 and 4 bits no layer cuts the gradient."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from policy_cases import frozen_numbers
 from torch import Tensor, nn
 
 from outdo.algorithms.objectives.presets import grpo
@@ -53,7 +55,9 @@ def batch() -> Batch:
 
 
 def bytes_of(policy: Policy) -> int:
-    return sum(weight.nbytes for weight in policy.model.parameters())
+    """The bytes of all weights; those of torchao say how many they would have in float32."""
+    weights: list[Any] = list(policy.model.parameters())
+    return sum(each.qdata.nbytes + each.scale.nbytes if hasattr(each, "qdata") else each.nbytes for each in weights)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -94,10 +98,11 @@ def test_an_architecture_without_linear_layers_keeps_what_cannot_be_narrowed(tmp
     assert policy.update(batch(), grpo(beta=0.0)).metrics["grad_norm"] > 0
 
 
-def test_a_base_in_4_bits_is_frozen_and_its_adapter_trained(base: Path):
-    policy = Policy.load(base, adapter=LORA, weights="nf4", optimiser=OptimiserSettings(lr=0.01))
-    assert bytes_of(policy) < 0.4 * bytes_of(Policy.load(base, adapter=LORA))
-    before = {name: weight.clone() for name, weight in policy.model.named_parameters() if not weight.requires_grad}
+@pytest.mark.parametrize(("weights", "part"), [("int8", 0.5), ("nf4", 0.4)])
+def test_a_quantised_base_is_frozen_and_its_adapter_trained(base: Path, weights: Weights, part: float):
+    policy = Policy.load(base, adapter=LORA, weights=weights, optimiser=OptimiserSettings(lr=0.01))
+    assert bytes_of(policy) < part * bytes_of(Policy.load(base, adapter=LORA))
+    before = frozen_numbers(policy.model)
     reference, start = frozen(policy), policy.logprobs(batch())
     engine = BuiltinEngine(policy, seed=1)
     engine.generate([Request(token_ids=(5, 6), stream=Stream("t", 0, "q", 0), max_tokens=4)], SamplingParams())
@@ -105,8 +110,33 @@ def test_a_base_in_4_bits_is_frozen_and_its_adapter_trained(base: Path):
         policy.update(batch(), grpo(beta=0.0))
     assert reference.logprobs(batch()).equal(start)
     assert (policy.logprobs(batch()) - start).abs().max() > 0.01
-    now = dict(policy.model.named_parameters())
-    assert all(now[name].equal(weight) for name, weight in before.items())
+    assert all(weight.equal(before[name]) for name, weight in frozen_numbers(policy.model).items())
+
+
+def test_a_layer_of_8_bits_computes_with_its_rounded_weight_and_keeps_no_copy_of_it(base: Path):
+    layer: Any = load_model(base, weights="int8").get_submodule("model.layers.0.self_attn.q_proj")
+    plain: Any = load_model(base).get_submodule("model.layers.0.self_attn.q_proj")
+    x = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    rounded = layer.weight.dequantize()
+    steps = plain.weight.abs().amax(1, keepdim=True) / 127
+    assert ((rounded - plain.weight).abs() <= 0.51 * steps).all()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+        y = layer(x)
+    assert not kept
+    torch.testing.assert_close(y, x @ rounded.T)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient, rounded.sum(0).expand_as(x))
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "nf4"])
+def test_a_base_with_a_number_that_is_not_finite_is_refused_however_it_is_stored(tmp_path: Path, weights: Weights):
+    model, tokenizer = tiny_model(hidden=64)
+    model.get_parameter("model.layers.0.mlp.up_proj.weight").data[3, 4] = float("nan")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"up_proj\.weight holds .* numbers that are not finite"):
+        load_model(tmp_path, weights=weights)
 
 
 @pytest.mark.filterwarnings("ignore:bitsandbytes.*autograd kernel was not registered:UserWarning")

@@ -6,20 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
+from policy_cases import frozen_numbers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.models.adapter import adapter_config, trained_weights
+from outdo.models.base_weights import Weights
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
-from outdo.rewards.model import Comparison, RewardModel, fit
-from outdo.rewards.online_model import OnlineRewardModel
+from outdo.rewards.comparisons import Comparison
+from outdo.rewards.model import RewardModel, fit
+from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.checkpoint import weights_hash
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import ModelError
+from outdo.utils.errors import ModelError, UserError
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
 LEARNING = OptimiserSettings(lr=1e-2)
@@ -66,6 +69,34 @@ def test_its_folder_is_that_of_peft_and_gives_the_same_scores(policy: Path, tmp_
     with torch.no_grad():
         row = torch.tensor([model.encode("7?", "12")])
         assert of_peft(row).logits[0, 0] == pytest.approx(float(scores(model)[0]), abs=1e-6)
+
+
+@pytest.mark.parametrize(("stored", "rounding"), [("bfloat16", 0.02), ("int8", 0.05), ("nf4", 1.0)])
+def test_its_base_may_be_stored_in_fewer_bytes(policy: Path, tmp_path: Path, stored: Weights, rounding: float):
+    model = RewardModel.from_policy(policy, device="cpu", adapter=LORA, base_weights=stored, optimiser=LEARNING)
+    whole = RewardModel.from_policy(policy, device="cpu", adapter=LORA)
+    assert 0 < (scores(model) - scores(whole)).abs().max() < rounding
+    frozen = frozen_numbers(model.model)
+    start = scores(model)
+    first, *_, last = fit(model, PAIRS, steps=6, batch=8)
+    assert last.metrics["loss"] < first.metrics["loss"]
+    assert all(each.equal(frozen[name]) for name, each in frozen_numbers(model.model).items())
+    model.save(tmp_path / "reward")
+    again = RewardModel.load(tmp_path / "reward", device="cpu", base_weights=stored)
+    assert scores(again).equal(scores(model))
+    assert not scores(again).equal(start)
+
+
+def test_a_whole_reward_model_in_fewer_bytes_is_frozen_up_to_its_head(policy: Path, tmp_path: Path):
+    RewardModel.from_policy(policy, device="cpu").save(tmp_path / "whole")
+    whole = RewardModel.load(tmp_path / "whole", device="cpu")
+    model = RewardModel.load(tmp_path / "whole", device="cpu", base_weights="bfloat16")
+    assert list(trained_weights(model.model)) == ["score.weight"]
+    assert (scores(model) - scores(whole)).abs().max() < 0.05
+    with pytest.raises(UserError, match=r'base_weights = "bfloat16": all weights of .* are trained'):
+        reward_model(path=str(tmp_path / "whole"), labels="exact", every=2, base_weights="bfloat16")
+    with pytest.raises(UserError, match="base_weights must be one of auto, float32, bfloat16, int8, nf4"):
+        reward_model(path=str(tmp_path / "whole"), base_weights="int4")  # type: ignore[arg-type]
 
 
 def test_it_is_trained_further_from_its_folder_and_from_a_whole_reward_model(policy: Path, tmp_path: Path):

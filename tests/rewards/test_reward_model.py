@@ -12,17 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import InProcessReward, RewardInput, Status
-from outdo.rewards.model import (
-    Comparison,
-    Ranking,
-    RewardModel,
-    comparison_loss,
-    comparisons_of,
-    fit,
-    pairs_of,
-    ranking_of,
-    shuffled_epochs,
-)
+from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, comparisons_of, pairs_of, ranking_of
+from outdo.rewards.model import RewardModel, fit, shuffled_epochs
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model

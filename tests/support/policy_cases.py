@@ -1,8 +1,10 @@
 """What tests of the policy and of its worker pool share: batches that are ready for an update, and what it did."""
 
+from typing import Any
+
 import torch
 from engine_cases import fresh, ragged_groups
-from torch import Tensor
+from torch import Tensor, nn
 
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.base import ComposedObjective
@@ -47,3 +49,9 @@ def double(policy: Policy) -> Policy:
 
 def weights(policy: Policy) -> Tensor:
     return torch.cat([whole(weight.detach()).flatten().clone() for weight in policy.model.parameters()])
+
+
+def frozen_numbers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the frozen weights by name; those that torchao quantised as it computes with them."""
+    frozen: dict[str, Any] = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+    return {name: (each.dequantize() if hasattr(each, "qdata") else each).clone() for name, each in frozen.items()}

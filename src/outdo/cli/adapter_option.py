@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 OPTION = "--adapter"
 
 
-def read_adapter(text: str | None, model: str, kind: Kind = LANGUAGE_MODEL) -> "PeftConfig | None":
+def read_adapter(text: str | None, model: str, base_weights: str, kind: Kind = LANGUAGE_MODEL) -> "PeftConfig | None":
     """Return the configuration of the adapter that `--adapter` names for a model whose folder is sound.
 
-    `kind` is that of the model that is made. Raises `UserError` if there is no such adapter, or if it does not fit the
-    model.
+    `kind` is that of the model that is made. Raises `UserError` if there is no such adapter, if it does not fit the
+    model, or if without one weights that are trained would be stored in fewer bytes.
     """
     facts = inspect_folder(model, kind)
+    if base_weights not in ("auto", "float32") and not (text or facts.adapter):
+        raise UserError(
+            [f"--base-weights {base_weights}: the weights are trained, in float32; it needs a model under an adapter"]
+        )
     if text is None:
         return None
     if facts.adapter:

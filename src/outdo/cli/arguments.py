@@ -1,7 +1,7 @@
 """Arguments that several commands share: their types and help texts, and checks of files and folders."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,6 +21,10 @@ Engine = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
 Adapter = Annotated[str | None, typer.Option(help="train only an adapter: lora, or a table as train.adapter has it")]
+BaseWeights = Annotated[
+    Literal["auto", "float32", "bfloat16", "int8", "nf4"],
+    typer.Option(help="how the frozen weights under an adapter are stored; auto: bfloat16 if their files are"),
+]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
 Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of the longest answer")]

@@ -12,6 +12,7 @@ import outdo
 from outdo.cli.arguments import (
     Adapter,
     AsJson,
+    BaseWeights,
     CheckpointEvery,
     Device,
     Engine,
@@ -162,6 +163,7 @@ def sft(
     answer: Annotated[str | None, typer.Option(help="column of the answers; unset: found by its name")] = None,
     template: Template = None,
     adapter: Adapter = None,
+    base_weights: BaseWeights = "auto",
     seed: Annotated[int, typer.Option(help="random seed of the order of the examples, and of --adapter")] = 0,
     device: Device = "auto",
     checkpoint_every: CheckpointEvery = 100,
@@ -183,6 +185,7 @@ def sft(
         answer=answer,
         template=template,
         adapter=adapter,
+        base_weights=base_weights,
         checkpoint_every=checkpoint_every,
     )
     raise typer.Exit(run_sft(settings, out, Display()))
@@ -210,6 +213,7 @@ def reward_model(
     reward: Annotated[str | None, typer.Option(help="column of the ratings; unset: found")] = None,
     template: Template = None,
     adapter: Adapter = None,
+    base_weights: BaseWeights = "auto",
     seed: Annotated[int, typer.Option(help="random seed of new weights, the held-out prompts and the order")] = 0,
     device: Device = "auto",
     checkpoint_every: CheckpointEvery = 100,
@@ -236,6 +240,7 @@ def reward_model(
         columns=columns,
         template=template,
         adapter=adapter,
+        base_weights=base_weights,
         seed=seed,
         device=device,
         checkpoint_every=checkpoint_every,

@@ -19,7 +19,8 @@ from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.schedules import constant
-from outdo.rewards.model import Comparison, FitStep, Loss, Ranking, RewardModel, fit, is_useful
+from outdo.rewards.comparisons import Comparison, Loss, Ranking, is_useful
+from outdo.rewards.model import BaseWeights, FitStep, RewardModel, fit
 from outdo.trainer.display import Display
 from outdo.trainer.supervised import Plan, not_started_yet, run_plan
 from outdo.utils.errors import ModelError, UserError
@@ -47,6 +48,7 @@ class RewardModelSettings:
     columns: Mapping[str, str | None]  # the columns of `data` that are not found by their names
     template: str | None
     adapter: str | None  # as `train.adapter` in a recipe
+    base_weights: BaseWeights = "auto"
     seed: int
     device: str
     checkpoint_every: int
@@ -200,6 +202,7 @@ def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfi
     how: dict[str, Any] = {
         "device": settings.device,
         "adapter": adapter,
+        "base_weights": settings.base_weights,
         "seed": settings.seed,
         "optimiser": OptimiserSettings(lr=settings.lr, schedule=partial(constant, warmup=settings.warmup)),
         "template": settings.template,
@@ -219,7 +222,7 @@ def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed
     adapter = None
     try:
         if not resumed:  # then the model is that of the checkpoint
-            adapter = read_adapter(settings.adapter, settings.model, EITHER)
+            adapter = read_adapter(settings.adapter, settings.model, settings.base_weights, EITHER)
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
     try:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,8 @@ from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.data.prompts import Mixture, Prompts
 from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, examples_in
+from outdo.models.base_weights import Weights, choose_weights
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.schedules import constant
@@ -46,6 +48,7 @@ class SftSettings:
     answer: str | None
     template: str | None
     adapter: str | None  # as `train.adapter` in a recipe
+    base_weights: Weights | Literal["auto"] = "auto"
     checkpoint_every: int
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
         mistakes.append(f"--weight: expected one for each --data, {len(data)}, or none; found {len(weights)}")
     try:
         if not resumed:  # then the model is that of the checkpoint
-            adapter = read_adapter(settings.adapter, settings.model)
+            adapter = read_adapter(settings.adapter, settings.model, settings.base_weights)
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
     checked = SftData(sources=[], notes=[], fingerprints={}, adapter=adapter)
@@ -166,7 +169,9 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
     """Load the model of a folder, or that of the settings, and encode the examples."""
     optimiser = OptimiserSettings(lr=settings.lr, schedule=partial(constant, warmup=settings.warmup))
     start = {"device": settings.device, "adapter": data.adapter, "seed": settings.seed, "optimiser": optimiser}
-    policy = Policy.load(folder or settings.model, **start)
+    facts = inspect_folder(folder or settings.model)
+    weights = choose_weights(settings.base_weights, facts, frozen=bool(data.adapter or facts.adapter))
+    policy = Policy.load(facts, weights=weights, **start)
     encoded = [_encode(policy, examples, settings.template, display) for examples in data.sources]
     display.say("the first example, as the model reads it; » and « enclose what is learned:")
     display.say(show_example(policy.tokenizer, encoded[0][0]))

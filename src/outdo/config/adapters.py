@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from outdo.config.method_rules import check_option
+from outdo.config.names import QUANTISED
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.imports import Signature, signature_of, source_file
@@ -79,10 +80,11 @@ def mixed_reference(recipe: Recipe) -> Iterator[str]:
 
 def weights_in_few_bytes(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each setting that does not work with frozen weights in fewer bytes than float32."""
-    if recipe.weights in ("bfloat16", "nf4") and recipe.compile:
+    if recipe.weights in ("bfloat16", *QUANTISED) and recipe.compile:
         yield f'compile = true: compiled layers cannot convert frozen weights; not with weights = "{recipe.weights}"'
-    if recipe.weights == "nf4" and (recipe.workers or 1) > 1:
-        yield f'workers = {recipe.workers}: processes cannot share weights in 4 bits; use 1 with weights = "nf4"'
+    if recipe.weights in QUANTISED and (recipe.workers or 1) > 1:
+        few = f'weights = "{recipe.weights}"'
+        yield f"workers = {recipe.workers}: processes cannot share quantised weights; use 1 with {few}"
 
 
 def _without_sense(key: str, name: str, value: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from outdo.config.names import BUILTIN_ENGINE, ENGINES
+from outdo.config.names import BUILTIN_ENGINE, ENGINES, QUANTISED
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import signature_of
@@ -55,8 +55,8 @@ def check_engine(recipe: Recipe) -> Iterator[str]:
             yield f"engine.processes: {replicas} needs none, because each replica samples from its own weights"
         else:
             yield f'engine = "{piece.name}": {replicas} works with the engine "{BUILTIN_ENGINE}" only'
-    if piece.name == BUILTIN_ENGINE and recipe.weights == "nf4":
-        yield 'engine.processes: processes cannot share weights in 4 bits; use weights = "bfloat16"'
+    if piece.name == BUILTIN_ENGINE and recipe.weights in QUANTISED:
+        yield 'engine.processes: processes cannot share quantised weights; use weights = "bfloat16"'
     sampling = recipe.sampling
     filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     for name, is_set in filters.items():

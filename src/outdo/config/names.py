@@ -203,6 +203,8 @@ COEFFICIENTS = {
 }
 """The adaptive coefficient that a recipe gets if it has a table in the place of the number."""
 
+QUANTISED = ("int8", "nf4")
+"""Kinds of frozen `weights` whose layers have 8 or 4 bits a weight."""
 REWARD_MODEL = "reward_model"
 """The reward that is a trained model; only a run loads it."""
 

@@ -293,7 +293,7 @@ class Recipe(Section):
         default="auto",
         description="dtype of products; trained weights are always float32; auto: bfloat16 on a GPU, float32 on a CPU",
     )
-    weights: Literal["auto", "float32", "bfloat16", "nf4"] = Field(
+    weights: Literal["auto", "float32", "bfloat16", "int8", "nf4"] = Field(
         default="auto",
         description="weights of a model that an adapter freezes; auto: bfloat16 if its files are, else float32",
     )

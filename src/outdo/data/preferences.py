@@ -9,7 +9,7 @@ from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import CONVERSATION_COLUMNS, NOT_MESSAGES, Row, Text, as_messages, is_conversation, messages_of
 from outdo.data.questions import PROMPT_COLUMNS, Columns, to_questions
 from outdo.data.sft_formats import split_common
-from outdo.rewards.model import Comparison, comparisons_of
+from outdo.rewards.comparisons import Comparison, comparisons_of
 from outdo.utils.errors import UserError, did_you_mean
 
 Kind = Literal["pairs", "scored", "regression"]

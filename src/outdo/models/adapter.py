@@ -6,7 +6,6 @@ runs a model also runs one with an adapter. PEFT is imported only where an adapt
 
 import copy
 import json
-import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 Model = TypeVar("Model", bound=nn.Module)
-# PEFT imports bitsandbytes, which recommends kernels of the Hub on every CPU; outdo uses none of them.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 MISSING = 'an adapter needs peft: pip install "outdo[adapters]"'
 NAME = "default"

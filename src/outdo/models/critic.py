@@ -20,7 +20,8 @@ from outdo.algorithms.requirements import requirements_of
 from outdo.models.adapter import has_adapter, load_state_without_base, on_same_base, state_without_base
 from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
-from outdo.models.loading import check_finite, load_model, load_tokenizer
+from outdo.models.finite import check_finite
+from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, division_of, stack

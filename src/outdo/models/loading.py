@@ -18,7 +18,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -35,6 +34,7 @@ from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
 from outdo.models.dividing import dividing
+from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import (
     EITHER,
     LANGUAGE_MODEL,
@@ -46,8 +46,7 @@ from outdo.models.inspect_folder import (
     is_local,
 )
 from outdo.models.scorer import Division
-from outdo.utils.errors import ModelError, NonFiniteWeightsError
-from outdo.utils.sharded_tensors import own_part
+from outdo.utils.errors import ModelError
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -137,17 +136,13 @@ def load_model(
     folder = _with_weights(facts, LANGUAGE_MODEL)
     if facts.adapter:
         check_base(facts.adapter, base_of(facts))
-    options: dict[str, Any] = {"dtype": dtype} if weights == "float32" else loading_options(weights)
-    if "quantization_config" in options:
-        options["device_map"] = {"": device}  # bitsandbytes quantises while it loads, and moves no model
+    options: dict[str, Any] = {"dtype": dtype} if weights == "float32" else _options(weights, device)
     if division is not None:
         options["device_map"] = {"": device}  # where the parts are read to
     loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options, division=division)
     if weights != "float32":
         prepare(loaded)
-    if facts.adapter:
-        attach_saved(loaded, facts.adapter)
-    return (loaded if "device_map" in options else loaded.to(device)).eval()
+    return _finished(loaded, facts, device, options)
 
 
 def adapter_size(facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_MODEL) -> int | None:
@@ -175,13 +170,18 @@ def base_of(facts: ModelFacts) -> BaseModel:
 
 
 def load_classifier(
-    name: str | Path | ModelFacts, device: torch.device | str = "cpu", *, head_seed: int | None = None
+    name: str | Path | ModelFacts,
+    device: torch.device | str = "cpu",
+    *,
+    head_seed: int | None = None,
+    weights: Weights = "float32",
 ) -> PreTrainedModel:
     """Load a model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
 
     With `head_seed`, `name` is a language model: its body gets a new head `score` [1, H] of normal random numbers with
     the standard deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
-    An adapter folder of a reward model holds its head; the base may be a language model.
+    An adapter folder of a reward model holds its head; the base may be a language model. With `weights` other than
+    float32 the body is stored in fewer bytes, and frozen.
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
@@ -199,16 +199,40 @@ def load_classifier(
     if config.num_labels != 1:
         scores = f"{config.num_labels} scores (num_labels)"
         raise ModelError(f"model {facts.name} gives a text {scores}, and a reward is one")
-    new, options = () if head_seed is None else (f"{HEAD}.",), {"dtype": torch.float32}
+    new, options = () if head_seed is None else (f"{HEAD}.",), _options(weights, device)
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
         model = _load(AutoModelForSequenceClassification, folder, config, facts.name, options, new=new)
+    if weights != "float32":
+        if not hasattr(model, HEAD):
+            raise ModelError(f"model {facts.name}: weights in {weights} need a model whose head is called {HEAD}")
+        prepare(model, whole=HEAD)
+        model.get_submodule(HEAD).requires_grad_(True)
     if head_seed is not None:
-        weight = model.get_parameter(f"{HEAD}.weight")
-        source = torch.Generator().manual_seed(head_seed)
-        torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
+        _fill_head(model, head_seed)
+    return _finished(model, facts, device, options)
+
+
+def _fill_head(model: PreTrainedModel, seed: int) -> None:
+    weight = model.get_parameter(f"{HEAD}.weight")
+    source = torch.Generator().manual_seed(seed)
+    torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
+
+
+def _options(weights: Weights, device: torch.device | str) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for a model with such weights that will be on a device."""
+    options = loading_options(weights)
+    if "quantization_config" in options:
+        options["device_map"] = {"": device}  # a library that quantises does so while it loads, and moves no model
+    return options
+
+
+def _finished(
+    model: PreTrainedModel, facts: ModelFacts, device: torch.device | str, options: Mapping[str, Any]
+) -> PreTrainedModel:
+    """Attach the adapter of a model that was loaded with these arguments, if it has one, and move it to its device."""
     if facts.adapter:
         attach_saved(model, facts.adapter)
-    return model.to(device).eval()
+    return (model if "device_map" in options else model.to(device)).eval()
 
 
 def _inspected(model: str | Path | ModelFacts, kind: Kind) -> ModelFacts:
@@ -350,24 +374,6 @@ def _not_finite(model: PreTrainedModel) -> Iterator[str]:
     """Yield a sentence if a weight is not finite."""
     if fault := non_finite_weight(model):
         yield f"{fault}; the model was saved after it had diverged, or the file is damaged"
-
-
-def check_finite(model: nn.Module, name: str, advice: str = "") -> None:
-    """Raise `NonFiniteWeightsError` with the name of the model and some advice if one of its weights is not finite.
-
-    Of a model that is divided among replicas, each looks at its part.
-    """
-    if fault := non_finite_weight(model):
-        raise NonFiniteWeightsError("; ".join(filter(None, (f"{name}: {fault}", advice))))
-
-
-def non_finite_weight(model: nn.Module) -> str:
-    """Return the first weight of a model with a number that is not finite, and how many it has; empty if none."""
-    for name, weight in model.named_parameters():
-        finite = own_part(weight.detach()).isfinite()
-        if not finite.all():
-            return f"{name} holds {int((~finite).sum()):,} of {finite.numel():,} numbers that are not finite"
-    return ""
 
 
 def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:

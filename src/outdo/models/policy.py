@@ -18,9 +18,10 @@ from outdo.models.attention.choice import AttentionSetting, choose_forward
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
 from outdo.models.device import Precision, choose_device
-from outdo.models.gradient_check import check_gradient
+from outdo.models.finite import check_finite
+from outdo.models.gradient_check import check_gradient, mean_logprob
 from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
-from outdo.models.loading import base_of, check_finite, load_model, load_tokenizer, max_context, without_bars
+from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
@@ -56,7 +57,7 @@ class Policy(Scorer):
         )
         super().__init__(forward, batch_sizes or BatchSizes(), pool)
         if has_adapter(model):
-            check_gradient(forward.in_float32())
+            check_gradient(model, partial(mean_logprob, forward.in_float32()))
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())

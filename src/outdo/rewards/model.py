@@ -5,15 +5,14 @@ It is trained on comparisons: several answers to one prompt, each with a value.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,12 +25,17 @@ from outdo.models.adapter import (
     state_without_base,
     with_head,
 )
+from outdo.models.attention.choice import probe_tokens
 from outdo.models.base_model import BaseModel
+from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device
+from outdo.models.finite import check_finite
+from outdo.models.gradient_check import check_gradient
 from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts, inspect_folder
-from outdo.models.loading import HEAD, base_of, check_finite, load_classifier, load_tokenizer, max_context, without_bars
+from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_prompt
+from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, comparison_loss, is_useful, ranking_of
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.utils.batching import accumulate, pack_by_tokens
 from outdo.utils.errors import ModelError
@@ -40,33 +44,8 @@ from outdo.utils.rng import Stream, stream_key, uniforms
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-Text = str | Sequence[Mapping[str, Any]]  # a prompt, or chat messages
-Loss = Literal["pairs", "regression"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Answers to one prompt, and the value of each. A preference has two answers with the values 1 and 0."""
-
-    prompt: Text
-    completions: tuple[str, ...]
-    values: tuple[float, ...]  # the loss "pairs" depends only on their order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """How many pairs of answers a model ranks in the order of their values. Rankings can be added."""
-
-    pairs: int = 0
-    right: int = 0
-
-    def __add__(self, other: "Ranking") -> "Ranking":
-        return Ranking(pairs=self.pairs + other.pairs, right=self.right + other.right)
-
-    @property
-    def share(self) -> float:
-        """The share of pairs in the right order; 0.5 is chance. NaN if there are none."""
-        return self.right / self.pairs if self.pairs else float("nan")
+BaseWeights = Weights | Literal["auto"]
+BASE_WEIGHTS = ("auto", *get_args(Weights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,54 +57,6 @@ class FitStep:
     metrics: Mapping[str, float]  # loss, grad_norm, learning_rate, ...
 
 
-# --------------------------------------------------------------------------------------------------------- comparisons
-
-
-def comparisons_of(rated: Iterable[tuple[Text, str, float]]) -> list[Comparison]:
-    """Group `(prompt, completion, value)` by prompt, both in the order first seen."""
-    by_prompt: dict[str, list[tuple[Text, str, float]]] = {}
-    for each in rated:
-        by_prompt.setdefault(repr(each[0]), []).append(each)
-    return [
-        Comparison(prompt=rows[0][0], completions=tuple(row[1] for row in rows), values=tuple(row[2] for row in rows))
-        for rows in by_prompt.values()
-    ]
-
-
-def pairs_of(values: Sequence[float]) -> list[tuple[int, int]]:
-    """Return every `(better, worse)` of different value, as indices of `values`."""
-    indices = range(len(values))
-    return [(better, worse) for better in indices for worse in indices if values[better] > values[worse]]
-
-
-def ranking_of(scores: Sequence[float], values: Sequence[float]) -> Ranking:
-    """Count the pairs that `scores` rank in the order of `values`. A pair with equal scores is not right."""
-    pairs = pairs_of(values)
-    return Ranking(pairs=len(pairs), right=sum(scores[better] > scores[worse] for better, worse in pairs))
-
-
-def comparison_loss(scores: Tensor, values: Sequence[float], loss: Loss = "pairs") -> Tensor:
-    """Compute the loss of one comparison, a scalar, from scores s [n] and values v.
-
-    "pairs":      −(1/|P|) Σ_{(b, w) ∈ P} log σ(s_b − s_w),  P: the pairs with v_b > v_w
-                  (Bradley & Terry 1952; Ouyang et al. 2022, equation 1). Every comparison has the same weight, however
-                  many pairs it has; the loss of one without pairs is 0.
-    "regression": (1/n) Σ_i (s_i − v_i)²
-    """
-    if loss == "regression":
-        return (scores - scores.new_tensor(values)).square().mean()
-    pairs = pairs_of(values)
-    if not pairs:
-        return scores.sum() * 0.0
-    better, worse = torch.tensor(pairs, device=scores.device).unbind(1)  # [|P|] each
-    return -logsigmoid(scores[better] - scores[worse]).mean()
-
-
-def is_useful(comparison: Comparison, loss: Loss) -> bool:
-    """Return whether the loss has a gradient on this comparison."""
-    return loss == "regression" or len(set(comparison.values)) > 1
-
-
 # ----------------------------------------------------------------------------------------------------------- the model
 
 
@@ -134,7 +65,7 @@ class RewardModel:
 
     Its input is the prompt in the chat template of its own tokenizer, if there is one, then the text of the answer and
     the end-of-sequence token. The score is the one that transformers computes for this row alone, at the last token
-    that is not padding; dropout is off, and everything is float32.
+    that is not padding; dropout is off, and all products are computed in float32.
 
     Args:
         micro_batch_tokens: tokens computed at once, including padding.
@@ -166,6 +97,8 @@ class RewardModel:
         self._end: Any = tokenizer.eos_token_id
         self._pad = _set_pad_token(model, tokenizer)
         self.base = base
+        if has_adapter(model):
+            check_gradient(model, self._mean_score)
 
     @classmethod
     def load(
@@ -174,19 +107,23 @@ class RewardModel:
         *,
         device: str = "auto",
         adapter: "PeftConfig | None" = None,
+        base_weights: BaseWeights = "auto",
         seed: int = 0,
         **settings: Any,
     ) -> "RewardModel":
         """Load a sequence classifier with one label from a folder or by its hub name. `settings`: see `RewardModel`.
 
         `adapter` is attached to it, and only this and the head are trained then; `seed` is that of its random numbers.
-        An adapter folder is trained further.
+        An adapter folder is trained further. `base_weights` is how the frozen weights are stored; unless it is float32,
+        they are frozen without an adapter too, and only the head is trained. "auto": the weights of an adapter's base
+        as in its files if these are bfloat16, else float32.
 
         Raises `ModelError` if there is none, if it is damaged, or if it has more than one label.
         """
         facts = inspect_folder(path, REWARD_MODEL)
         tokenizer = load_tokenizer(facts, kind=REWARD_MODEL)
-        model = load_classifier(facts, choose_device(device)[0])
+        weights = choose_weights(base_weights, facts, frozen=bool(adapter or facts.adapter))
+        model = load_classifier(facts, choose_device(device)[0], weights=weights)
         if facts.adapter:  # its folder has no config.json: the tokenizer tells which padding it was trained with
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
@@ -198,18 +135,20 @@ class RewardModel:
         *,
         device: str = "auto",
         adapter: "PeftConfig | None" = None,
+        base_weights: BaseWeights = "auto",
         seed: int = 0,
         **settings: Any,
     ) -> "RewardModel":
         """Build a reward model from a language model: its body, and a new head that is initialised from `seed`.
 
-        `adapter` as in `load`. Raises `ModelError` if the language model is an adapter itself.
+        `adapter` and `base_weights` as in `load`. Raises `ModelError` if the language model is an adapter itself.
         """
         facts = inspect_folder(path, LANGUAGE_MODEL)
         if facts.adapter:
             raise ModelError(f"model {path}: an adapter gets no head; make a whole model of it: `outdo export --merge`")
         tokenizer = load_tokenizer(facts)
-        model = load_classifier(facts, choose_device(device)[0], head_seed=seed)
+        weights = choose_weights(base_weights, facts, frozen=adapter is not None)
+        model = load_classifier(facts, choose_device(device)[0], head_seed=seed, weights=weights)
         if model.config.get_text_config().pad_token_id == tokenizer.eos_token_id:
             model.config.get_text_config().pad_token_id = None  # the new head has to read the end token: use another
         return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
@@ -315,6 +254,11 @@ class RewardModel:
 
     def _check_finite(self) -> None:
         check_finite(self.model, f"the reward model {self.name}", "lower its lr")
+
+    def _mean_score(self) -> Tensor:
+        """Compute the mean score of some tokens, a scalar."""
+        tokens = probe_tokens(self.model.config.get_text_config().vocab_size)
+        return self.forward([tokens[:5], tokens[5:16]]).double().mean()
 
     def _rows(self, comparison: Comparison) -> list[tuple[int, ...]]:
         return [self.encode(comparison.prompt, completion) for completion in comparison.completions]

@@ -7,18 +7,9 @@ from typing import Any, get_args
 
 from outdo.models.inspect_folder import REWARD_MODEL, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
+from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
 from outdo.rewards.loading import load_reward
-from outdo.rewards.model import (
-    Comparison,
-    Loss,
-    Ranking,
-    RewardModel,
-    comparisons_of,
-    fit,
-    is_useful,
-    ranking_of,
-    shuffled_epochs,
-)
+from outdo.rewards.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit, shuffled_epochs
 from outdo.rewards.types import FailureCount, Reward, RewardInput, RewardOutput, Status, reward_input
 from outdo.types import Group, Rollout
 from outdo.utils.errors import UserError
@@ -189,12 +180,14 @@ def reward_model(
     loss: Loss = "pairs",
     seed: int = 0,
     device: str = "auto",
+    base_weights: BaseWeights = "auto",
 ) -> RewardModel | OnlineRewardModel:
     """Load the reward that a recipe calls `reward_model` from the folder `path`.
 
     If `labels` names another reward, the model is trained during the run; the options are those of `OnlineRewardModel`,
-    and have no effect without `labels`. Before anything is loaded, raises `UserError` with every wrong option, and
-    `ModelError` if `path` holds no reward model.
+    and have no effect without `labels`. `base_weights` is how frozen weights are stored, as in `RewardModel.load`; a
+    model that is trained without an adapter has float32 weights. Before anything is loaded, raises `UserError` with
+    every wrong option, and `ModelError` if `path` holds no reward model.
     """
     rules = (
         ("labels and every", "given together, or neither", (labels is None) == (every is None)),
@@ -206,12 +199,16 @@ def reward_model(
         ("history", AT_LEAST_ONE, _is_count(history)),
         ("lr", "0 or more", 0 <= lr < float("inf")),
         ("loss", f"one of {', '.join(get_args(Loss))}", loss in get_args(Loss)),
+        ("base_weights", f"one of {', '.join(BASE_WEIGHTS)}", base_weights in BASE_WEIGHTS),
     )
     if mistakes := [f"reward_model: {name} must be {rule}" for name, rule, satisfied in rules if not satisfied]:
         raise UserError(mistakes)
-    inspect_folder(path, REWARD_MODEL)
+    facts = inspect_folder(path, REWARD_MODEL)
+    if labels is not None and facts.adapter is None and base_weights not in ("auto", "float32"):
+        why = f"all weights of {path} are trained, because it has no adapter"
+        raise UserError([f'reward_model: base_weights = "{base_weights}": {why}'])
     label_reward = None if labels is None else load_reward(labels)
-    model = RewardModel.load(path, device=device, optimiser=OptimiserSettings(lr=lr))
+    model = RewardModel.load(path, device=device, base_weights=base_weights, optimiser=OptimiserSettings(lr=lr))
     if label_reward is None or every is None:
         return model
     return OnlineRewardModel(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outdo.config.engines import is_separate
+from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, PACKED_BYTES
@@ -80,33 +81,36 @@ class AdapterSize:
 
     trained: int  # weights of the adapter
     base: int  # bytes of the frozen weights
-    quantised: int = 0  # frozen weights in 4 bits
+    quantised: int = 0  # frozen weights in 8 or 4 bits
 
 
 def adapter_size(facts: ModelFacts, weights: str, trained: int | None = None, *, rank: int = RANK) -> AdapterSize:
     """Compute the size of an adapter with `trained` weights; unset, of LoRA with this rank in all linear layers.
 
-    `weights` says how the frozen ones are stored. nf4 has 4 bits a weight, and one float32 for 64 of them; what is not
-    a linear layer stays bfloat16.
+    `weights` says how the frozen ones are stored. In a linear layer, int8 has 8 bits a weight and one float32 for each
+    row, and nf4 4 bits a weight and one float32 for 64 of them; what is not a linear layer is bfloat16.
     """
     linear, total = sum(rows * columns for rows, columns in facts.layer_matrices), facts.parameters or 0
-    base = {"float32": 4 * total, "bfloat16": 2 * total, "nf4": 9 * linear // 16 + 2 * (total - linear)}[weights]
+    scales = FLOAT32 * sum(rows for rows, _ in facts.layer_matrices)
+    layers = {"float32": 4 * linear, "bfloat16": 2 * linear, "int8": linear + scales, "nf4": 9 * linear // 16}[weights]
+    base = layers + (FLOAT32 if weights == "float32" else 2) * (total - linear)
     lora = rank * sum(rows + columns for rows, columns in facts.layer_matrices)
-    quantised = linear if weights == "nf4" else 0
+    quantised = linear if weights in QUANTISED else 0
     return AdapterSize(trained=lora if trained is None else trained, base=base, quantised=quantised)
 
 
 def alternatives(
     facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool = False, trained: int | None = None
 ) -> dict[str, dict[str, int]]:
-    """Compute the `memory` of a run that trains all weights, an adapter (LoRA), and one on 4 bits (QLoRA).
+    """Compute the `memory` of a run that trains all weights, an adapter (LoRA), and one on quantised weights (QLoRA).
 
     `trained` is the number of weights of the recipe's adapter. Empty if the model's files do not tell its layers.
     """
     if facts.parameters is None or not facts.layer_matrices:
         return {}
-    narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", "nf4") else recipe.weights == "bfloat16"
-    stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": "nf4"}
+    narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", *QUANTISED) else recipe.weights == "bfloat16"
+    quantised = recipe.weights if recipe.weights in QUANTISED else "nf4"
+    stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": quantised}
     options = recipe.train.adapter.options if recipe.train.adapter else {}
     rank = options.get("rank", options.get("r", 8)) if recipe.train.adapter else RANK
     sizes = {name: weights and adapter_size(facts, weights, trained, rank=rank) for name, weights in stored.items()}

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from outdo.config.names import QUANTISED
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
-from outdo.models.base_weights import Weights
+from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
 from outdo.models.inspect_folder import ModelFacts
 from outdo.trainer.micro_batch_size import container_limit
@@ -55,10 +56,8 @@ def resolve_weights(recipe: Recipe, facts: ModelFacts) -> Weights:
 
     Weights that are bfloat16 in the files of the model stay so. The products are the same.
     """
-    if recipe.weights != "auto":
-        return recipe.weights
     frozen = recipe.train.adapter is not None or facts.adapter is not None
-    return "bfloat16" if frozen and facts.dtype == "bfloat16" and not recipe.compile else "float32"
+    return choose_weights(recipe.weights, facts, frozen=frozen and not recipe.compile)
 
 
 def device_memory(name: str) -> int:
@@ -82,8 +81,8 @@ def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int
         return 1, f"one of {recipe.cluster.replicas} replicas"
     if recipe.workers is not None:
         return recipe.workers, "set in the recipe"
-    if recipe.weights == "nf4":
-        return 1, "processes cannot share weights in 4 bits"
+    if recipe.weights in QUANTISED:
+        return 1, "processes cannot share quantised weights"
     if recipe.critic is not None:
         return 1, "a critic is trained in one process with all threads"
     if parameters is None or parameters > SMALL_MODEL:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outdo.config.engines import environment_mistakes, is_separate
-from outdo.config.names import REWARD_MODEL
+from outdo.config.names import QUANTISED, REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
@@ -203,7 +203,7 @@ def _advantage_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[
 
 
 def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    if recipe.weights in ("bfloat16", "nf4") and not (recipe.train.adapter or facts.adapter):
+    if recipe.weights in ("bfloat16", *QUANTISED) and not (recipe.train.adapter or facts.adapter):
         yield (
             f'weights = "{recipe.weights}": the weights are trained, in float32; only those of a model that an adapter '
             "freezes (train.adapter) can be stored in fewer bytes"
@@ -270,7 +270,7 @@ def _memory(
     if not alternatives:
         return cost.memory(facts, recipe, reference=reference, critic=critic), {}
     has_adapter = recipe.train.adapter is not None or facts.adapter is not None
-    own = "full" if not has_adapter else "QLoRA" if recipe.weights == "nf4" else "LoRA"
+    own = "full" if not has_adapter else "QLoRA" if recipe.weights in QUANTISED else "LoRA"
     return alternatives[own], alternatives
 
 
