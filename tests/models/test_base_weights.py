@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from policy_cases import frozen_numbers
-from torch import Tensor, nn
+from policy_cases import WithoutBackward, frozen_numbers
+from torch import Tensor
 
 from outdo.algorithms.objectives.presets import grpo
 from outdo.models.adapter import adapter_config, attach, trained_weights
@@ -148,13 +148,6 @@ def test_a_quantised_base_that_cuts_the_gradient_is_refused(base: Path):
     attach(model, LORA)
     with pytest.raises(ModelError, match="the gradient of its first layer is wrong: by autograd the derivative is"):
         Policy(model, load_tokenizer(base))
-
-
-class WithoutBackward(nn.Linear):
-    """A layer whose product has no backward pass."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).detach()
 
 
 def test_a_layer_without_a_backward_pass_is_found(base: Path):

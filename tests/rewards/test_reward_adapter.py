@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
-from policy_cases import frozen_numbers
+from policy_cases import WithoutBackward, frozen_numbers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from outdo.models.adapter import adapter_config, trained_weights
+from outdo.models.adapter import adapter_config, attach, trained_weights, with_head
 from outdo.models.base_weights import Weights
 from outdo.models.inspect_folder import inspect_folder
+from outdo.models.loading import HEAD, load_classifier, load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
@@ -85,6 +86,14 @@ def test_its_base_may_be_stored_in_fewer_bytes(policy: Path, tmp_path: Path, sto
     again = RewardModel.load(tmp_path / "reward", device="cpu", base_weights=stored)
     assert scores(again).equal(scores(model))
     assert not scores(again).equal(start)
+
+
+def test_a_layer_without_a_backward_pass_is_found(policy: Path):
+    model = load_classifier(policy, head_seed=0)
+    attach(model, with_head(LORA, HEAD))
+    model.get_submodule("model.layers.0.mlp.down_proj.base_layer").__class__ = WithoutBackward
+    with pytest.raises(ModelError, match="the gradient of its first layer is wrong"):
+        RewardModel(model, load_tokenizer(policy))
 
 
 def test_a_whole_reward_model_in_fewer_bytes_is_frozen_up_to_its_head(policy: Path, tmp_path: Path):

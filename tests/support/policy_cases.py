@@ -51,6 +51,13 @@ def weights(policy: Policy) -> Tensor:
     return torch.cat([whole(weight.detach()).flatten().clone() for weight in policy.model.parameters()])
 
 
+class WithoutBackward(nn.Linear):
+    """A layer whose product has no backward pass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
 def frozen_numbers(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the frozen weights by name; those that torchao quantised as it computes with them."""
     frozen: dict[str, Any] = {name: each for name, each in model.named_parameters() if not each.requires_grad}
