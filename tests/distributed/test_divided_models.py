@@ -2,9 +2,11 @@
 
 import pytest
 from divided_cases import (
+    a_base_with_adapters_is_divided,
     a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
     a_model_whose_attention_fails_is_padded,
     a_start_takes_a_part_of_the_memory,
+    adapters_that_read_the_base_are_refused_before_it_is_read,
     each_replica_reads_its_part,
     faults_of_one_part_are_named_by_all,
     replicas_save_their_shares_together,
@@ -15,6 +17,8 @@ from divided_cases import (
 CHECKS = [
     a_start_takes_a_part_of_the_memory,
     each_replica_reads_its_part,
+    a_base_with_adapters_is_divided,
+    adapters_that_read_the_base_are_refused_before_it_is_read,
     faults_of_one_part_are_named_by_all,
     a_model_whose_attention_fails_is_padded,
     a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,

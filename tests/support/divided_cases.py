@@ -24,6 +24,8 @@ from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.sharding import DividingReplicas
+from outdo.models import loading
+from outdo.models.adapter import adapter_config
 from outdo.models.attention.packed import Packed
 from outdo.models.bundle import Models
 from outdo.models.critic import own_model
@@ -35,7 +37,7 @@ from outdo.storage import checkpoint
 from outdo.testing import ARCHITECTURES, tiny_model
 from outdo.trainer.state import Progress, save
 from outdo.utils.errors import DiskFullError, ModelError, NonFiniteWeightsError, WorkerError
-from outdo.utils.sharded_tensors import own_part, whole
+from outdo.utils.sharded_tensors import is_sharded, own_part, whole
 
 M_MMAP_THRESHOLD = -3
 
@@ -105,6 +107,59 @@ def each_replica_reads_its_part(replicas: Replicas) -> None:
         assert found.model.num_parameters() == expected.model.num_parameters()  # tied ones are counted once
         batch = prepared(policy=expected)
         torch.testing.assert_close(found.logprobs(batch), expected.logprobs(batch), rtol=0, atol=1e-5)
+
+
+def a_base_with_adapters_is_divided(replicas: Replicas) -> None:
+    """Policy, reference and critic train adapters on one base, as in one process; each replica holds half of it."""
+    folder = saved_model(replicas, "base")
+    for stored in ("float32", "bfloat16"):
+        settings = {"device": "cpu", "adapter": adapter_config("lora", r=4, lora_alpha=8), "weights": stored}
+        alone, parts = (
+            Models.of(Policy.load(folder, pool=pool, **settings), OBJECTIVE, advantage=gae)  # type: ignore[arg-type]
+            for pool in (None, dividing(replicas))
+        )
+        assert parts.policy.forward.way == "shared"
+        before = whole(frozen_weights(parts))
+        assert_equal(dict(frozen_weights(alone)), before)
+        held = sum(own_part(weight).numel() for weight in frozen_weights(parts).values())
+        assert held <= 0.51 * sum(weight.numel() for weight in before.values())
+        batch = prepared()
+        for step in range(4):
+            for models in (alone, parts):
+                step_of(models)
+                models.refresh(step)
+                models.refresh_every = 2  # so that the reference is the base at first, and a copy of the adapter then
+            of_models = [(each.policy.logprobs, each.reference.logprobs, each.critic.values) for each in (alone, parts)]  # type: ignore[union-attr]
+            for expected, found in zip(*of_models, strict=True):
+                torch.testing.assert_close(found(batch), expected(batch), rtol=0, atol=1e-6)
+        for each in ("policy", "critic"):
+            of_alone, of_parts = (getattr(models, each).optimiser.weights for models in (alone, parts))
+            assert not any(map(is_sharded, of_parts.values()))
+            for name, weight in of_alone.items():
+                torch.testing.assert_close(of_parts[name], weight, rtol=0, atol=1e-6)
+        assert_equal(before, whole(frozen_weights(parts)))
+        assert not parts.is_divided
+
+
+def frozen_weights(models: Models) -> dict[str, torch.Tensor]:
+    return {name: each for name, each in models.policy.model.named_parameters() if not each.requires_grad}
+
+
+def adapters_that_read_the_base_are_refused_before_it_is_read(replicas: Replicas) -> None:
+    """Also where the adapter is that of a folder."""
+    folder = saved_model(replicas, "base")
+    for name, options, words in (
+        ("lora", {"use_dora": True}, "LoRA with use_dora = True does not work on a divided model"),
+        ("lora", {"init_lora_weights": "pissa"}, "LoRA with init_lora_weights = pissa does not work"),
+        ("ia3", {"target_modules": ["q_proj"]}, "an adapter of the kind ia3 does not work on a divided model"),
+    ):
+        config = adapter_config(name, **options)
+        made = Path(f"saved-{'-'.join((name, *options))}")
+        replicas.from_first(lambda: Policy.load(folder, device="cpu", adapter=config).save(made))  # noqa: B023
+        patch.setattr(loading, "_load", None)
+        for path, adapter in ((folder, config), (made, None)):
+            with pytest.raises(ModelError, match=re.escape(words)):
+                Policy.load(path, device="cpu", adapter=adapter, pool=dividing(replicas))
 
 
 def faults_of_one_part_are_named_by_all(replicas: Replicas) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from test_workers import alive, ended, family
 
 from outdo.observability.record.parquet import read
+from outdo.storage.checkpoint import weights_hash
 
 STEPS = 12
 SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")
@@ -33,11 +34,19 @@ METHODS = {
         "train.advantage=gae",
         "reference.sync.every=4",
     ),
+    "divided adapter": (
+        DIVIDED,
+        'train.adapter={name = "lora", rank = 4, alpha = 8, rslora = true}',
+        "train.objective=grpo",
+        "train.objective.beta=0.1",
+        "train.advantage=gae",
+        "reference.sync.every=4",
+    ),
 }
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    files = (run / "checkpoints" / f"step_{saved(run)[-1]:06d}").glob("model*.safetensors")
+    files = (run / "checkpoints" / f"step_{saved(run)[-1]:06d}").glob("*model*.safetensors")
     return {name: weight for path in files for name, weight in load_file(path).items()}
 
 
@@ -45,7 +54,7 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-QUICK = ("critic", "divided")
+QUICK = ("critic", "divided", "divided adapter")
 """The methods that every run of the tests tries; the others are for `make test-long`."""
 
 
@@ -116,10 +125,7 @@ def ended_after(step: int, run: Path, command: "subprocess.Popen[str]", ending: 
 
 def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     settings = (*SETTINGS, "cluster.replicas=2", *METHODS["divided"])
-    whole = home / "both-divided"
-    if not whole.exists():  # another test has made this run, unless this one runs alone
-        said, status = finished(cold(home, "train", "recipe.toml", f"run=./{whole.name}", *settings))
-        assert status == 0, said
+    whole = undisturbed(home, "both-divided", settings)
     command = cold(home, "train", "recipe.toml", "run=./divided-killed", *settings)
     run = home / "divided-killed"
     wait_until(lambda: steps_done(run) >= 4)
@@ -146,6 +152,34 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     said = outdo_(home, "resume", run, f"steps={STEPS + 1}", *alone)
     assert "can differ in their last bits" in said
     assert saved(run)[-1] == STEPS + 1
+
+
+def undisturbed(home: Path, name: str, settings: tuple[str, ...]) -> Path:
+    """Return a run that another test has made, unless this one runs alone."""
+    if not (home / name).exists():
+        said, status = finished(cold(home, "train", "recipe.toml", f"run=./{name}", *settings))
+        assert status == 0, said
+    return home / name
+
+
+def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(home: Path):
+    base, settings = weights_hash(home / "model"), (*SETTINGS, "cluster.replicas=2", *METHODS["divided adapter"])
+    whole, run = undisturbed(home, "both-divided-adapter", settings), home / "divided-adapter-killed"
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings, "checkpoint.every=100")
+    wait_until(lambda: steps_done(run) >= 4)
+    os.kill(second_of(family(command.pid)), signal.SIGKILL)
+    said, status = finished(command)
+    assert status == 1
+    assert "saved after step" in said  # the adapter is whole on each replica
+    said, status = finished(cold(home, "resume", str(run)))
+    assert status == 0, said
+    assert_same(run, whole)
+    outdo_(home, "export", run, home / "exported-adapter")
+    exported = load_file(home / "exported-adapter" / "adapter_model.safetensors")
+    assert all(exported[name].equal(weight) for name, weight in weights(run).items())
+    outdo_(home, "resume", run, f"steps={STEPS + 1}", "cluster.replicas=1", "cluster.shard=false")
+    assert saved(run)[-1] == STEPS + 1
+    assert weights_hash(home / "model") == base
 
 
 def second_of(processes: list[int]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from outdo.config.method_rules import check_option
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Piece, Recipe
+from outdo.models.limits import DIVISIBLE_LORA, DIVISIBLE_WEIGHTS
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.imports import Signature, signature_of, source_file
 
@@ -85,6 +86,25 @@ def weights_in_few_bytes(recipe: Recipe) -> Iterator[str]:
     if recipe.weights in QUANTISED and (recipe.workers or 1) > 1:
         few = f'weights = "{recipe.weights}"'
         yield f"workers = {recipe.workers}: processes cannot share quantised weights; use 1 with {few}"
+
+
+def divided_adapter(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for each setting of an adapter that does not work on a model divided among replicas."""
+    if not recipe.cluster.shard:
+        return
+    if recipe.weights not in ("auto", *DIVISIBLE_WEIGHTS):
+        can = " and ".join(DIVISIBLE_WEIGHTS)
+        yield f'weights = "{recipe.weights}": cannot be divided among replicas (cluster.shard = true); {can} can'
+    adapter = recipe.train.adapter
+    if adapter is None or adapter.name not in adapter_methods():
+        return
+    if adapter.name != "lora":
+        yield f'train.adapter = "{adapter.name}": does not work on a divided model (cluster.shard = true); lora does'
+        return
+    options, defaults = with_names_of_peft(adapter).options, _signature("lora").defaults
+    for name in sorted(options.keys() - DIVISIBLE_LORA):
+        if options[name] != defaults.get(name):
+            yield f"train.adapter.{name}: does not work on a divided model (cluster.shard = true); leave it out"
 
 
 def _without_sense(key: str, name: str, value: Any) -> Iterator[str]:

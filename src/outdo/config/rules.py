@@ -8,7 +8,7 @@ reads: it does not run if one of them is wrong in itself.
 from collections.abc import Collection, Iterator
 
 from outdo.config import method_notes, method_rules
-from outdo.config.adapters import check_adapter, mixed_reference, weights_in_few_bytes
+from outdo.config.adapters import check_adapter, divided_adapter, mixed_reference, weights_in_few_bytes
 from outdo.config.engines import check_engine, is_separate
 from outdo.config.environments import check_environment
 from outdo.config.method_rules import Rule
@@ -83,11 +83,6 @@ def _best_accuracy_not_measured(recipe: Recipe) -> Iterator[str]:
         yield f'eval.best = "{recipe.eval.best}": {why}, so these answers are never evaluated'
 
 
-def _divided_adapter(recipe: Recipe) -> Iterator[str]:
-    if recipe.cluster.shard and recipe.train.adapter is not None:
-        yield "cluster.shard = true: a model with an adapter cannot be divided yet; replicas without it can train one"
-
-
 def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
     ahead = f"train.max_staleness = {recipe.train.max_staleness}"
     if not recipe.train.max_staleness:
@@ -124,13 +119,13 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     check_adapter: ("train.adapter",),
     mixed_reference: ("train.adapter", "reference.sync"),
     weights_in_few_bytes: ("weights", "compile", "workers"),
+    divided_adapter: ("cluster.shard", "train.adapter", "weights"),
     check_engine: ("engine", "cluster.replicas", "sampling.top_p", "sampling.top_k", "sampling.min_p"),
     check_environment: ("environment", "rewards", "cluster.replicas", "data.template"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
-    _divided_adapter: ("cluster.shard", "train.adapter"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     check_trackers: ("track",),
     _template: ("data.path", "data.template", "data.system"),

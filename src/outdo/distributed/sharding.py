@@ -14,7 +14,7 @@ Sources: `torch.distributed.fsdp`; Zhao et al., PyTorch FSDP, arXiv 2304.11277.
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from outdo.distributed.pooled_scoring import trained_weights
 from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
@@ -30,10 +31,11 @@ from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, map_scor
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
-from outdo.utils.sharded_tensors import own_part
+from outdo.utils.sharded_tensors import is_sharded, own_part
 from outdo.utils.timing import span
 
 Value = TypeVar("Value")
+Copied = TypeVar("Copied", bound=nn.Module)
 Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
 
@@ -84,7 +86,7 @@ class Sharded:
 
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, head: nn.Module | None = None) -> None:
         """Divide `model`, with a `head` together with that. Every replica computes the whole gradient of the latter."""
-        model.sharding = self  # type: ignore[assignment]
+        model.sharding = model.base_model.sharding = self  # type: ignore[assignment]
         self.mesh = mesh
         self.root = Root(model, head)
         for layer in model.modules():
@@ -136,6 +138,21 @@ class Sharded:
             own.copy_(other)
         return made
 
+    def on_same_parts(self, model: Copied, shared: dict[int, Any]) -> Copied:
+        """See `Sharding.on_same_parts`."""
+        parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        # The hooks of a layer and of its copy belong to one state, which gathers the weights for both.
+        states = [part._get_fsdp_state() for part in parts]
+        shared |= {id(each): each for each in (self, *states)}
+        kinds = [type(part) for part in parts]
+        try:
+            for part in parts:
+                part.__class__ = type(part).__bases__[1]  # FSDP's own class refuses to be copied
+            return copy.deepcopy(model, shared)
+        finally:
+            for part, kind in zip(parts, kinds, strict=True):
+                part.__class__ = kind
+
 
 class ShardedScoring(ReplicatedScoring):
     """Scores and gradients of a divided model: all replicas compute equally many micro-batches, in lockstep.
@@ -167,6 +184,8 @@ class ShardedScoring(ReplicatedScoring):
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
+        undivided = [weight for weight in trained_weights(self.model_forward) if not is_sharded(weight)]
+        self.replicas.check_equal(undivided)
         shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]
         budget = sizes.micro_batch_tokens
         micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
@@ -183,6 +202,8 @@ class ShardedScoring(ReplicatedScoring):
                     grads = result.grads
                 with span("backward"):
                     _backward(scores, *grads)
+        with span("backward"):
+            self._add_gradients(undivided)
         return [each for part in self.replicas.together(lambda: found) for each in part]
 
     def _filled(self, micro_batches: Sequence[list[int]]) -> list[list[int]]:

@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from outdo.models.attention.forward import Forward, Sharding
 from outdo.models.inspect_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from outdo.models.limits import DIVISIBLE_LORA
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.sharded_tensors import divided_like
 
@@ -77,6 +79,19 @@ def has_adapter(model: nn.Module) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def check_divisible(config: "PeftConfig") -> None:
+    """Raise `ModelError` if an adapter does not work on a model that is divided among replicas."""
+    kind = str(getattr(config.peft_type, "value", config.peft_type)).lower()
+    if kind != "lora":
+        raise ModelError(f"an adapter of the kind {kind} does not work on a divided model (cluster.shard); lora does")
+    from peft import LoraConfig, PeftConfig
+
+    common, plain = vars(PeftConfig()).keys(), vars(LoraConfig())
+    for name, value in vars(config).items():
+        if name not in common | DIVISIBLE_LORA and value != plain.get(name):
+            raise ModelError(f"LoRA with {name} = {value} does not work on a divided model (cluster.shard)")
+
+
 def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> None:
     """Attach a new adapter, whose random numbers depend on `seed` only, and freeze all other weights.
 
@@ -100,19 +115,33 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         weight.data = weight.data.float()
 
 
-def attach_saved(model: PreTrainedModel, folder: Path) -> None:
-    """Attach the adapter that is in `folder`, ready to be trained further.
+def saved_config(folder: Path) -> "PeftConfig":
+    """Read the configuration of the adapter in `folder`, to train it further.
 
-    Raises `ModelError` if peft is not installed, or if the adapter does not fit the model.
+    Raises `ModelError` if peft is not installed, or cannot read it.
     """
     try:
-        from peft import PeftConfig, set_peft_model_state_dict
+        from peft import PeftConfig
     except ImportError:
         raise ModelError(f"model {folder}: {MISSING}") from None
     try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (OSError, TypeError, ValueError, LookupError) as error:
+        raise ModelError(f"model {folder}: the adapter cannot be loaded: {_sentence(error)}") from error
+    config.inference_mode = False
+    return config
+
+
+def attach_saved(model: PreTrainedModel, folder: Path) -> None:
+    """Attach the adapter that is in `folder`, ready to be trained further.
+
+    Raises `ModelError` as `saved_config` does, and if the adapter does not fit the model.
+    """
+    config = saved_config(folder)
+    from peft import set_peft_model_state_dict
+
+    try:
         with _without_warnings():
-            config = PeftConfig.from_pretrained(str(folder))
-            config.inference_mode = False
             attach(model, config)
             stored = {name.removeprefix(PREFIX): each for name, each in load_file(folder / ADAPTER_WEIGHTS).items()}
             report = set_peft_model_state_dict(model, stored, NAME)
@@ -188,21 +217,29 @@ def on_same_base(model: Model) -> Model:
     for module in model.modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False), getattr(module, "quant_state", None)]
         shared |= {id(each): each for each in own if each is not None and not getattr(each, "requires_grad", False)}
-    return copy.deepcopy(model, shared)
+    sharding: Sharding | None = getattr(model, "sharding", None)
+    if sharding is None:
+        return copy.deepcopy(model, shared)
+    for module in model.modules():
+        if not any(weight.requires_grad for weight in module.parameters(recurse=False)):
+            shared[id(module._parameters)] = module._parameters  # a layer puts the weights there that it gathers
+    return sharding.on_same_parts(model, shared)
 
 
 @torch.no_grad()
-def changes_nothing(model: PreTrainedModel, token_ids: Tensor) -> bool:
+def changes_nothing(forward: Forward, token_ids: Tensor) -> bool:
     """Return whether the logits of `token_ids` [R, L] with the adapter are those without it, bit for bit.
 
     An adapter that also trains weights of the base, such as biases, changes them sooner or later.
     """
-    if any(NAME not in name.split(".") for name in trained_weights(model)):
+    if any(NAME not in name.split(".") for name in trained_weights(forward.model)):
         return False
-    expected = model(input_ids=token_ids, use_cache=False).logits
-    without = on_same_base(model)
+    without = on_same_base(forward.model)
     switch(without, on=False)
-    return torch.equal(expected, without(input_ids=token_ids, use_cache=False).logits)
+    found = forward.with_weights(
+        lambda: tuple(each(input_ids=token_ids, use_cache=False).logits for each in (forward.model, without))
+    )
+    return torch.equal(*found)
 
 
 def switch(model: PreTrainedModel, *, on: bool) -> None:

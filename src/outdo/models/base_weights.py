@@ -62,8 +62,8 @@ def prepare(model: PreTrainedModel, *, whole: str = "") -> None:
             if type(module) is nn.Linear:  # bitsandbytes has layers of its own
                 module.__class__ = Int8Linear
         elif type(module) not in NARROW or name == whole:
-            for each in module.parameters(recurse=False):
-                each.data = each.data.float()
+            for key, each in module.named_parameters(recurse=False):
+                setattr(module, key, nn.Parameter(each.detach().float(), requires_grad=False))
         else:
             cast("Tensor", weight).data = cast("Tensor", weight).data.bfloat16()
             if type(module) is nn.Embedding:
@@ -71,7 +71,7 @@ def prepare(model: PreTrainedModel, *, whole: str = "") -> None:
             else:
                 module.__class__ = NarrowLinear  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(module, nn.Linear) and module.bias is not None:
-            module.bias.data = module.bias.data.float()
+            module.bias = nn.Parameter(module.bias.detach().float(), requires_grad=False)
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # Otherwise the first call without gradients repacks the weight of a Linear4bit for a product that has no
             # backward pass, and every later gradient ends there.

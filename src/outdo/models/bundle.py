@@ -13,6 +13,7 @@ from outdo.models.policy import Policy
 from outdo.models.reference import AdapterReference, Reference, frozen
 from outdo.models.scorer import Scorer
 from outdo.types import Batch, Update
+from outdo.utils.sharded_tensors import is_sharded
 
 
 class Models:
@@ -80,6 +81,13 @@ class Models:
     def version(self) -> int:
         """Optimiser steps taken by policy and critic together: as long as it stays the same, no weight has changed."""
         return self.policy.version + (0 if self.critic is None else self.critic.optimiser.steps)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each replica holds only a part of what a checkpoint holds: not if all that is divided is frozen."""
+        trained = [self.policy, *filter(None, [self.critic])]
+        of_reference = {} if self.reference is None else self.reference.state()
+        return any(each.optimiser.is_sharded for each in trained) or any(map(is_sharded, of_reference.values()))
 
     def check(self, needs: Requires) -> None:
         """Raise `ValueError` if a required model is missing."""

@@ -204,10 +204,12 @@ def own_model(
     body = _backbone(like_policy.model.base_model)
     head = _linear(_width(like_policy), 1, like=policy)
     nn.init.zeros_(head.weight)
-    if like_policy.sharding is not None:
+    if path is None and has_adapter(policy.model):
+        body = on_same_base(body)
+    elif like_policy.sharding is not None:
         body = like_policy.sharding.copied(body, head)
     elif path is None:
-        body = on_same_base(body) if has_adapter(policy.model) else copy.deepcopy(body)
+        body = copy.deepcopy(body)
     return Critic(
         like_policy.with_model(body, plain_head=True),
         head,

@@ -59,10 +59,13 @@ def mean_logprob(forward: Forward) -> Tensor:
     """Compute the mean log-probability of some tokens, a scalar."""
     batch = small_batch(forward.model.config.get_text_config().vocab_size).to(forward.device)
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-    hidden, source = forward.hidden(batch)
-    logprobs, _ = forward.scores(
-        hidden[source[rows, columns]], batch.token_ids[rows, columns], batch.temperature[rows], entropy="none"
-    )
+
+    def compute() -> tuple[Tensor, Tensor]:
+        hidden, source = forward.hidden(batch)
+        at = hidden[source[rows, columns]]
+        return forward.scores(at, batch.token_ids[rows, columns], batch.temperature[rows], entropy="none")
+
+    logprobs, _ = forward.with_weights(compute)
     return logprobs.double().mean()
 
 

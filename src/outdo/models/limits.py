@@ -10,6 +10,17 @@ cache, an accelerator at large products."""
 LOGIT_COLUMNS = 256
 """The smallest number of columns of the vocabulary whose logits are computed at a time, whatever their bytes."""
 
+DIVISIBLE_WEIGHTS = ("float32", "bfloat16")
+"""How the frozen weights of a model that is divided among replicas may be stored."""
+
+DIVISIBLE_LORA = frozenset(
+    {
+        *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    }
+)
+"""Options of LoRA that a divided model allows. Others read, change or train weights of the base."""
+
 PACKED_BYTES = 2**30
 """Bytes of linear layers up to which a processor samples from a copy in the order in which oneDNN reads them. Larger
 models are not copied, not even for a while."""

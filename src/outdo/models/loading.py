@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from outdo.models.adapter import attach, attach_saved, trained_weights
+from outdo.models.adapter import attach, attach_saved, check_divisible, saved_config, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
@@ -136,6 +136,8 @@ def load_model(
     folder = _with_weights(facts, LANGUAGE_MODEL)
     if facts.adapter:
         check_base(facts.adapter, base_of(facts))
+        if division is not None:
+            check_divisible(saved_config(facts.adapter))
     options: dict[str, Any] = {"dtype": dtype} if weights == "float32" else _options(weights, device)
     if division is not None:
         options["device_map"] = {"": device}  # where the parts are read to

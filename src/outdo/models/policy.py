@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from outdo.algorithms.objectives.base import Objective, clipped_tokens
-from outdo.models.adapter import attach, has_adapter, save_adapter, set_base
+from outdo.models.adapter import attach, check_divisible, has_adapter, save_adapter, set_base
 from outdo.models.attention.choice import AttentionSetting, choose_forward
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
@@ -92,6 +92,8 @@ class Policy(Scorer):
         facts = path if isinstance(path, ModelFacts) else inspect_folder(path)
         chosen, _ = choose_device(device)
         tokenizer = load_tokenizer(facts, stop_token_ids=stop_token_ids)
+        if adapter is not None and division_of(pool) is not None:
+            check_divisible(adapter)
         model = load_model(facts, device=chosen, weights=weights, division=division_of(pool))
         if adapter is not None:
             attach(model, adapter, seed=seed)
@@ -165,8 +167,10 @@ class Policy(Scorer):
         """Return the weights of a divided model that replica `rank` of `count` saves, whole: those of some layers.
 
         All replicas have to call it at the same time. The weights of a layer stay together, as transformers may store
-        several of them as one.
+        several of them as one. Those of an adapter are not divided: the first replica saves them.
         """
+        if has_adapter(self.model):
+            return {}
         tied = getattr(self.model, "all_tied_weights_keys", {})  # they are saved once
         weights = {name: weight for name, weight in self.model.state_dict().items() if name not in tied}
 
@@ -181,6 +185,10 @@ class Policy(Scorer):
 
         The first replica also writes what has no parts. The folder is complete with `write_index`.
         """
+        if has_adapter(self.model):
+            if first:
+                self.save(folder)
+            return
         stored = revert_weight_conversion(self.model, dict(weights))  # with the names and shapes that files have
         tensors = {name: weight.contiguous() for name, weight in stored.items()}
         save_file(tensors, folder / f"model{label}.safetensors", {"format": "pt"})

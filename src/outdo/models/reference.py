@@ -52,7 +52,7 @@ class AdapterReference(Reference):
         self.own = list(trained_weights(model).values())
         self.is_copy = False
         tokens = torch.tensor([probe_tokens(model.config.get_text_config().vocab_size)], device=policy.device)
-        self._set([] if changes_nothing(policy.model, tokens) else self.policys)
+        self._set([] if changes_nothing(policy.forward, tokens) else self.policys)
 
     def refresh(self, policy: Policy, mix: float) -> None:
         """Copy the policy's adapter."""

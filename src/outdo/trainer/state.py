@@ -111,7 +111,7 @@ def save(folder: RunFolder, run: Run, progress: Progress) -> None:
     Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
     """
     with span("save"):
-        if run.models.policy.optimiser.is_sharded:
+        if run.models.is_divided:
             _save_parts(folder, run, progress)
         elif leads():
             checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
@@ -160,7 +160,7 @@ class Copy:
 
         A step of divided models is not copied: it could be saved only if all replicas were still there.
         """
-        if not self._times.are_long_ago(0.0) or run.models.policy.forward.sharding is not None:
+        if not self._times.are_long_ago(0.0) or run.models.is_divided:
             return
         state = {"weights": run.models.policy.optimiser.weights, **state_of(run, progress)}
         if not self._tensors and state_bytes(state) > COPY_SHARE * free_memory(torch.device("cpu")):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cache, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from outdo.models.wrapped_forwards import wrapped_forwards
 from outdo.types import Batch
 
 Way = Literal["shared", "padded"]
+Copied = TypeVar("Copied", bound=nn.Module)
 NAME = "outdo"
 
 
@@ -59,6 +60,13 @@ class Sharding(Protocol):
 
     def copied(self, model: PreTrainedModel, head: nn.Module | None = None) -> PreTrainedModel:
         """Return a copy of `model`, all or a part of the divided one, that is divided too, together with `head`."""
+        ...
+
+    def on_same_parts(self, model: Copied, shared: dict[int, Any]) -> Copied:
+        """Return a deep copy of `model`, all or a part of the divided one, for which the same weights are gathered.
+
+        `shared` has what is not copied, by id, as the second argument of `copy.deepcopy`.
+        """
         ...
 
 
