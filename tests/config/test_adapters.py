@@ -1,5 +1,6 @@
 """The adapter of a recipe is checked by the source of PEFT, and by what a run can use."""
 
+import re
 import sys
 
 import pytest
@@ -36,6 +37,24 @@ def test_a_wrong_adapter_is_refused(options: str, sentence: str):
     with pytest.raises(UserError) as error:
         load(None, [*NEEDED, f"train.adapter={{{options}}}"])
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (['train.adapter="ia3"'], 'train.adapter = "ia3": does not work on a divided model'),
+        (
+            ["train.adapter={name = 'lora', use_dora = true}"],
+            "train.adapter.use_dora: does not work on a divided model",
+        ),
+        (["train.adapter=lora", "weights=nf4"], 'weights = "nf4": cannot be divided among replicas'),
+    ],
+)
+def test_an_adapter_that_needs_the_whole_base_is_refused_on_a_divided_one(options: list[str], sentence: str):
+    divided = ["cluster.replicas=2", "cluster.shard=true"]
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        load(None, [*NEEDED, *options, *divided])
+    load(None, [*NEEDED, "train.adapter={name = 'lora', rank = 4, rslora = true, use_dora = false}", *divided])
 
 
 def test_a_reference_cannot_be_mixed_of_two_adapters():

@@ -151,15 +151,20 @@ def adapters_that_read_the_base_are_refused_before_it_is_read(replicas: Replicas
     for name, options, words in (
         ("lora", {"use_dora": True}, "LoRA with use_dora = True does not work on a divided model"),
         ("lora", {"init_lora_weights": "pissa"}, "LoRA with init_lora_weights = pissa does not work"),
-        ("ia3", {"target_modules": ["q_proj"]}, "an adapter of the kind ia3 does not work on a divided model"),
+        (
+            "oft",
+            {"target_modules": ["q_proj"], "oft_block_size": 8},
+            "an adapter of the kind oft does not work on a divided model",
+        ),
     ):
         config = adapter_config(name, **options)
         made = Path(f"saved-{'-'.join((name, *options))}")
         replicas.from_first(lambda: Policy.load(folder, device="cpu", adapter=config).save(made))  # noqa: B023
-        patch.setattr(loading, "_load", None)
-        for path, adapter in ((folder, config), (made, None)):
-            with pytest.raises(ModelError, match=re.escape(words)):
-                Policy.load(path, device="cpu", adapter=adapter, pool=dividing(replicas))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loading, "_load", None)
+            for path, adapter in ((folder, config), (made, None)):
+                with pytest.raises(ModelError, match=re.escape(words)):
+                    Policy.load(path, device="cpu", adapter=adapter, pool=dividing(replicas))
 
 
 def faults_of_one_part_are_named_by_all(replicas: Replicas) -> None:
