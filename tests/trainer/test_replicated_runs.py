@@ -165,8 +165,8 @@ def undisturbed(home: Path, name: str, settings: tuple[str, ...]) -> Path:
 def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(home: Path):
     base, settings = weights_hash(home / "model"), (*SETTINGS, "cluster.replicas=2", *METHODS["divided adapter"])
     whole, run = undisturbed(home, "both-divided-adapter", settings), home / "divided-adapter-killed"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings, "checkpoint.every=100")
-    wait_until(lambda: steps_done(run) >= 4)
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
+    wait_until(lambda: steps_done(run) >= 5)
     os.kill(second_of(family(command.pid)), signal.SIGKILL)
     said, status = finished(command)
     assert status == 1

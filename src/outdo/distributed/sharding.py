@@ -185,7 +185,8 @@ class ShardedScoring(ReplicatedScoring):
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
         undivided = [weight for weight in trained_weights(self.model_forward) if not is_sharded(weight)]
-        self.replicas.check_equal(undivided)
+        if undivided:
+            self.replicas.check_equal(undivided)
         shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]
         budget = sizes.micro_batch_tokens
         micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
@@ -202,8 +203,9 @@ class ShardedScoring(ReplicatedScoring):
                     grads = result.grads
                 with span("backward"):
                     _backward(scores, *grads)
-        with span("backward"):
-            self._add_gradients(undivided)
+        if undivided:
+            with span("backward"):
+                self._add_gradients(undivided)
         return [each for part in self.replicas.together(lambda: found) for each in part]
 
     def _filled(self, micro_batches: Sequence[list[int]]) -> list[list[int]]:
