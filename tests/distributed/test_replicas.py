@@ -16,6 +16,8 @@ from replica_cases import (
     random_shares_of_parts,
     run_replicas,
     samples_of_parts,
+    shares_of_a_critic,
+    shares_of_a_divided_critic,
     weights_drift,
 )
 
@@ -28,8 +30,10 @@ def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path, body):
     run_replicas(3, body, tmp_path)
 
 
-@pytest.mark.parametrize("body", [parts_of_all_models, divided_state, samples_of_parts])
-def test_models_that_are_divided_compute_what_whole_ones_do(tmp_path: Path, body):
+@pytest.mark.parametrize(
+    "body", [parts_of_all_models, shares_of_a_critic, shares_of_a_divided_critic, divided_state, samples_of_parts]
+)
+def test_models_of_replicas_compute_what_those_of_one_process_do(tmp_path: Path, body):
     run_replicas(2, body, tmp_path)
 
 

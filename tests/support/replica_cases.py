@@ -13,6 +13,7 @@ import torch
 from engine_cases import fresh, requests
 from policy_cases import ADVANTAGE, prepared, updated, weights
 from run_cases import WARM
+from torch import Tensor
 from toys import rollout
 
 from outdo.algorithms.advantages import gae
@@ -21,6 +22,7 @@ from outdo.distributed.launch import RENDEZVOUS
 from outdo.distributed.replicas import Replicas, join
 from outdo.distributed.sharding import DividingReplicas
 from outdo.models.bundle import Models
+from outdo.models.critic import own_head, own_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -231,6 +233,43 @@ def parts_of_all_models(replicas: Replicas) -> None:
     held = sum(own_part(weight).numel() for weight in parts.policy.model.parameters())
     total = sum(weight.numel() for weight in alone.policy.model.parameters())
     assert held <= 0.51 * total
+
+
+def shares_of_a_critic(replicas: Replicas) -> None:
+    """Values and weights of a critic are those of one process, and each replica computes a share of the rows."""
+    _shares_of_a_critic(replicas, shared)
+
+
+def shares_of_a_divided_critic(replicas: Replicas) -> None:
+    """The same with weights that are divided."""
+    _shares_of_a_critic(replicas, divided)
+
+
+def _shares_of_a_critic(replicas: Replicas, make: Callable[[Policy, Replicas], Policy]) -> None:
+    batch = prepared()
+    batch = batch.with_(truncated=torch.arange(len(batch)) % 3 > 0)
+    returns = torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1))
+    for critic_of in (own_model, own_head):
+        alone, critic = (critic_of(policy, lr=1e-3) for policy in (fresh(), make(fresh(), replicas)))
+        hidden, rows = critic.forward.hidden, list[int]()
+
+        def counted(micro: Batch) -> tuple[Tensor, Tensor]:
+            rows.append(len(micro))  # noqa: B023
+            return hidden(micro)  # noqa: B023
+
+        critic.forward.hidden = counted  # type: ignore[method-assign]
+        for _ in range(3):
+            values = alone.values(batch)
+            torch.testing.assert_close(critic.values(batch), values, rtol=0, atol=1e-5)
+            torch.testing.assert_close(critic.end_values(batch), alone.end_values(batch), rtol=0, atol=1e-5)
+            rows.clear()
+            taught = batch.with_(values=values, returns=returns)
+            assert critic.update(taught) == pytest.approx(alone.update(taught), rel=1e-4, abs=1e-5)
+            assert 0 < sum(rows) < 0.7 * len(batch)
+        assert alone.end_values(batch).any()
+        found = whole(critic.state())["weights"]
+        for name, weight in alone.state()["weights"].items():
+            torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
 
 
 def divided_state(replicas: Replicas) -> None:

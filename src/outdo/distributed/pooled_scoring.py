@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outdo.distributed.process import Replicated
 from outdo.models.attention.forward import Forward
@@ -56,7 +56,7 @@ class ScoringWorker:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After unpickling in another process: let autograd add to the shared memory."""
         self.__dict__.update(state)
-        for weight, gradient in zip(trained_weights(self.model_forward), self.gradients, strict=True):
+        for weight, gradient in zip(self.model_forward.trained, self.gradients, strict=True):
             weight.grad = gradient
 
 
@@ -131,14 +131,9 @@ class PooledScoring:
     def _add_gradients(self) -> None:
         """Add the gradients of the other processes to this one's, in the order of the processes."""
         for gradients in self.gradients:
-            for weight, gradient in zip(trained_weights(self.model_forward), gradients, strict=True):
+            for weight, gradient in zip(self.model_forward.trained, gradients, strict=True):
                 weight.grad = gradient.clone() if weight.grad is None else weight.grad.add_(gradient)
                 gradient.zero_()
-
-
-def trained_weights(model_forward: Forward) -> list[nn.Parameter]:
-    """The weights that have a gradient."""
-    return [weight for weight in model_forward.model.parameters() if weight.requires_grad]
 
 
 def row_shares(batch: Batch, rows: Sequence[int], n: int, *, whole_groups: bool) -> list[list[int]]:

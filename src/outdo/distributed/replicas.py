@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from outdo.distributed.launch import RENDEZVOUS
-from outdo.distributed.pooled_scoring import row_shares, trained_weights
+from outdo.distributed.pooled_scoring import row_shares
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads
@@ -167,7 +167,7 @@ class ReplicatedScoring:
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
-        weights = trained_weights(self.model_forward)
+        weights = self.model_forward.trained
         self.replicas.check_equal(weights)
         mine = [share for rows in parts if (share := self._share(batch, rows, whole_groups=whole_groups))]
 

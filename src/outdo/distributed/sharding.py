@@ -23,7 +23,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from outdo.distributed.pooled_scoring import trained_weights
 from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
@@ -85,7 +84,7 @@ class Sharded:
     """How a model is divided among the replicas; see `outdo.models.attention.forward.Sharding`."""
 
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, head: nn.Module | None = None) -> None:
-        """Divide `model`, with a `head` together with that. Every replica computes the whole gradient of the latter."""
+        """Divide `model`, with a `head` together with that."""
         model.sharding = model.base_model.sharding = self  # type: ignore[assignment]
         self.mesh = mesh
         self.root = Root(model, head)
@@ -97,7 +96,7 @@ class Sharded:
         self.parts = [part for part in self.root.modules() if isinstance(part, FSDPModule)]
         for part in self.parts:
             # A sum, not a mean: totals are those of the whole batch.
-            part.set_gradient_divide_factor(1.0 if head is None else float(mesh.size()))
+            part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
 
     def __call__(self, compute: Callable[[], Tensors]) -> Tensors:
@@ -184,7 +183,7 @@ class ShardedScoring(ReplicatedScoring):
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
-        undivided = [weight for weight in trained_weights(self.model_forward) if not is_sharded(weight)]
+        undivided = [weight for weight in self.model_forward.trained if not is_sharded(weight)]
         if undivided:
             self.replicas.check_equal(undivided)
         shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from outdo.distributed.pooled_scoring import PooledScoring, ScoringWorker, trained_weights
+from outdo.distributed.pooled_scoring import PooledScoring, ScoringWorker
 from outdo.distributed.process import Process, Replicated
 from outdo.models.attention.forward import Forward
 
@@ -34,7 +34,7 @@ class WorkerPool:
 
     def scoring(self, model_forward: Forward) -> PooledScoring:
         """Place a model in every process, its weights shared, to score and to be trained."""
-        weights = trained_weights(model_forward)
+        weights = model_forward.trained
         gradients = [[torch.zeros_like(weight) for weight in weights] for _ in self.others]
         others = [ScoringWorker(model_forward, each) for each in gradients]
         return PooledScoring(self.place([ScoringWorker(model_forward), *others]), model_forward, gradients)

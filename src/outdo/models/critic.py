@@ -22,12 +22,56 @@ from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
 from outdo.models.finite import check_finite
 from outdo.models.loading import load_model, load_tokenizer
+from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes, division_of, stack
-from outdo.types import Batch
-from outdo.utils.batching import accumulate
+from outdo.models.scorer import (
+    BatchSizes,
+    LocalScoring,
+    LossAndGrads,
+    ReplicaPool,
+    Scoring,
+    division_of,
+    replicas_of,
+    stack_rows,
+)
+from outdo.types import Batch, TokenScores
 from outdo.utils.errors import ModelError
+
+
+class ValueForward(Forward):
+    """The forward pass of a critic: the score of a token is V of the prefix before it."""
+
+    def __init__(self, forward: Forward, head: nn.Module, *, trains_model: bool) -> None:
+        vars(self).update(vars(forward))
+        self.value_head = head
+        self.trains_model = trains_model
+        self.after = False
+
+    def after_tokens(self) -> "ValueForward":
+        """Return the forward pass whose score of a token is V of the prefix that ends with it."""
+        other = copy.copy(self)
+        other.after = True
+        return other
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The weights that have a gradient."""
+        return [*self.value_head.parameters(), *(super().trained if self.trains_model else [])]
+
+    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See `Forward.hidden`; differentiable if the critic trains the model."""
+        with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
+            hidden, source = super().hidden(batch)
+        return hidden, source[:, 1:] if self.after else source
+
+    def scores(
+        self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute V [N] of hidden states [N, H], and 0 [N] in place of entropies."""
+        weight = next(self.value_head.parameters())
+        values = self.value_head(hidden.to(weight.dtype)).squeeze(-1)
+        return values, torch.zeros_like(values)
 
 
 class Critic:
@@ -35,7 +79,8 @@ class Critic:
 
     In the first `warmup` training steps only the critic learns (see `Models.update`). `clip` keeps a value within that
     distance of its value before the step, as PPO's clip keeps a ratio; None does not. `weight` is that of a token's
-    squared error, one of `outdo.algorithms.objectives.weights`; None is the mean over the tokens.
+    squared error, one of `outdo.algorithms.objectives.weights`; None is the mean over the tokens. With `replicas`, each
+    of them computes a share of every batch.
     """
 
     def __init__(
@@ -49,13 +94,17 @@ class Critic:
         clip: float | None = 0.2,
         warmup: int = 0,
         weight: Weight | None = None,
+        replicas: ReplicaPool | None = None,
     ) -> None:
         if clip is not None and not clip > 0:
             raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
         if warmup < 0:
             raise ValueError(f"the critic's warmup is a number of steps, not {warmup}")
-        self.forward = forward
         self.head = head.to(forward.device)
+        self.forward = ValueForward(forward, self.head, trains_model=trains_model)
+        scoring = LocalScoring if replicas is None else replicas.scoring
+        self.scoring: Scoring = scoring(self.forward)
+        self.scoring_after: Scoring = scoring(self.forward.after_tokens())
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
@@ -64,14 +113,10 @@ class Critic:
         self.warmup = warmup
         self.weight = weight
 
-    @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         """Compute V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
-        width = batch.token_ids.shape[1]
-        micros = batch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
-        return stack([self._values(micro.to(self.forward.device)) for micro in micros], width)
+        return _measured(self.scoring, batch, self.batch_sizes)
 
-    @torch.no_grad()
     def end_values(self, batch: Batch) -> Tensor:
         """Compute V after the last token of each truncated answer, 0 for the others: [B] on the CPU.
 
@@ -80,9 +125,9 @@ class Critic:
         ends = torch.zeros(len(batch))
         rows = (batch.truncated & batch.loss_mask.any(1)).nonzero().squeeze(1)
         if len(rows):
-            micros = batch.rows(rows).microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=False)
-            found = [self._values_at(micro, *_after_the_end(micro)) for micro in micros]
-            ends[rows] = torch.cat(found).to(ends)
+            cut = batch.rows(rows)
+            last = torch.arange(cut.token_ids.shape[1]) == cut.attention_mask.sum(1)[:, None] - 1  # [b, t]
+            ends[rows] = _measured(self.scoring_after, cut.with_(loss_mask=last), self.batch_sizes).sum(1).to(ends)
         return ends
 
     def update(self, batch: Batch) -> dict[str, float]:
@@ -105,25 +150,32 @@ class Critic:
         steps: list[dict[str, float]] = []
         measured: list[Tensor] = []  # each [2, n]: values and returns
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
-            micros = minibatch.microbatches(self.batch_sizes.micro_batch_tokens, whole_groups=whole_groups)
-            sums = torch.zeros(2, dtype=torch.float64)  # the loss, clipped tokens
-            for part, values_and_returns in accumulate(micros, self._loss, Tensor.backward):
-                sums += part
-                measured.append(values_and_returns)
-            loss, tokens = float(sums[0]), max(1, minibatch.totals.tokens)
+            results = self.scoring.accumulate(
+                minibatch,
+                [list(range(len(minibatch)))],
+                self._loss,
+                self.batch_sizes,
+                entropy="none",
+                whole_groups=whole_groups,
+            )
+            mask, width = minibatch.loss_mask, minibatch.token_ids.shape[1]
+            values = stack_rows([(rows, each.tokens["values"]) for rows, each in results], width)
+            assert minibatch.returns is not None
+            measured.append(torch.stack([values[mask], minibatch.returns[mask]]))
+            loss, clipped = (sum(each.terms[name] for _, each in results) for name in ("loss", "clipped"))
+            tokens = max(1, minibatch.totals.tokens)
             step = self.optimiser.step(loss)
             of_step = {f"value/{name.removeprefix('updates/')}": value for name, value in step.items()}
-            steps.append({"value/loss": loss, "value/clipped": float(sums[1]) / tokens} | of_step)
+            steps.append({"value/loss": loss, "value/clipped": clipped / tokens} | of_step)
         means = {name: math.fsum(step[name] for step in steps) / len(steps) for name in steps[0]}
         return means | _explained_variance(torch.cat(measured, dim=1))
 
-    def _loss(self, micro: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Compute a micro-batch's loss; the loss and the number of clipped tokens [2], its values and returns."""
-        micro = micro.to(self.forward.device)
-        mask = micro.loss_mask
+    def _loss(self, scores: TokenScores, micro: Batch) -> LossAndGrads:
+        """Compute a micro-batch's loss, the number of clipped tokens, and the derivatives by the values."""
+        mask, predicted = micro.loss_mask, scores.logprobs.requires_grad_()
         assert micro.values is not None
         assert micro.returns is not None
-        values, old, returns = self._values(micro)[mask], micro.values[mask], micro.returns[mask]  # [n]
+        values, old, returns = predicted[mask], micro.values[mask], micro.returns[mask]  # [n]
         error, clipped = (values - returns).square(), torch.zeros_like(values, dtype=torch.bool)
         if self.clip is not None:
             near = (old + (values - old).clamp(-self.clip, self.clip) - returns).square()
@@ -133,33 +185,9 @@ class Critic:
         else:
             weights = torch.as_tensor(self.weight(micro), device=error.device).expand(mask.shape)  # [b, t]
             loss = (error * weights[mask]).sum() / 2
-        sums = torch.stack([loss.detach().double(), clipped.double().sum()])
-        return loss, (sums.cpu(), torch.stack([values.detach(), returns]).cpu())
-
-    def _values(self, batch: Batch) -> Tensor:
-        """Compute V [B, T]; differentiable with respect to the weights that the critic trains."""
-        rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-        values = self._values_at(batch, rows, columns)
-        return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)
-
-    def _values_at(self, batch: Batch, rows: Tensor, columns: Tensor) -> Tensor:
-        """Compute V of the prefixes before n places in the batch, [n]. The column T is the one after the last."""
-        device = self.forward.device
-        here, rows, columns = batch.to(device), rows.to(device), columns.to(device)
-
-        def compute() -> tuple[Tensor, ...]:
-            with torch.set_grad_enabled(self.trains_model and torch.is_grad_enabled()):
-                hidden, source = self.forward.hidden(here)
-            at = hidden[source[rows, columns]]
-            return (self._read(at) if self.trains_model else at,)  # then the head is divided among replicas as well
-
-        (found,) = self.forward.with_weights(compute)
-        return found if self.trains_model else self._read(found)
-
-    def _read(self, hidden: Tensor) -> Tensor:
-        """Compute V [n] of hidden states [n, H]."""
-        weight = next(self.head.parameters())
-        return self.head(hidden.to(weight.dtype)).squeeze(-1)
+        (by_values,) = torch.autograd.grad(loss, predicted)
+        terms = {"loss": float(loss.detach()), "clipped": float(clipped.sum())}
+        return LossAndGrads(terms, {"values": predicted.detach()}, (by_values, None))
 
     def state(self) -> dict[str, Any]:
         """Return weights, without the frozen ones, and optimiser state.
@@ -176,9 +204,10 @@ class Critic:
         check_finite(self.trained, "the critic")
 
 
-def _after_the_end(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the rows of a batch, and the column after the last token of each. [B] each"""
-    return torch.arange(len(batch)), batch.attention_mask.sum(1)
+def _measured(scoring: Scoring, batch: Batch, sizes: BatchSizes) -> Tensor:
+    """Compute the scores [B, T] of a batch without gradients, on the CPU."""
+    parts = scoring.measure(batch, sizes, entropy="none")
+    return stack_rows([(rows, scores.logprobs) for rows, scores in parts], batch.token_ids.shape[1])
 
 
 def own_model(
@@ -219,6 +248,7 @@ def own_model(
         clip=clip,
         warmup=warmup,
         weight=weight,
+        replicas=replicas_of(policy.pool),
     )
 
 
@@ -253,6 +283,7 @@ def own_head(
         clip=clip,
         warmup=warmup,
         weight=weight,
+        replicas=replicas_of(policy.pool),
     )
 
 

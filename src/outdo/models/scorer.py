@@ -88,16 +88,26 @@ class ScoringPool(Protocol):
 
 
 @runtime_checkable
-class Division(ScoringPool, Protocol):
-    """Processes that divide models among them: each holds a part of every weight."""
+class ReplicaPool(ScoringPool, Protocol):
+    """Processes that run the same program: `outdo.distributed.replicas.Replicas`."""
+
+    def together(self, compute: Callable[[], Result]) -> list[Result]:
+        """Compute in every process, and return the results of all, in the same order."""
+        ...
+
+
+@runtime_checkable
+class Division(ReplicaPool, Protocol):
+    """Replicas that divide models among them: each holds a part of every weight."""
 
     def divide(self, model: nn.Module) -> None:
         """Divide a model, which may have no weights yet (device `meta`), and set its attribute `sharding`."""
         ...
 
-    def together(self, compute: Callable[[], Result]) -> list[Result]:
-        """Compute in every process, and return the results of all, in the same order."""
-        ...
+
+def replicas_of(pool: ScoringPool | None) -> ReplicaPool | None:
+    """Return the pool if it consists of replicas."""
+    return pool if isinstance(pool, ReplicaPool) else None
 
 
 def division_of(pool: ScoringPool | None) -> Division | None:

@@ -109,6 +109,11 @@ class Forward:
         return other
 
     @property
+    def trained(self) -> list[nn.Parameter]:
+        """The weights that have a gradient."""
+        return [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    @property
     def sharding(self) -> Sharding | None:
         """How the weights are divided among replicas; None if this process holds all of them."""
         return getattr(self.model, "sharding", None)
