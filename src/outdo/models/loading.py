@@ -121,7 +121,6 @@ def load_model(
 
     Of an adapter folder it is the base model with the adapter attached: only the adapter, in float32, is to be trained.
     With `weights` other than float32 the base is stored in fewer bytes, and frozen.
-
     With a `division` the model is divided before its weights are read, and each process reads its part.
 
     The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
