@@ -53,9 +53,8 @@ def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: st
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}
     os.chdir(folder)
     os.environ[RENDEZVOUS] = Path(folder, "rendezvous").as_uri()
-    replicas = join(timeout=timeout)
-    body(replicas)
-    replicas.close()
+    with join(timeout=timeout) as replicas:
+        body(replicas)
 
 
 def random_shares(replicas: Replicas) -> None:

@@ -13,6 +13,10 @@ Settings = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings", show_default=False)]
 Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and show where the time of all steps went")]
+Restarts = Annotated[
+    int,
+    typer.Option(min=0, help="after a fault of the machine, start again so often without progress; see cluster.md"),
+]
 RunFolder = Annotated[Path, typer.Argument(help="the run folder", show_default=False)]
 RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
 Engine = Annotated[

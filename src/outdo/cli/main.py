@@ -20,6 +20,7 @@ from outdo.cli.arguments import (
     MaxTokens,
     Overrides,
     Profile,
+    Restarts,
     RunFolder,
     RunOrModel,
     Settings,
@@ -124,11 +125,16 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="sample and score one group, show it, and write nothing")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="continue the run if its folder holds one; needs `run`")
+    ] = False,
+    restarts: Restarts = 0,
 ) -> None:
     """Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score"""
-    from outdo.cli.train import run_train
+    from outdo.cli.train import TrainArguments, run_train
 
-    raise typer.Exit(run_train(settings, Display(), profile=profile, dry_run=dry_run))
+    arguments = TrainArguments(profile=profile, dry_run=dry_run, resume=resume, restarts=restarts)
+    raise typer.Exit(run_train(settings, Display(), arguments))
 
 
 @app.command()
@@ -139,11 +145,13 @@ def resume(
         bool, typer.Option("--changed", help="accept settings, data or code that make it another run")
     ] = False,
     profile: Profile = False,
+    restarts: Restarts = 0,
 ) -> None:
     """Continue a run, or an unfinished sft or reward-model, from its newest whole checkpoint."""
     from outdo.cli.resume import run_resume
 
-    raise typer.Exit(run_resume(run, settings or [], Display(), changed=changed, profile=profile))
+    status = run_resume(run, settings or [], Display(), changed=changed, profile=profile, restarts=restarts)
+    raise typer.Exit(status)
 
 
 @app.command()

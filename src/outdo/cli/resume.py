@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.cli.arguments import not_empty
-from outdo.cli.replicas import run_by_replicas
+from outdo.cli.replicas import restarts_of, run_by_replicas
 from outdo.cli.reward_model import RewardModelSettings, run_reward_model
 from outdo.cli.sft import SftSettings, run_sft
 from outdo.config.file import load
@@ -21,19 +21,26 @@ COMMANDS: Mapping[str, tuple[type[Any], Any]] = {
 }
 
 
-def run_resume(folder: Path, overrides: list[str], display: Display, *, changed: bool, profile: bool) -> int:
-    """Continue what makes `folder`: a run, or a model that is fine-tuned; return the exit status."""
+def run_resume(
+    folder: Path, overrides: list[str], display: Display, *, changed: bool, profile: bool, restarts: int = 0
+) -> int:
+    """Continue what makes `folder`: a run, or a model that is fine-tuned; return the exit status.
+
+    A run is started again up to `restarts` times after a fault of the machine: see `outdo.distributed.launch`.
+    """
     saved = folder / "recipe.toml"
     if saved.is_file():
         options = [name for name, given in (("--changed", changed), ("--profile", profile)) if given]
         run = partial(resume, folder, overrides, changed=changed, profile=profile)
-        return run_by_replicas(load(saved, overrides), ["resume", str(folder), *overrides, *options], run, display)
+        arguments = ["resume", str(folder), *overrides, *options]
+        again = restarts_of(restarts, folder, lambda: arguments, display)
+        return run_by_replicas(load(saved, overrides), arguments, run, display, again)
     if not unfinished_folder(folder).is_dir():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     unfinished = unfinished_folder(folder)
     if problem := not_empty(folder):  # killed between the last two of its operations, or somebody else's
         raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
-    if overrides or profile:
+    if overrides or profile or restarts:
         raise UserError([f"{folder}: the settings of `outdo sft` and `outdo reward-model` stay as they are on resume"])
     settings = read_settings(folder)
     command = settings.pop("command")

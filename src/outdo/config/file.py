@@ -19,6 +19,7 @@ from outdo.config.fields import Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe
+from outdo.config.resume import may_differ
 from outdo.config.rules import refusals
 from outdo.config.settings import leaves, sections, settings
 from outdo.utils.errors import UserError, did_you_mean
@@ -278,6 +279,23 @@ def _source(key: str, overridden: set[str], path: str | Path | None) -> str:
 def dump(recipe: Recipe) -> str:
     """Return the recipe as TOML with every setting that has a value; `load` reads an equal recipe back."""
     return _to_toml(recipe.model_dump(mode="json"), comments=False)
+
+
+def overrides_between(saved: Recipe, recipe: Recipe) -> list[str]:
+    """Return the overrides that make `saved` the recipe of a run by `recipe`.
+
+    A setting that is unset or "auto" in `recipe`, or that is its default and may change in a run, stays as it is saved.
+    """
+    defaults = Recipe(model=recipe.model, data=recipe.data)
+    tables = [each.model_dump(mode="json") for each in (saved, recipe, defaults)]
+    overrides = []
+    for key in settings():
+        section, _, name = key.rpartition(".")
+        before, now, default = ((values[section] if section else values)[name] for values in tables)
+        is_left_to_outdo = now in (None, "auto") or (now == default and may_differ(key))
+        if now != before and not is_left_to_outdo:
+            overrides.append(f"{key}={to_toml(now)}")
+    return overrides
 
 
 def commented() -> str:

@@ -87,19 +87,24 @@ def accepted_changes(
     return [*allowed, *other_versions, *([notice] if others else []), *refused]
 
 
+def may_differ(key: str, patterns: Sequence[str] = MAY_CHANGE) -> bool:
+    """Return whether a resumed run may have another value of a setting: one that matches one of the `patterns`."""
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return how two resolved recipes or environments differ: a line for each dotted key, in order."""
     return [f"{key}: {before} in the saved run, {after} now" for key, before, after in _changes(saved, now)]
 
 
 def refused_differences(
-    saved: Mapping[str, Any], now: Mapping[str, Any], may_change: Sequence[str] = MAY_CHANGE
+    saved: Mapping[str, Any], now: Mapping[str, Any], patterns: Sequence[str] = MAY_CHANGE
 ) -> list[str]:
-    """Return the lines of `differences` whose key matches none of the patterns `may_change`: a resume refuses them."""
+    """Return the lines of `differences` that a resume refuses: those of keys that match none of the `patterns`."""
     return [
         f"{key}: {before} in the saved run, {after} now"
         for key, before, after in _changes(saved, now)
-        if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)
+        if not may_differ(key, patterns)
     ]
 
 

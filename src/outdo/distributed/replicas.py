@@ -7,15 +7,17 @@ once (a reward, a choice that depends on time) is done by the first replica, whi
 Random numbers are keyed by the question, so the number of replicas does not change what is sampled.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from outdo.distributed.launch import RENDEZVOUS
 from outdo.distributed.pooled_scoring import row_shares
@@ -120,8 +122,17 @@ class Replicas:
                 "hardware and equal versions of torch"
             )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # one that closes its connections first may cut off what another one is still receiving
+            with contextlib.suppress(RuntimeError):  # the work is done
+                dist.barrier(group=self.objects)
+        self.close()
+
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, without waiting for the others."""
         global _current
         if _current is self:
             _current = None
@@ -218,15 +229,13 @@ def join(*, timeout: float) -> Replicas:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         backend = "cpu:gloo,cuda:nccl"
+    rank, count, limit = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout)
     with translated():
-        dist.init_process_group(
-            backend,
-            init_method=os.environ.get(RENDEZVOUS, "env://"),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=timedelta(seconds=timeout),
-        )
-    _current = Replicas(timeout=timedelta(seconds=timeout))
+        store, *_ = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, count, timeout=limit))
+        # torchrun keeps its store when it starts processes again, with the addresses of those that have ended.
+        own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group(backend, store=own_store, rank=rank, world_size=count, timeout=limit)
+        _current = Replicas(timeout=limit)
     return _current
 
 

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outdo.storage import atomic
+from outdo.storage.checkpoint_names import checkpoint_name, saved_steps
 from outdo.storage.model_folder import write_index
 from outdo.storage.provenance import version_of
 from outdo.storage.state_file import pack, unpack
@@ -82,7 +83,7 @@ def save(
     unchanged, and nothing that looks like a checkpoint remains of this one.
     """
     writers = writers or Alone()
-    target = folder / _name(step)
+    target = folder / checkpoint_name(step)
     temporary = writers.from_first(lambda: folder / f".tmp-{target.name}-{os.getpid()}")
     try:
         if writers.from_first(lambda: _is_saved(folder, target)):
@@ -127,12 +128,12 @@ def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must be kept")
-    steps = _published(folder)
+    steps = saved_steps(folder)
     surplus = [step for step in steps[keep:] if step != best]
     if not surplus:
         return []
-    newest_whole = next((step for step in steps if not verify(folder / _name(step))), None)
-    removed = [folder / _name(step) for step in surplus if newest_whole is not None and step != newest_whole]
+    newest_whole = next((step for step in steps if not verify(folder / checkpoint_name(step))), None)
+    removed = [folder / checkpoint_name(step) for step in surplus if newest_whole is not None and step != newest_whole]
     try:
         for path in removed:  # renamed first, so that a kill half-way leaves no broken checkpoint
             hidden = folder / f".tmp-{path.name}-{os.getpid()}-pruned"
@@ -223,8 +224,8 @@ def latest(folder: Path) -> CheckpointInfo | None:
     Raises: CheckpointError if there are checkpoints and none is whole: the user decides whether to start again.
     """
     broken: list[str] = []
-    for step in _published(folder):
-        path = folder / _name(step)
+    for step in saved_steps(folder):
+        path = folder / checkpoint_name(step)
         faults = verify(path)
         if not faults:
             return CheckpointInfo(path=path, step=step, broken=tuple(broken))
@@ -281,17 +282,6 @@ def _state_files(listed: Iterable[str]) -> list[str]:
     return [STATE, *(sorted(filter(PART_OF_TENSORS.fullmatch, listed)) or [TENSORS])]
 
 
-def _name(step: int) -> str:
-    return f"step_{step:06d}"
-
-
-def _published(folder: Path) -> list[int]:
-    """Return the steps that have a checkpoint, whole or not, newest first."""
-    named = [re.fullmatch(r"step_(\d{6,})", path.name, re.ASCII) for path in folder.glob("step_*")]
-    steps = {int(match[1]) for match in named if match and match[0] == _name(int(match[1]))}
-    return sorted(steps, reverse=True)
-
-
 def _inventory(path: Path) -> tuple[list[str], list[str]]:
     """Return the names of a checkpoint's files, without the manifest, and the faults of files that are not allowed."""
     names, faults = [], []
@@ -330,7 +320,7 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
             _check_entry(name, entry["sha256"], entry["size"])
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{manifest}: {f'not a manifest: {error}' if content else 'empty'}") from error
-    if not isinstance(step, int) or path.absolute().name != _name(step):
+    if not isinstance(step, int) or path.absolute().name != checkpoint_name(step):
         raise CheckpointError(f"{manifest}: of step {step!r}, in the folder {path.absolute().name}")
     return listed
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import dump, load
-from outdo.config.paths import code_of
+from outdo.config.file import dump, load, overrides_between
+from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes
 from outdo.data.splits import load_questions
+from outdo.distributed.replicas import current
 from outdo.observability.record import parquet
 from outdo.observability.trackers.delivery import Trackers
 from outdo.storage import checkpoint, held_out_answers
@@ -37,6 +38,22 @@ def resume(
     with tracking(recipe.track, folder, display.say) as trackers:
         status = _resume(folder, recipe, display, trackers, changed=changed, profile=profile)
         return write_page(folder, status, display)
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a run was begun in `folder`. Replicas go by what the first one finds."""
+    replicas = current()
+    begun = (folder / "recipe.toml").is_file
+    return begun() if replicas is None else replicas.from_first(begun)
+
+
+def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool) -> int:
+    """Continue the run in `folder` with the settings of `recipe`, as `resume` does; return the exit status.
+
+    What the recipe leaves to outdo stays as it was chosen when the run was begun.
+    """
+    saved = load(folder / "recipe.toml")
+    return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile)
 
 
 def _resume(folder: Path, recipe: Recipe, display: Display, trackers: Trackers, *, changed: bool, profile: bool) -> int:

@@ -50,16 +50,24 @@ class NonFiniteWeightsError(OutdoError):
     """The weights of the model, or the logits that it computes, are not finite; such weights are not saved."""
 
 
-class WorkerError(OutdoError):
+class MachineError(OutdoError):
+    """A process, a connection or a device has failed: the same command may succeed when it is run again."""
+
+    exit_status = 75  # EX_TEMPFAIL of sysexits.h
+
+
+class WorkerError(MachineError):
     """A worker process ended, or failed with an error that has no class of its own."""
 
 
-class EngineError(OutdoError):
+class EngineError(MachineError):
     """An engine returned something that is not a completion of the request."""
 
 
 class DeliveryError(EngineError):
     """An engine does not have the weights of the policy after they were delivered to it."""
+
+    exit_status = OutdoError.exit_status  # it would not have them the next time either
 
 
 class EngineLostError(EngineError):
