@@ -39,6 +39,10 @@ app = typer.Typer(
 )
 
 
+cluster = typer.Typer(no_args_is_help=True, help="Several processes and machines.")
+app.add_typer(cluster, name="cluster")
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"outdo {outdo.__version__}")
@@ -78,6 +82,18 @@ def check(
     from outdo.cli.check import run_check
 
     raise typer.Exit(run_check(settings, Console(), strict=strict))
+
+
+@cluster.command(name="check")
+def cluster_check(
+    settings: Settings = None,
+    *,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds in which the processes have to meet")] = 60.0,
+) -> None:
+    """Check the processes and machines of a run, without loading the model; also started by torchrun."""
+    from outdo.cli.cluster import run_cluster_check
+
+    raise typer.Exit(run_cluster_check(settings, Console(), timeout=timeout))
 
 
 @app.command()

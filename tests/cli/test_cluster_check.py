@@ -1,0 +1,111 @@
+"""`outdo cluster check` finds what would keep processes from one run, before a model loads."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_cases import write_home
+
+from outdo.trainer.cluster_check import Report, network_hints, problems
+
+ONE = Report(
+    host="a",
+    cores=8,
+    memory=64 * 2**30,
+    free=100 * 2**30,
+    gpus=("H100",),
+    versions={"python": "3.11.9", "torch": "2.11.0", "transformers": "5.16.0", "outdo": "0.1.0"},
+    files={"model": 1000},
+)
+TWO = replace(ONE, host="b")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_home(tmp_path_factory.mktemp("cluster"))
+
+
+def run(home: Path, *command: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=home, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert "outdo/cli/main.py" not in done.stderr  # no traceback of outdo; torchrun prints its own
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_two_processes_on_one_machine_are_a_table_without_a_problem(home: Path):
+    status, said = run(home, "outdo", "cluster", "check", "recipe.toml", "cluster.replicas=2")
+    assert status == 0, said
+    assert "no problem: 2 processes can run together" in said
+    assert said.count(socket.gethostname()[:8]) == 2
+    assert not list(home.rglob(".outdo-check-*"))
+
+
+def test_a_folder_that_is_not_shared_is_named_with_the_process(home: Path, tmp_path: Path):
+    """Process 1 works in a folder of its own, as on a machine without the file system of the others."""
+    script = tmp_path / "start.sh"
+    check = f"{sys.executable} -m outdo cluster check recipe.toml cluster.replicas=2"
+    script.write_text(f'[ "$RANK" = 1 ] && cd {tmp_path}\nexec {check}\n')
+    status, said = run(home, *TORCHRUN, "bash", str(script))
+    assert status == 1, said
+    for sentence in (
+        "problem: process 1 on",
+        "does not find what process 0 on",
+        "problem: recipe.toml is not there for process 1",
+        "problem: model is not there for process 1",
+        "problem: train.jsonl is not there for process 1",
+    ):
+        assert sentence in said
+
+
+def test_processes_that_do_not_meet_end_at_the_deadline_with_what_to_look_at(home: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    status, said = run(home, "outdo", "cluster", "check", "recipe.toml", "--timeout", "3", **rendezvous)
+    assert status == 75, said
+    assert "the 2 processes did not meet within 3 s" in said
+    assert "is the port of MASTER_ADDR=127.0.0.1 open, and every process started?" in said
+
+
+def test_a_number_of_processes_other_than_the_recipes_is_refused(home: Path):
+    status, said = run(home, *TORCHRUN[:3], "-m", "outdo", "cluster", "check", "recipe.toml", "cluster.replicas=3")
+    assert status == 1  # of torchrun
+    assert "cluster.replicas = 3, but 2 processes were started" in said
+
+
+def test_equal_machines_have_no_problem():
+    assert problems([ONE, ONE, TWO, TWO][::2]) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (replace(TWO, versions={**ONE.versions, "torch": "2.12.0"}), "torch: 2.11.0 on a, 2.12.0 on b; install equal"),
+        (replace(TWO, versions={**ONE.versions, "outdo": None}), "outdo: 0.1.0 on a, None on b"),
+        (replace(TWO, clock=-2.5), "the clock of b is -2.5 s from that of a"),
+        (replace(TWO, gpus=("A100",)), "unequal GPUs: H100 on a, A100 on b"),
+        (replace(TWO, cores=4), "unequal CPU cores: 8 on a, 4 on b"),
+        (replace(TWO, memory=32 * 2**30), "unequal memory: 32.0 GiB on b, 64.0 GiB on a"),
+        (replace(TWO, free=2**29), "b: 0.5 GiB are free where runs are written"),
+        (replace(TWO, shares=False), "process 1 on b does not find what process 0 on a writes"),
+        (replace(TWO, files={"model": None}), "model is not there for process 1 on b"),
+        (replace(TWO, files={"model": 999}), "model: 1000 bytes for process 0 on a, 999 for process 1 on b"),
+        (ONE, "a: 2 processes and 1 GPUs"),
+    ],
+)
+def test_each_difference_is_one_sentence(other: Report, sentence: str):
+    (found,) = problems([ONE, other])
+    assert sentence in found
+
+
+def test_an_interface_of_this_machine_only_is_a_hint(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert "GLOO_SOCKET_IFNAME=lo reaches this machine only" in network_hints()[-1]
