@@ -227,9 +227,7 @@ def _options(weights: Weights, device: torch.device | str) -> dict[str, Any]:
     return options
 
 
-def _finished(
-    model: PreTrainedModel, facts: ModelFacts, device: torch.device | str, options: Mapping[str, Any]
-) -> PreTrainedModel:
+def _finished(model: Any, facts: ModelFacts, device: torch.device | str, options: Mapping[str, Any]) -> PreTrainedModel:
     """Attach the adapter of a model that was loaded with these arguments, if it has one, and move it to its device."""
     if facts.adapter:
         attach_saved(model, facts.adapter)
