@@ -32,6 +32,7 @@ MODELS = 2
 
 Run = dict[str, Any]
 STANDARD, SIGN, TREE = {"name": "group_standardised"}, {"name": "sign"}, {"name": "tree", "scale": True}
+CENTRED = {"name": "group_centred"}
 ADAMW = {"algorithm": {"name": "adamw"}, "warmup": 8, "clip_norm": 1.0}
 SGD = {"algorithm": {"name": "sgd"}, "warmup": 0, "clip_norm": 1e9}
 POLYAK = {"algorithm": {"name": "polyak"}, "warmup": 0, "clip_norm": 1e9, "lr": 10.0}
@@ -103,6 +104,8 @@ LONG: Sequence[Run] = [
     {**GRPO, **OFTEN},
     {**target(), **POLYAK, "passes": 2},
     {**GRPO, **SGD, "lr": 0.03, "passes": 4},
+    {**target(eta=2.0), **OFTEN, "advantage": CENTRED},
+    {**target(eta=1.0), **OFTEN, "passes": 4},
 ]
 FACTORS: Sequence[Run] = [
     *(
@@ -186,15 +189,30 @@ def show_curves(runs: Sequence[Run], part: str) -> None:
                 f"{spread([100 * each[1] for each in point])} / {100 * fmean(each[2] for each in point):.0f}"
                 for point in points
             ]
-            needed = [answers_to(goal, run["curve"]) for run in those]
+            needed = [answers_to(goal, finest_curve(run, runs)) for run in those]
             reached = [each for each in needed if each is not None]
             few = f"{spread(reached, 0)} ({len(reached)} of {len(needed)})" if reached else "none"
             print(f"| {name} | {len(those)} | {' | '.join(cells)} | {few} |")
 
 
+def finest_curve(run: Run, runs: Sequence[Run]) -> list[Sequence[float]]:
+    """Return all points of a run: several parts may have measured it, after other steps."""
+    same = [
+        other
+        for other in runs
+        if all(other[key] == run[key] for key in ("task", "seed")) and label(other) == label(run)
+    ]
+    return sorted({point[0]: point for other in same for point in other["curve"]}.values())
+
+
 def answers_to(accuracy: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Return how many answers were sampled until the sampled accuracy was reached, by linear interpolation."""
+    """Return how many answers were sampled until the sampled accuracy was reached, by linear interpolation.
+
+    If it was reached at the first point, these are all answers up to there.
+    """
     per_step = small.PROMPTS * small.GROUP
+    if curve[0][1] >= accuracy:
+        return per_step * curve[0][0]
     for (before, low, _), (after, high, _) in pairwise(curve):
         if low < accuracy <= high:
             return per_step * (before + (after - before) * (accuracy - low) / (high - low))
