@@ -26,7 +26,13 @@ def test_a_setting_survives_the_trip_to_another_process():
     assert Setting.loads(setting.dumps()) == setting
 
 
-@pytest.mark.parametrize("names", [("outdo", "outdo-record", "generate"), ("trl-tuned", "static", "continuous")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("outdo", "outdo-record", "generate"),
+        pytest.param(("trl-tuned", "static", "continuous"), marks=pytest.mark.long),
+    ],
+)
 def test_every_implementation_does_the_whole_work(names):
     results = run(TINY, *names)
     assert {name: result.failed for name, result in results.items()} == dict.fromkeys(names, "")
@@ -40,6 +46,7 @@ def test_every_implementation_does_the_whole_work(names):
         assert result.memory is not None
 
 
+@pytest.mark.long
 def test_both_ways_to_score_a_vocabulary_run_and_say_their_memory():
     case = replace(CASES["vocabulary"], shape=replace(CASES["vocabulary"].shape, vocabulary=5000), tokens=1024)
     results = run(case, "outdo-scores", "plain-scores")

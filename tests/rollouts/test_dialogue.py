@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.adapt import adapt
 from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Player, Reply
+from outdo.rollouts.environments.episode import LateError, Player, Reply, call_within
 from outdo.rollouts.environments.tools import ToolBox
 from outdo.testing import ARCHITECTURES, ScriptedEngine, tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Rollout
@@ -223,6 +224,26 @@ def test_a_tool_may_be_asynchronous_and_is_cancelled_at_its_deadline() -> None:
     assert "<tool_response>FAST</tool_response><tool_response>error: look_up had no result" in results
     assert +Counter(rollout.counts) == {"tools/calls": 2, "tools/timed_out": 1}
     assert ended.wait(600)
+
+
+def test_a_late_asynchronous_call_is_late_whichever_thread_notices_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep() -> None:
+        await asyncio.sleep(600)
+
+    def wait_longer(calls: list[Future[Any]], seconds: float) -> Any:
+        return wait(calls, seconds + 60)
+
+    monkeypatch.setattr("outdo.rollouts.environments.episode.wait", wait_longer)
+    with pytest.raises(LateError, match=r"sleep had no result after 0.1 s"):
+        call_within(0.1, sleep)
+
+
+def test_an_error_of_a_tool_is_no_deadline() -> None:
+    def fails() -> None:
+        raise TimeoutError("of the tool itself")
+
+    with pytest.raises(TimeoutError, match="of the tool itself"):
+        call_within(600, fails)
 
 
 def test_a_tool_without_a_description_is_refused_before_anything_is_sampled() -> None:

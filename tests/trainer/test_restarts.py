@@ -67,6 +67,7 @@ def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(home: Path, und
     assert_same(run, undisturbed)
 
 
+@pytest.mark.long
 def test_one_process_that_is_killed_is_started_again_and_a_signal_is_no_fault(home: Path, six_steps: Path):
     run = home / "alone-again"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", "--restarts", "1")

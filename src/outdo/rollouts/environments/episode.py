@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cache
+from time import monotonic
 from typing import Any
 
 from outdo.models.prompt_encoding import Message
@@ -129,8 +130,12 @@ def call_within(seconds: float, function: Callable[..., Any], /, *arguments: Any
         except BaseException as error:
             outcome.set_exception(error)
 
+    began = monotonic()
     threading.Thread(target=work, daemon=True, name="outdo environment").start()
-    if not wait([outcome], seconds).done:
+    in_time = wait([outcome], seconds).done
+    # An asynchronous function that is cancelled at the deadline may end by it before this thread has noticed.
+    cancelled = in_time and isinstance(outcome.exception(), TimeoutError) and monotonic() - began >= seconds
+    if cancelled or not in_time:
         raise LateError(f"{getattr(function, '__name__', 'the call')} had no result after {seconds:g} s")
     return outcome.result()
 
