@@ -76,9 +76,9 @@ def _check(recipe: Recipe | None, files: list[str], replicas: "Replicas | None",
 
 
 def _table(reports: "list[Report]") -> Table:
-    table = Table()
-    for column in ("process", "host", "GPUs", "CPU cores", "memory", "free disk", "python", "torch", "clock"):
-        table.add_column(column)
+    table = Table(box=None, pad_edge=False)
+    for column in ("process", "host", "GPUs", "cores", "memory", "free disk", "python", "torch", "clock"):
+        table.add_column(column, no_wrap=True)
     for number, report in enumerate(reports):
         table.add_row(
             str(number),
