@@ -142,7 +142,7 @@ def wanted(seeds: Sequence[int], only: str | None) -> Iterator[Run]:
     parts: Mapping[str, tuple[Sequence[Run], Sequence[str], Sequence[int], int, int]] = {
         "speed": (SPEED, list(TASKS), seeds, 8, 2),
         "long": (LONG, list(TASKS), seeds, 24, 4),
-        "factor": (FACTORS, ["dense", "quickstart"], seeds, 8, 2),
+        "factor": (FACTORS, ["dense", "quickstart", "sparse"], seeds, 8, 2),
         "ablation": (ABLATION, list(TASKS), [0], 24, 24),
     }
     for part, (runs, names, those, steps, every) in parts.items():
