@@ -6,11 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from run_cases import write_home
 
-from outdo.trainer.cluster_check import Report, network_hints, problems
+from outdo.trainer.cluster_check import Report, look, network_hints, problems
+from outdo.utils.errors import UserError
 
 ONE = Report(
     host="a",
@@ -109,3 +112,10 @@ def test_each_difference_is_one_sentence(other: Report, sentence: str):
 def test_an_interface_of_this_machine_only_is_a_hint(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert "GLOO_SOCKET_IFNAME=lo reaches this machine only" in network_hints()[-1]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can write")
+def test_a_folder_of_runs_that_cannot_be_written_is_one_sentence():
+    alone: Any = SimpleNamespace(first=True, rank=0, from_first=lambda call: call(), together=lambda call: [call()])
+    with pytest.raises(UserError, match="/proc: runs cannot be written there"):
+        look(Path("/proc/runs"), [], alone)

@@ -15,6 +15,7 @@ import torch
 from outdo.distributed.replicas import Replicas
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
+from outdo.utils.errors import UserError
 
 APART = 1.0
 """Seconds that clocks may be apart."""
@@ -156,7 +157,10 @@ def _shares(runs: Path, replicas: Replicas) -> bool:
 
     def write() -> str:
         name = f".outdo-check-{uuid.uuid4().hex}"
-        (_existing(runs) / name).touch()
+        try:
+            (_existing(runs) / name).touch()
+        except OSError as error:
+            raise UserError([f"{_existing(runs)}: runs cannot be written there: {error.strerror}"]) from error
         return name
 
     file = _existing(runs) / replicas.from_first(write)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outdo.models.adapter import NAME, has_adapter, save_adapter
+from outdo.models.base_weights import is_quantised
 from outdo.models.loading import without_bars
 from outdo.rollouts.engines.base import PolicyView
 from outdo.utils.errors import EngineError
@@ -171,7 +172,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     }
     weights |= outside
     for name, weight in weights.items():
-        if not weight.is_floating_point():
+        if is_quantised(weight) or not weight.is_floating_point():  # torchao names the dtype it computes with
             raise EngineError(
                 f"{name}: quantised weights cannot be merged with this adapter, which vLLM does not serve beside them; "
                 'use weights = "bfloat16"'
