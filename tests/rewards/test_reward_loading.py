@@ -28,7 +28,7 @@ DOCUMENTATION = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
 EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTATION, re.S)
 
 
-@pytest.mark.parametrize("name", sorted({*BUILTIN} - {"reasoning_gym"}))  # which has entries: see test_reasoning_gym.py
+@pytest.mark.parametrize("name", sorted({*BUILTIN} - {"reasoning_gym", "judge"}))  # they have tests of their own
 def test_every_built_in_name_scores(name: str, sample: Sample):
     options = {"overlong": {"max_tokens": 1, "cache": 1}, "code": {"unsafe_local": True}}.get(name, {})
     reward = load_reward({"name": name, **options})

@@ -208,6 +208,9 @@ QUANTISED = ("int8", "nf4")
 REWARD_MODEL = "reward_model"
 """The reward that is a trained model; only a run loads it."""
 
+JUDGE = "judge"
+"""The reward that another model gives, over the network."""
+
 REWARDS = BUILTIN | {REWARD_MODEL: "outdo.rewards.online_model:reward_model"}
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
 SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "linear", "cosine")}

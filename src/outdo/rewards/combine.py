@@ -40,6 +40,14 @@ class WeightedSum:
         by_reward = [reward(inputs) for reward in self.rewards]
         return [self._sum(outputs) for outputs in zip(*by_reward, strict=True)]
 
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the rewards that have some, since the last call, such as what a judge has cost."""
+        return {
+            f"{name}/{key.rpartition('/')[2]}": value  # a sum within this sum has put a name before it
+            for name, reward in zip(self.names, self.rewards, strict=True)
+            for key, value in getattr(reward, "metrics", dict)().items()
+        }
+
     def close(self) -> None:
         """Close every reward."""
         for reward in self.rewards:

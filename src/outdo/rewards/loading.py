@@ -26,12 +26,16 @@ BUILTIN = {
     "format": "outdo.rewards.format:format",
     "reasoning_gym": "outdo.rewards.reasoning_gym:reasoning_gym",
     "overlong": "outdo.rewards.overlong:overlong",
+    "judge": "outdo.rewards.judge.reward:judge",
     "environment": "outdo.rewards.environment:environment",
 }
 """The rewards that have a name, and where they are defined."""
 
 RUN_IN_WORKER = frozenset({"math", "reasoning_gym"})
 """The built-in rewards that may never end, and therefore run in a worker process like a user's file."""
+
+MADE_FROM_OPTIONS = frozenset({"judge"})
+"""The built-in rewards that are no function of a completion: a function returns them for the options."""
 
 RUN_IN_SANDBOX = frozenset({"code"})
 """The built-in rewards that execute what a model wrote: in a sandbox, which a worker process starts and observes."""
@@ -149,6 +153,8 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -
     if missing := [option for option in required if option not in options]:
         example = ", ".join(f"{option} = ..." for option in missing)
         raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {example}}}'])
+    if name in MADE_FROM_OPTIONS:
+        return resolve(BUILTIN[name])(**options)
     limits = replace(limits, workers=limits.workers or min(MAX_WORKERS, _cores()))
     if name in RUN_IN_SANDBOX:
         open_code_sandbox(options)

@@ -19,7 +19,7 @@ from outdo.utils.outcome import RIGHT
 MATCHERS = frozenset({"exact", "last_number", "math", "multiple_choice", "code"})
 """The built-in rewards that compare an answer with the reference, or test it by the reference."""
 
-NO_VERDICT = frozenset({"format", "overlong", "reward_model"})
+NO_VERDICT = frozenset({"format", "overlong", "judge", "reward_model"})
 """The built-in rewards that do not tell whether an answer is right."""
 
 UNDEFINED = "right is not defined: mean rewards are shown instead"

@@ -14,7 +14,7 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.file import dump
-from outdo.config.names import REWARD_MODEL, REWARDS
+from outdo.config.names import JUDGE, REWARD_MODEL, REWARDS
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.resume import source_files
@@ -32,6 +32,7 @@ from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes, ScoringPool
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum, load_reward
+from outdo.rewards.judge.replies import FILE as JUDGE_REPLIES
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.ahead import AheadSampler
@@ -76,7 +77,7 @@ class Run:
     advantage: Advantage
     objective: Objective
     stop: Stop | None
-    reward: Reward
+    reward: WeightedSum
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
     online_reward_models: Sequence[OnlineRewardModel]  # reward models that keep learning during the run
     recorder: Recorder
@@ -99,11 +100,12 @@ def build_run(
     facts: ModelFacts | None = None,
     model: str | Path | None = None,
     questions: Questions | None = None,
+    folder: Path | None = None,
 ) -> Run:
     """Load everything that a recipe names.
 
     `facts` describes the recipe's model and `questions` are its data, where a caller has read them already. A resumed
-    run gives `model`, the folder of the checkpoint.
+    run gives `model`, the folder of the checkpoint. In `folder`, that of the run, a judge keeps its replies.
 
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
@@ -113,7 +115,7 @@ def build_run(
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
-    reward, online_reward_models = _rewards(recipe)
+    reward, online_reward_models = _rewards(recipe, folder)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     policy = _policy(recipe, facts, optimiser)
@@ -277,10 +279,11 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
+def _rewards(recipe: Recipe, folder: Path | None) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     """Return the weighted sum of the recipe's rewards, and those of them that keep learning."""
     rewards = [
-        (load_reward([spec], **recipe.reward_limits.of_workers), weight) for spec, weight in recipe.reward_functions
+        (load_reward([_with_cache(spec, folder)], **recipe.reward_limits.of_workers), weight)
+        for spec, weight in recipe.reward_functions
     ]
     pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
     settings = {"device": recipe.device, "seed": recipe.seed}
@@ -290,6 +293,13 @@ def _rewards(recipe: Recipe) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     ]
     total = WeightedSum([*rewards, *models], right=recipe.eval.right)
     return total, [model for model, _ in models if isinstance(model, OnlineRewardModel)]
+
+
+def _with_cache(spec: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:
+    """Return a reward with its options; a judge keeps its replies in the folder of the run."""
+    if spec["name"] != JUDGE or folder is None:
+        return spec
+    return {"cache": str(folder / JUDGE_REPLIES), **spec}
 
 
 def _asked_once(reward: Reward) -> Reward:

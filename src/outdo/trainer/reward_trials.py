@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outdo.config.names import ENVIRONMENT_REWARD, REWARD_MODEL
+from outdo.config.names import ENVIRONMENT_REWARD, JUDGE, REWARD_MODEL
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.rewards import WeightedSum, load_reward
@@ -71,7 +71,7 @@ class RewardTrials:
 def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: int = 0) -> RewardTrials:
     """Score the answers to the first question, and the first `references` reference answers in several forms.
 
-    Reward models are not loaded.
+    Reward models are not loaded, and a judge, whose replies cost money, sees the answers to the first question alone.
     """
     named = [(spec, weight) for spec, weight in recipe.reward_functions if spec["name"] != ENVIRONMENT_REWARD]
     rules = [{**spec, "weight": weight} for spec, weight in named]
@@ -88,8 +88,9 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         trials = _first_trials(reward, questions, reference=answered) if questions else []
         errors += _failures(trials, questions)
         warnings = [*_not_preferred(trials)]
-        if not errors and answered:
-            warnings += _try_references(reward, questions[:references], max_tokens=recipe.sampling.max_tokens)
+        if not errors:
+            tried = questions[: references if answered and not _asks_a_judge(rules) else 0]
+            warnings += _try_references(reward, tried, max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
     notes = [*([] if rule is None else [_right_note(rule, trials)]), *_sandboxes(rules)]
@@ -106,6 +107,10 @@ def _right_rule(reward: WeightedSum, recipe: Recipe) -> tuple[RightRule | None, 
 
 def _references_are_answers(rules: Sequence[Mapping[str, Any]]) -> bool:
     return all(MATCHERS[name].reference_is_answer for name in matchers_in(rules))
+
+
+def _asks_a_judge(rules: Sequence[Mapping[str, Any]]) -> bool:
+    return any(rule["name"] == JUDGE for rule in rules)
 
 
 def _sandboxes(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def start(
             if run_folder.recipe.exists():
                 raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
             make_tokens_folder(run_folder, recipe)
-            run = build_run(recipe, facts=facts)
+            run = build_run(recipe, facts=facts, folder=own)
             status = run_to_end(run_folder, run, Progress(), display, trackers=trackers, profile=profile)
         return write_page(folder, status, display)
 
@@ -320,7 +320,8 @@ class _Training:
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step) | correction_metrics(step, run.objective) | engine_metrics(run.engine)
+    metrics = step_metrics(step) | correction_metrics(step, run.objective)
+    metrics |= engine_metrics(run.engine) | run.reward.metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

@@ -1,0 +1,55 @@
+"""A run whose reward is another model, from the command line: killed and resumed, nothing is paid for twice."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kill_cases import assert_same, killed_and_resumed
+from run_cases import metrics, outdo_, write_home
+from stand_in_judge import StandInJudge, shown, stand_in_judge
+
+
+def grade(request: dict[str, object]) -> str:
+    return f"Score: {sum(map(str.isalnum, shown(request, 'answer')))}"
+
+
+@pytest.fixture
+def judge() -> Iterator[StandInJudge]:
+    with stand_in_judge(grade) as server:
+        yield server
+
+
+def settings_of(judge: StandInJudge) -> tuple[str, ...]:
+    price = "price = {input = 1.0, output = 2.0}"
+    reward = f'{{name = "judge", url = "{judge.url}", model = "m", rubric = "Letters?", scale = 100, {price}}}'
+    return (f"rewards={reward}", "steps=5", "eval.every=5", "eval.samples=0")
+
+
+def test_a_killed_run_asks_nothing_twice(tmp_path: Path, judge: StandInJudge):
+    home = write_home(tmp_path)
+    outdo_(home, "train", "recipe.toml", "run=./whole", *settings_of(judge))
+    assert all(line["judge/requests"] > 0 for line in metrics(home / "whole"))
+    judge.requests.clear()
+    killed_and_resumed(home, home / "killed", 2, *settings_of(judge))
+    assert_same(home / "killed", home / "whole")
+    sent = Counter(json.dumps(each, sort_keys=True) for each in judge.requests)
+    kept = (home / "killed" / "judge.jsonl").read_text().splitlines()
+    assert len(kept) == len(set(kept)) == len((home / "whole" / "judge.jsonl").read_text().splitlines())
+    again = sum(count - 1 for count in sent.values())
+    # Before a run, which has no folder yet, the judge scores three answers; two kills may lose what was under way.
+    assert again <= 3 + 2 * 16
+
+
+def test_a_check_asks_three_times(tmp_path: Path, judge: StandInJudge):
+    outdo_(write_home(tmp_path), "check", "recipe.toml", *settings_of(judge))
+    assert len(judge.requests) == 3
+
+
+def test_a_judge_that_refuses_ends_the_command_before_a_model_is_loaded(tmp_path: Path, judge: StandInJudge):
+    judge.reply = lambda _: (401, "no such key")
+    home = write_home(tmp_path)
+    said = outdo_(home, "train", "recipe.toml", *settings_of(judge), status=2)
+    assert "HTTP 401: no such key" in said
+    assert not (home / "runs").exists()
