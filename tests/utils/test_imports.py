@@ -91,6 +91,15 @@ def test_a_module_is_found_without_importing_its_packages(tmp_path, monkeypatch)
     assert signature_of("heavy_package.inner:piece").defaults == {"size": 1}
 
 
+def test_a_module_is_found_in_folders_without_init(tmp_path, monkeypatch):
+    inner = tmp_path / "outer_package" / "middle" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "outer_package" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (inner / "pieces.py").write_text("def score(completion): ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert signature_of("outer_package.middle.inner.pieces:score").parameters == ("completion",)
+
+
 def test_a_file_is_parsed_once_until_it_is_edited(file, tmp_path, monkeypatch):
     parsed = []
     monkeypatch.setattr("ast.parse", lambda *source, parse=ast.parse: parsed.append(source) or parse(*source))

@@ -8,6 +8,9 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import signature_of
 
+SKYRL_ARGUMENTS = frozenset({"env_config", "extras"})
+"""The arguments of a class of SkyRL-Gym: a configuration, which a recipe may set, and the row, which outdo gives."""
+
 LIMITS = ("turns", "turn_tokens", "timeout")
 """The options of every environment: turns of the policy, tokens of one turn, seconds of one call."""
 
@@ -77,7 +80,9 @@ def _class_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:
         return
     if not signature.accepts_any:
         yield from _unknown(options, signature.parameters)
-    yield from (f"environment.{each}: {name} needs it" for each in signature.required if each not in options)
+    of_skyrl = SKYRL_ARGUMENTS if set(signature.parameters) >= SKYRL_ARGUMENTS else frozenset()
+    needed = [each for each in signature.required if each not in of_skyrl]
+    yield from (f"environment.{each}: {name} needs it" for each in needed if each not in options)
 
 
 def _unknown(options: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:

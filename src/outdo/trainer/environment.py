@@ -12,7 +12,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
-from outdo.rollouts.environments.adapt import adapt
+from outdo.rollouts.environments.adapt import episode_maker
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Player
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -50,8 +50,9 @@ class Episodes:
             options = {}
         else:
             make = resolve(piece.name)
+        make_episode = episode_maker(make, options)
         try:
-            first = adapt(make(**options))
+            first = make_episode()
         except Exception as error:  # the user's class may raise anything
             raise UserError([f"environment: {piece.name} raised {type(error).__name__}: {error}"]) from error
         tools = ToolBox(functions or getattr(first, "tools", ()))
@@ -59,7 +60,7 @@ class Episodes:
         Player(first, tools, timeout=timeout).close()
 
         def player() -> Player:
-            episode = adapt(make(**options))
+            episode = make_episode()
             return Player(episode, tools.of(functions or getattr(episode, "tools", ())), timeout=timeout)
 
         turns, turn_tokens = piece.options.get("turns", 8), piece.options.get("turn_tokens")

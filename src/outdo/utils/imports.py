@@ -151,11 +151,10 @@ def _module_origin(module: str) -> str | None:
         spec = importlib.util.find_spec(root)
     except ValueError:  # a module without a specification, such as __main__
         return None
-    name = root
     for child in children:
-        name = f"{name}.{child}"
         locations = spec.submodule_search_locations if spec else None
-        spec = PathFinder.find_spec(name, locations) if locations else None
+        # Without the names of its parents: a package without `__init__.py` would look for them in `sys.modules`.
+        spec = PathFinder.find_spec(child, locations) if locations else None
     return spec.origin if spec else None
 
 

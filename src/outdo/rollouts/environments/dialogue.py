@@ -208,8 +208,8 @@ class Dialogue:
             if reply.reward is not None:
                 place = len(conversation.token_ids) - 1
                 conversation.rewards[place] = conversation.checked_reward(reply.reward)
-            ends = reply.done or not reply.messages
-            following = [] if ends else self.template.following(turn.token_ids, reply.messages)
+            ends = reply.done or not (reply.messages or reply.text)
+            following = [] if ends else self._following(turn, reply)
         except Exception as error:
             conversation.fail(error)
             return False
@@ -220,8 +220,14 @@ class Dialogue:
         elif self._room(conversation, sampling) <= len(following):  # no token would be left for the next turn
             conversation.finish_reason = FinishReason.length
         else:
-            conversation.add_environment(following, reply.messages)
+            conversation.add_environment(following, reply.messages or [{"role": "user", "content": reply.text}])
         return conversation.finish_reason is None
+
+    def _following(self, turn: Completion, reply: Reply) -> list[int]:
+        """Return the token ids of what the environment answers to a turn."""
+        if reply.text:
+            return self.template.following_text(reply.text)
+        return self.template.following(turn.token_ids, reply.messages)
 
     # -------------------------------------------------------------------------------------------------------- scoring
 

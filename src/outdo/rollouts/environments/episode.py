@@ -40,9 +40,10 @@ LONGEST_ERROR = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an environment answers to a turn of the policy. Without messages the episode ends."""
+    """What an environment answers to a turn of the policy. Without messages and without text the episode ends."""
 
     messages: Sequence[Message] = ()  # of a user or a tool
+    text: str = ""  # follows the turn as it is, without the chat template, in place of messages
     reward: float | None = None  # of this turn, added to the reward of the episode; None: it has none
     done: bool = False
 
@@ -71,6 +72,8 @@ class Player:
 
     def answer(self, turn: Parsed) -> Reply:
         """Return the answer to a turn: the results of its calls, or the reply of the user's object."""
+        if hasattr(self.episode, "reply_to_text"):  # it is another library's; see adapt.py
+            return _to_reply(self._method("reply_to_text", turn.text))
         calls = turn.message.get("tool_calls") or []
         if not calls and not turn.faults:
             return _to_reply(self._method("reply", turn.message))
@@ -153,6 +156,8 @@ def _to_reply(value: Any) -> Reply:
     reply = Reply(messages=[_user(value)]) if isinstance(value, str) else value
     if not isinstance(reply, Reply):
         raise TypeError(f"reply returned {type(value).__name__}; expected Reply, a str or None")
+    if reply.messages and reply.text:
+        raise TypeError("reply returned messages and text; only one of them can follow a turn")
     for message in reply.messages:
         _checked(message)
     return reply

@@ -55,6 +55,7 @@ class Parsed:
 
     message: dict[str, Any]  # role, content, and where there are any, reasoning_content and tool_calls
     faults: Sequence[str] = ()
+    text: str = ""  # of the turn as it was sampled, without the token that ends it
 
 
 class Template:
@@ -100,6 +101,10 @@ class Template:
             raise ModelError("the end-of-turn token of the chat template is not one token of the tokenizer")
         return ids[1:] if list(turn[-1:]) == [end] else ids
 
+    def following_text(self, text: str) -> list[int]:
+        """Return the token ids of a text that follows a turn as it is."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
     def parse(self, turn: Sequence[int], before: Sequence[int]) -> Parsed:
         """Return the message that the token ids of a turn are; `before` are all token ids before them."""
         ids = list(turn[:-1] if turn and turn[-1] in self._end_ids else turn)
@@ -115,7 +120,7 @@ class Template:
             content, calls, faults = find_calls(self._format, content)
         message = {"role": "assistant", "content": content.strip()}
         message |= {"reasoning_content": thought.replace("<think>", "").strip()} if thought else {}
-        return Parsed(message=message | ({"tool_calls": calls} if calls else {}), faults=faults)
+        return Parsed(message=message | ({"tool_calls": calls} if calls else {}), faults=faults, text=text)
 
     @cached_property
     def properties(self) -> Properties:
@@ -189,8 +194,9 @@ class Template:
             tools: Any = [dict(tool) for tool in self.tools] or None
             message: Any = self.tokenizer.parse_response(list(ids), prefix=list(before), tools=tools)
         except Exception as error:  # a turn may be anything, and so may what its parser raises
-            return Parsed(message={"role": "assistant", "content": text}, faults=[f"the call is not valid: {error}"])
-        return Parsed(message={**message, "role": "assistant", "content": message.get("content") or ""})
+            fault = f"the call is not valid: {error}"
+            return Parsed(message={"role": "assistant", "content": text}, faults=[fault], text=text)
+        return Parsed(message={**message, "role": "assistant", "content": message.get("content") or ""}, text=text)
 
     def _find_format(self) -> str:
         """Return the first format that reads back a call that the template writes."""
