@@ -12,10 +12,10 @@ ALSO     ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
 VLLM     := .venv-vllm
-EXTRAS   := dev,math,hub,yaml,plot,inspect,8bit,int8,adapters,wandb,tensorboard,mlflow,peers
+EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,8bit,int8,adapters,wandb,tensorboard,mlflow,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long mutants bench vllm clean
+.PHONY: quickstart test check test-long mutants bench vllm docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -34,6 +34,9 @@ mutants: $(VENV)/.installed-for-tests
 
 vllm: $(VLLM)/.installed
 
+docs: $(VENV)/.installed-for-tests
+	$(BIN)/mkdocs build
+
 check: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -42,7 +45,7 @@ check: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q tests/test_budgets.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) dist .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) dist site .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Each install leaves a stamp, so that a second call starts at once and a changed dependency installs again.
 

@@ -1,0 +1,103 @@
+"""The site of the documentation: built without a warning, complete, and usable without a network or a server."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser import DESKTOP, MISSING, PHONE, chromium, launch, watched_page
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from outdo import HOME
+from outdo.config.settings import leaves
+from outdo.observability.glossary import entries
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it: a warning ends the build."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        executable = chromium(playwright)
+        if executable is None:
+            (pytest.fail if os.environ.get("CI_NEEDS_BROWSER") == "1" else pytest.skip)(MISSING)
+        opened = launch(playwright, executable)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The address of the site: axe-core reads style sheets by requests, which a file cannot make."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_every_setting_metric_and_public_name_is_explained(site: Path):
+    settings = (site / "reference/settings.html").read_text()
+    assert [key for key in leaves() if f"<code>{key}</code>" not in settings] == []
+    metrics = (site / "reference/metrics.html").read_text()
+    assert [each.name for each in entries() if f"<code>{each.name}</code>" not in metrics] == []
+    names = "".join(path.read_text() for path in (site / "reference/python").glob("*.html"))
+    assert [name for name, module in HOME.items() if f'id="{module}.{name}"' not in names] == []
+
+
+def test_every_command_is_explained(site: Path):
+    commands = (site / "reference/commands.html").read_text()
+    said = subprocess.run([sys.executable, "-m", "outdo", "--help"], capture_output=True, text=True).stdout
+    names = set(re.findall(r"^[│ ]+([a-z][a-z-]+)  ", said, re.MULTILINE))
+    assert len(names) > 15
+    assert [name for name in names if f">outdo {name}" not in commands] == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path):
+    loaded = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(https?:[^\" >]+)|<link[^>]*href=\"?(https?:[^\" >]+)")
+    found = {match[0] for page in site.rglob("*.html") for match in loaded.finditer(page.read_text())}
+    assert found == set()
+
+
+def test_a_search_finds_a_setting_without_a_server(site: Path, browser: Browser):
+    with watched_page(browser, allowed="file:") as page:
+        page.goto((site / "index.html").as_uri())
+        page.keyboard.press("/")
+        page.keyboard.type("max_staleness")
+        found = page.locator(".md-search-result__link")
+        expect(found.first).to_be_visible()
+        found.first.click()
+        expect(page.locator("h1")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_no_violation(served: str, browser: Browser, scheme: str, viewport: object):
+    with watched_page(browser, viewport=viewport, allowed=served, color_scheme=scheme) as page:
+        for name in ("index", "tutorial", "reference/settings", "methods/index", "reference/python/types"):
+            page.goto(f"{served}/{name}.html")
+            found = Axe().run(page)
+            assert found.violations_count == 0, f"{name}: {found.generate_report()}"
