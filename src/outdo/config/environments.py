@@ -91,3 +91,4 @@ def _unknown(options: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
             similar = nearest(name, [*known, *LIMITS])
             accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join([*known, *LIMITS])}"
             yield f"environment.{name}: unknown option; {accepted}"
+GIVEN = ("base_url", "api_key", "http_client", "model")

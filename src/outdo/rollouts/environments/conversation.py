@@ -1,15 +1,24 @@
 """An episode while it runs: its tokens, which of them the policy sampled, and its rewards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
-from outdo.rewards.types import RewardOutput, Status, output_without_value, to_output
+from outdo.rewards.types import (
+    FailureCount,
+    Reward,
+    RewardOutput,
+    Status,
+    output_without_value,
+    reward_input,
+    to_output,
+)
 from outdo.rollouts.environments.episode import LateError, Player
 from outdo.types import Completion, FinishReason, Prompt, Rollout
 from outdo.utils.rng import Stream
+from outdo.utils.timing import span
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +40,7 @@ class Conversation:
     text: str = ""  # of the last turn
     finish_reason: FinishReason | None = None  # None: it goes on
     failure: RewardOutput | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)  # of events, besides those of the player
 
     def add_turn(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""
@@ -97,5 +107,42 @@ class Conversation:
             temperature=temperature,
             token_rewards=None if rewards is None else tuple(rewards),
             routes=self.last_turn.routes,  # the last request had all tokens before it
-            counts={} if self.player is None else dict(self.player.counts),
+            counts={**self.counts, **({} if self.player is None else self.player.counts)},
         )
+
+
+def score_conversations(
+    conversations: Sequence[Conversation],
+    decode: Callable[[Sequence[int]], str],
+    reward: Reward | None,
+    *,
+    failures: FailureCount,
+    max_failed: float,
+    step_timeout: float,
+) -> list[RewardOutput]:
+    """Return the reward of each episode, or the verdict on an environment that failed.
+
+    Raises `RewardError` if more than the share `max_failed` of the episodes of the step has failed.
+    """
+    rendered = {each: decode(each) for each in {conversation.prompt.token_ids for conversation in conversations}}
+    inputs = [
+        reward_input(
+            each.prompt,
+            each.text,
+            each.last_turn.token_ids,
+            rendered_prompt=rendered[each.prompt.token_ids],
+            messages=each.messages,
+        )
+        for each in conversations
+    ]
+    scored = [place for place, each in enumerate(conversations) if each.failure is None]
+    with span("reward"), failures.within(step_timeout):
+        of_recipe = reward([inputs[place] for place in scored]) if reward and scored else None
+    given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
+    outputs = [each.failure or each.add_rewards(given[place]) for place, each in enumerate(conversations)]
+    failures.check(outputs, inputs, max_failed)
+    return outputs
+
+
+NO_REWARD = RewardOutput(value=0.0, status=Status.ok, parts={})
+"""What the rewards of the environment are added to where no reward function is given."""

@@ -10,17 +10,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from outdo.models.prompt_encoding import Message
-from outdo.rewards.types import (
-    FailureCount,
-    Reward,
-    RewardOutput,
-    Status,
-    reward_input,
-)
+from outdo.rewards.types import FailureCount, Reward
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
-from outdo.rollouts.environments.conversation import Conversation
+from outdo.rollouts.environments.conversation import Conversation, score_conversations
 from outdo.rollouts.environments.episode import Player, Reply
 from outdo.rollouts.environments.template import Parsed, Template
 from outdo.types import Completion, FinishReason, Group, Prompt, Request
@@ -86,7 +80,14 @@ class Dialogue:
                 self._run(engine, conversations, sampling, threads)
             finally:
                 list(threads.map(_end, conversations))
-        outputs = self._score(engine, conversations, failures or FailureCount())
+        outputs = score_conversations(
+            conversations,
+            engine.decode,
+            self.reward,
+            failures=failures or FailureCount(),
+            max_failed=self.max_failed,
+            step_timeout=self.step_timeout,
+        )
         temperature = sampling.temperature or 1.0
         rollouts = [
             conversation.rollout(output, temperature)
@@ -228,36 +229,6 @@ class Dialogue:
         if reply.text:
             return self.template.following_text(reply.text)
         return self.template.following(turn.token_ids, reply.messages)
-
-    # -------------------------------------------------------------------------------------------------------- scoring
-
-    def _score(
-        self, engine: Engine, conversations: Sequence[Conversation], failures: FailureCount
-    ) -> list[RewardOutput]:
-        """Return the reward of each episode, or the verdict on an environment that failed."""
-        prompts = {each.prompt.token_ids for each in conversations}
-        rendered = {token_ids: engine.decode(token_ids) for token_ids in prompts}
-        inputs = [
-            reward_input(
-                each.prompt,
-                each.text,
-                each.last_turn.token_ids,
-                rendered_prompt=rendered[each.prompt.token_ids],
-                messages=each.messages,
-            )
-            for each in conversations
-        ]
-        scored = [place for place, each in enumerate(conversations) if each.failure is None]
-        with span("reward"), failures.within(self.step_timeout):
-            of_recipe = self.reward([inputs[place] for place in scored]) if self.reward and scored else None
-        given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
-        outputs = [each.failure or each.add_rewards(given[place]) for place, each in enumerate(conversations)]
-        failures.check(outputs, inputs, self.max_failed)
-        return outputs
-
-
-NO_REWARD = RewardOutput(value=0.0, status=Status.ok, parts={})
-"""What the rewards of the environment are added to where no reward function is given."""
 
 
 def _player(conversation: Conversation) -> Player:

@@ -82,6 +82,10 @@ class Template:
         self._has_schema = getattr(tokenizer, "response_template", None) is not None
         self._format = None if self._has_schema or not tools else self._find_format()
 
+    def with_tools(self, tools: Sequence[Tool]) -> "Template":
+        """Return the same template with other tools in every prompt."""
+        return Template(self.tokenizer, end_ids=self._end_ids, tools=tools, system=self.system)
+
     def prompt(self, messages: Sequence[Message], *, where: str = WHERE) -> list[int]:
         """Return the token ids of a conversation, with the opening of the policy's first turn."""
         if not self.tokenizer.chat_template:
