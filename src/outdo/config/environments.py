@@ -1,18 +1,24 @@
-"""The environment that a recipe may name: a list of functions, or a class in the user's code, and their options."""
+"""The environment that a recipe may name: a list of functions, a class or an agent in the user's code, with options."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from outdo.config.names import ENVIRONMENT_REWARD, TOOLS
+from outdo.config.names import AGENT, ENVIRONMENT_REWARD, TOOLS
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.errors import UserError, did_you_mean, nearest
-from outdo.utils.imports import signature_of
+from outdo.utils.imports import Signature, signature_of
 
 SKYRL_ARGUMENTS = frozenset({"env_config", "extras"})
 """The arguments of a class of SkyRL-Gym: a configuration, which a recipe may set, and the row, which outdo gives."""
 
 LIMITS = ("turns", "turn_tokens", "timeout")
-"""The options of every environment: turns of the policy, tokens of one turn, seconds of one call."""
+"""The options of an environment: turns of the policy, tokens of one turn, seconds of one call."""
+
+AGENT_LIMITS = ("calls", "turn_tokens", "at_once", "timeout")
+"""The options of an agent: its calls, tokens of one answer, agents at the same time, seconds of one episode."""
+
+GIVEN = ("base_url", "api_key", "http_client", "model")
+"""The arguments that an agent gets besides its row: a recipe cannot set them."""
 
 
 def check_environment(recipe: Recipe) -> Iterator[str]:
@@ -31,15 +37,42 @@ def check_environment(recipe: Recipe) -> Iterator[str]:
         yield f"cluster.replicas = {recipe.cluster.replicas}: an environment works with one replica only"
 
 
+def agent_of(piece: Piece) -> str | None:
+    """Return the function or class that an environment runs as an agent; None if it is another environment.
+
+    An agent is told by its signature: a function with the parameter `base_url`, or an asynchronous one.
+    """
+    if piece.name == AGENT:
+        return str(piece.options.get("run", ""))
+    if ":" not in piece.name:
+        return None
+    try:
+        signature = signature_of(piece.name)
+    except UserError:
+        return None
+    is_agent = signature.is_async or (not signature.is_class and "base_url" in signature.parameters)
+    return piece.name if is_agent else None
+
+
+def options_of(piece: Piece) -> dict[str, Any]:
+    """Return the options that are arguments of the user's code: those that outdo does not read itself."""
+    own = LIMITS if agent_of(piece) is None else AGENT_LIMITS
+    own = (*own, "run") if piece.name == AGENT else own
+    return {name: value for name, value in piece.options.items() if name not in own}
+
+
 def environment_mistakes(piece: Piece) -> Iterator[str]:
     """Yield what is wrong with the name and the options of an environment."""
-    if piece.name != TOOLS and ":" not in piece.name:
-        hint = did_you_mean(piece.name, [TOOLS]) or f"; expected {TOOLS} or file.py:Class"
+    if piece.name not in (TOOLS, AGENT) and ":" not in piece.name:
+        hint = did_you_mean(piece.name, [TOOLS, AGENT]) or f"; expected {TOOLS}, {AGENT} or file.py:Class"
         yield f'environment: nothing is called "{piece.name}"{hint}'
         return
-    yield from _limit_mistakes(piece.options)
-    options = {name: value for name, value in piece.options.items() if name not in LIMITS}
-    yield from _tools_mistakes(options) if piece.name == TOOLS else _class_mistakes(piece.name, options)
+    agent, options = agent_of(piece), options_of(piece)
+    yield from _limit_mistakes(piece.options, LIMITS if agent is None else AGENT_LIMITS)
+    if agent is not None:
+        yield from _agent_mistakes(agent, options)
+    else:
+        yield from _tools_mistakes(options) if piece.name == TOOLS else _class_mistakes(piece.name, options)
 
 
 def tool_functions(options: Mapping[str, Any]) -> list[str]:
@@ -48,8 +81,8 @@ def tool_functions(options: Mapping[str, Any]) -> list[str]:
     return [functions] if isinstance(functions, str) else list(functions)
 
 
-def _limit_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
-    for name in LIMITS:
+def _limit_mistakes(options: Mapping[str, Any], limits: Sequence[str]) -> Iterator[str]:
+    for name in limits:
         if name not in options:
             continue
         value: Any = options[name]
@@ -60,7 +93,7 @@ def _limit_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
-    yield from _unknown(options, ["functions"])
+    yield from _unknown(options, ["functions"], LIMITS)
     functions = options.get("functions")
     if not functions or not isinstance(functions, str | Sequence) or not all(isinstance(f, str) for f in functions):
         yield f'environment.functions: expected "file.py:name", or a list of these, found {functions!r}'
@@ -72,23 +105,48 @@ def _tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"environment.functions: {mistake}" for mistake in error.problems)
 
 
+def _agent_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:
+    if ":" not in name:
+        yield f'environment.run: expected "file.py:function" or "file.py:Class", found {name!r}'
+        return
+    try:
+        signature = signature_of(name)
+    except UserError as error:
+        yield from (f"environment: {mistake}" for mistake in error.problems)
+        return
+    if signature.is_class:
+        yield from _option_mistakes(name, options, signature, signature.parameters, AGENT_LIMITS)
+        return
+    if not signature.parameters:
+        yield f"environment: {name} has no parameter for the row; expected run(row, *, base_url, ...)"
+    yield from (f"environment.{each}: outdo sets it itself" for each in options if each in GIVEN)
+    own = [each for each in signature.parameters[1:] if each not in GIVEN]
+    yield from _option_mistakes(name, options, signature, own, AGENT_LIMITS)
+
+
 def _class_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:
     try:
         signature = signature_of(name)
     except UserError as error:
         yield from (f"environment: {mistake}" for mistake in error.problems)
         return
+    yield from _option_mistakes(name, options, signature, signature.parameters, LIMITS)
+
+
+def _option_mistakes(
+    name: str, options: Mapping[str, Any], signature: Signature, own: Sequence[str], limits: Sequence[str]
+) -> Iterator[str]:
+    """Yield which options the user's code does not take, of its parameters `own`, and which it needs."""
     if not signature.accepts_any:
-        yield from _unknown(options, signature.parameters)
+        yield from _unknown([each for each in options if each not in GIVEN or each in own], own, limits)
     of_skyrl = SKYRL_ARGUMENTS if set(signature.parameters) >= SKYRL_ARGUMENTS else frozenset()
-    needed = [each for each in signature.required if each not in of_skyrl]
+    needed = [each for each in signature.required if each in own and each not in of_skyrl]
     yield from (f"environment.{each}: {name} needs it" for each in needed if each not in options)
 
 
-def _unknown(options: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
+def _unknown(options: Iterable[str], known: Sequence[str], limits: Sequence[str]) -> Iterator[str]:
     for name in options:
         if name not in known:
-            similar = nearest(name, [*known, *LIMITS])
-            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join([*known, *LIMITS])}"
+            similar = nearest(name, [*known, *limits])
+            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join([*known, *limits])}"
             yield f"environment.{name}: unknown option; {accepted}"
-GIVEN = ("base_url", "api_key", "http_client", "model")

@@ -221,7 +221,10 @@ ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 
 TOOLS = "tools"
-"""The environment that is a list of functions; every other one is a class in the user's code."""
+"""The environment that is a list of functions."""
+
+AGENT = "agent"
+"""The environment that runs an agent, `run = "file.py:name"`; every other one is a class or an agent in user's code."""
 
 BUILTIN_ENGINE = "builtin"
 """The engine that samples from the trainer's own weights."""

@@ -313,7 +313,7 @@ class Recipe(Section):
     )
     environment: NamedPiece | None = Field(
         default=None,
-        description='turns and tools: {name = "tools", functions = "file.py:name"} or file.py:Class; unset: one answer',
+        description='{name = "tools", functions = "file.py:name"}, file.py:Class or file.py:agent; unset: one answer',
     )
     engine: NamedPiece = Field(
         default=Piece(name=BUILTIN_ENGINE),

@@ -124,7 +124,8 @@ def build_run(
     engine = open_engine(recipe.engine, policy, seed=recipe.seed)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
-    environment_with = partial(open_environment, recipe.environment, policy, system=recipe.data.system)
+    in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
+    environment_with = partial(open_environment, recipe.environment, policy, **in_prompts)
     environment = environment_with(
         _asked_once(reward),
         max_failed=recipe.reward_limits.max_failed,

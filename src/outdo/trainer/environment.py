@@ -1,12 +1,14 @@
-"""Build the environment that a recipe names: one answer and its reward, or episodes of several turns."""
+"""Build the environment that a recipe names: one answer and its reward, episodes of several turns, or an agent."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from outdo.config.environments import LIMITS, environment_mistakes, tool_functions
+from outdo.config.environments import AGENT_LIMITS, agent_of, environment_mistakes, options_of, tool_functions
 from outdo.config.names import TOOLS
 from outdo.config.recipe import Piece, Recipe
 from outdo.models.inspect_folder import ModelFacts
@@ -20,6 +22,9 @@ from outdo.rollouts.environments.template import Template
 from outdo.rollouts.environments.tools import ToolBox
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.imports import resolve
+
+if TYPE_CHECKING:
+    from outdo.rollouts.agents.agent import Agent
 
 TIMEOUT = 10.0
 """Seconds of one call of a tool or of an environment, where the recipe does not set them."""
@@ -42,7 +47,7 @@ class Episodes:
         """
         if mistakes := list(environment_mistakes(piece)):
             raise UserError(mistakes)
-        options = {name: value for name, value in piece.options.items() if name not in LIMITS}
+        options = options_of(piece)
         functions: Sequence[Callable[..., Any]] = ()
         make: Callable[..., Any] = lambda: None  # noqa: E731
         if piece.name == TOOLS:
@@ -67,9 +72,43 @@ class Episodes:
         return cls(make=player, tools=tools.schemas, turns=turns, turn_tokens=turn_tokens)
 
 
+def load_agent(piece: Piece) -> Callable[..., Any]:
+    """Import the agent that a recipe names, with its options: a function, or the method `run` of a class.
+
+    Raises `UserError` with everything that is wrong with it.
+    """
+    if mistakes := list(environment_mistakes(piece)):
+        raise UserError(mistakes)
+    name = str(agent_of(piece))
+    found, options = resolve(name), options_of(piece)
+    if not isinstance(found, type):
+        return partial(found, **options) if options else found
+    try:
+        agent: Any = found(**options)
+    except Exception as error:  # the user's class may raise anything
+        raise UserError([f"environment: {name} raised {type(error).__name__}: {error}"]) from error
+    if not callable(getattr(agent, "run", None)):
+        raise UserError([f"environment: {name} has no method run(row, *, base_url, ...)"])
+    return agent.run
+
+
+def agent_limits(piece: Piece) -> dict[str, Any]:
+    """Return the limits of an agent that a recipe sets."""
+    return {name: piece.options[name] for name in AGENT_LIMITS if name in piece.options}
+
+
+def agent_class() -> "type[Agent]":
+    """Return `Agent`. Raises `UserError` if what it needs is not installed."""
+    try:
+        from outdo.rollouts.agents.agent import Agent
+    except ModuleNotFoundError as error:
+        raise UserError([f"environment: an agent needs {error.name}: pip install 'outdo[agents]'"]) from error
+    return Agent
+
+
 def tools_of(piece: Piece | None) -> Sequence[dict[str, Any]]:
-    """Return the schemas of the tools of an environment, which are part of every prompt."""
-    return () if piece is None else Episodes.load(piece).tools
+    """Return the schemas of the tools of an environment, which are part of every prompt; an agent names its own."""
+    return () if piece is None or agent_of(piece) is not None else Episodes.load(piece).tools
 
 
 def open_environment(
@@ -78,54 +117,73 @@ def open_environment(
     reward: Reward,
     *,
     system: str | None = None,
+    longest_prompt: int | None = None,
     max_failed: float = 0.5,
     step_timeout: float | None = None,
-) -> SingleTurn | Dialogue:
+) -> "SingleTurn | Dialogue | Agent":
     """Return the environment that a recipe names, for this policy and this reward.
+
+    `longest_prompt` is the largest number of tokens of a prompt that an agent writes.
 
     Raises `UserError` if it cannot be used, or if the policy's chat template does not give its tokens exactly.
     """
+    failures: dict[str, Any] = {"max_failed": max_failed, "step_timeout": step_timeout}
     if piece is None:
-        return SingleTurn(reward, max_failed=max_failed, step_timeout=step_timeout)
+        return SingleTurn(reward, **failures)
+    failures["context"] = policy.context
+    if agent_of(piece) is not None:
+        run, limits = load_agent(piece), agent_limits(piece)
+        template = _template(policy.tokenizer, end_ids=policy.end_ids, system=system)
+        return agent_class()(run, template, reward, longest_prompt=longest_prompt, **limits, **failures)
     episodes = Episodes.load(piece)
+    template = _template(policy.tokenizer, end_ids=policy.end_ids, tools=episodes.tools, system=system, check=True)
+    turns, turn_tokens = episodes.turns, episodes.turn_tokens
+    return Dialogue(episodes.make, template, reward, turns=turns, turn_tokens=turn_tokens, **failures)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, *, check: bool = False, **options: Any) -> Template:
+    """Return the chat template of a model. Raises `UserError` if there is none, or if it is checked and not exact."""
     try:
-        template = Template(policy.tokenizer, end_ids=policy.end_ids, tools=episodes.tools, system=system)
-        template.check()
+        template = Template(tokenizer, **options)
+        if check:
+            template.check()
     except ModelError as error:
         raise UserError([f"environment: {error}"]) from error
-    return Dialogue(
-        episodes.make,
-        template,
-        reward,
-        turns=episodes.turns,
-        turn_tokens=episodes.turn_tokens,
-        context=policy.context,
-        max_failed=max_failed,
-        step_timeout=step_timeout,
-    )
+    return template
 
 
 def examine_environment(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, facts: ModelFacts
 ) -> tuple[list[str], list[str]]:
     """Return what is wrong with the environment of a recipe, and notes on its tools and on the chat template."""
-    if recipe.environment is None:
+    piece = recipe.environment
+    if piece is None:
         return [], []
+    eos: Any = tokenizer.eos_token_id
+    end_ids = {eos, *_configured_ends(facts), *recipe.sampling.stop_token_ids} - {None}
+    options = {"end_ids": end_ids, "system": recipe.data.system}
     try:
-        episodes = Episodes.load(recipe.environment)
-        eos: Any = tokenizer.eos_token_id
-        end_ids = {eos, *_configured_ends(facts), *recipe.sampling.stop_token_ids} - {None}
-        template = Template(tokenizer, end_ids=end_ids, tools=episodes.tools, system=recipe.data.system)
-        template.check()
+        if agent_of(piece) is not None:
+            template, note = _template(tokenizer, **options), _agent_note(piece)
+        else:
+            episodes = Episodes.load(piece)
+            template = _template(tokenizer, tools=episodes.tools, check=True, **options)
+            names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
+            note = f"environment: at most {episodes.turns} turns; tools: {names}"
     except UserError as error:
         return list(error.problems), []
-    except ModelError as error:
-        return [f"environment: {error}"], []
-    names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
-    return [], [
-        f"environment: at most {episodes.turns} turns; tools: {names}",
-        f"chat template: {template.properties}",
-    ]
+    return [], [note, f"chat template: {template.properties}"]
+
+
+def _agent_note(piece: Piece) -> str:
+    """Import an agent, and return a note on what it is given and on its limits."""
+    run, parameters = load_agent(piece), inspect.signature(agent_class()).parameters
+    limits = {name: parameters[name].default for name in ("calls", "at_once", "timeout")} | agent_limits(piece)
+    return (
+        f"environment: the agent {agent_of(piece)}{inspect.signature(run)}: at most {limits['calls']} calls and "
+        f"{limits['timeout']:g} s an episode, {limits['at_once']} at once; the longest conversation of an episode is "
+        "trained (agents/forked_tokens counts the tokens of others)"
+    )
 
 
 def _configured_ends(facts: ModelFacts) -> set[int | None]:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -36,6 +36,7 @@ class Signature:
     accepts_any: bool = False
     """The code takes `**kwargs`, or the source does not show its parameters because it is not a function or class."""
     is_async: bool = False
+    is_class: bool = False
 
 
 def split(spec: str) -> tuple[str, str]:
@@ -207,11 +208,16 @@ def _read(spec: str, node: ast.AST, definitions: Mapping[str, ast.AST]) -> Signa
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
             return _from_arguments(spec, node.args, isinstance(node, ast.AsyncFunctionDef))
         case ast.ClassDef():
-            init = _definitions(node.body).get("__init__")
-            if isinstance(init, ast.FunctionDef):
-                return _from_arguments(spec, init.args, is_async=False, skip=1)
-            if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-                return _from_fields(spec, node, definitions)
+            return replace(_read_class(spec, node, definitions), is_class=True)
+    return Signature(spec=spec, accepts_any=True)
+
+
+def _read_class(spec: str, node: ast.ClassDef, definitions: Mapping[str, ast.AST]) -> Signature:
+    init = _definitions(node.body).get("__init__")
+    if isinstance(init, ast.FunctionDef):
+        return _from_arguments(spec, init.args, is_async=False, skip=1)
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return _from_fields(spec, node, definitions)
     return Signature(spec=spec, accepts_any=True)
 
 
