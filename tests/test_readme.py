@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from outdo.config.engines import OWN_OPTIONS
-from outdo.config.environments import LIMITS
+from outdo.config.environments import AGENT_LIMITS, LIMITS
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -34,7 +34,7 @@ def test_the_settings_are_counted_with_the_options_of_the_pieces():
     options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
     options |= {("engine", option) for option in OWN_OPTIONS}
     options |= {("track", option) for name in TRACKERS for option in tracker_options(name).options}
-    options |= {("environment", option) for option in (*LIMITS, "functions")}
+    options |= {("environment", option) for option in (*LIMITS, *AGENT_LIMITS, "functions", "run")}
     assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
 
 

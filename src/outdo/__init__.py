@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from outdo.rewards import load_reward as load_reward
     from outdo.rewards.model import RewardModel as RewardModel
     from outdo.rewards.online_model import OnlineRewardModel as OnlineRewardModel
+    from outdo.rollouts.agents.agent import Agent as Agent
     from outdo.rollouts.engines.base import Engine as Engine
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
     from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine as MultiprocessEngine
@@ -136,6 +137,7 @@ __version__ = "0.1.0"
 HOME = {  # public name: the module that defines it
     "AdaptiveBonus": "outdo.algorithms.adaptive",
     "AdaptiveCoefficient": "outdo.algorithms.adaptive",
+    "Agent": "outdo.rollouts.agents.agent",
     "Batch": "outdo.types",
     "BatchSizes": "outdo.models.scorer",
     "BuiltinEngine": "outdo.rollouts.engines.builtin.engine",

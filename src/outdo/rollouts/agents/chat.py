@@ -14,6 +14,9 @@ from outdo.models.prompt_encoding import Message, Tool
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """The roles of the protocol, and those that chat templates know."""
 
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""The old and the new name of the largest number of tokens of an answer."""
+
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 """Settings of sampling that a run has too."""
 
@@ -110,22 +113,13 @@ def read_call(body: Any) -> ChatCall:
     if not isinstance(body, Mapping):
         raise CallError("expected a JSON object")
     body = {name: value for name, value in body.items() if value is not None}
-    if body.get("n", 1) != 1:
-        raise CallError("n: one call has one answer; call again for another one", param="n")
-    if (form := body.get("response_format")) and (not isinstance(form, Mapping) or form.get("type") != "text"):
-        raise CallError("response_format: answers are sampled freely; leave it out", param="response_format")
-    choice = body.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise CallError('tool_choice: expected "auto" or "none"; no call is forced', param="tool_choice")
-    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
-    if not all(isinstance(limit, int) and limit >= 1 for limit in limits):
-        raise CallError("max_tokens: expected a whole number of 1 or more", param="max_tokens")
+    _check_answerable(body)
     options = body.get("stream_options")
     return ChatCall(
         messages=_read_messages(body.get("messages")),
         tools=_read_tools(body.get("tools", [])),
-        may_call=choice == "auto",
-        max_tokens=min(limits, default=None),
+        may_call=body.get("tool_choice") != "none",
+        max_tokens=min((body[name] for name in LIMITS if name in body), default=None),
         stop=_read_stop(body.get("stop", ())),
         wanted={name: body[name] for name in (*SAMPLING, *NEUTRAL) if name in body},
         model=str(body.get("model", "policy")),
@@ -134,6 +128,20 @@ def read_call(body: Any) -> ChatCall:
         logprobs=bool(body.get("logprobs")),
         return_token_ids=bool(body.get("return_token_ids")),
     )
+
+
+def _check_answerable(body: Mapping[str, Any]) -> None:
+    """Raise `CallError` if a request wants another kind of answer than one that is sampled freely."""
+    if body.get("n", 1) != 1:
+        raise CallError("n: one call has one answer; call again for another one", param="n")
+    form = body.get("response_format", {"type": "text"})
+    if not isinstance(form, Mapping) or form.get("type") != "text":
+        raise CallError("response_format: answers are sampled freely; leave it out", param="response_format")
+    if body.get("tool_choice", "auto") not in ("auto", "none"):
+        raise CallError('tool_choice: expected "auto" or "none"; no call is forced', param="tool_choice")
+    for name in LIMITS:
+        if not isinstance(limit := body.get(name, 1), int) or limit < 1:
+            raise CallError(f"{name}: expected a whole number of 1 or more", param=name)
 
 
 def message_key(message: Message) -> str:
