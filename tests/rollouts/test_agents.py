@@ -1,8 +1,10 @@
 """Test agents that call the policy over HTTP: what is trained is what the engine sampled for their calls."""
 
 import asyncio
+import gc
 import itertools
 import json
+import os
 import random
 import socket
 import threading
@@ -14,6 +16,7 @@ import openai
 import pytest
 from agent_cases import ADD, SAMPLING, agent, ask, play, use_tools
 from episode_cases import TEMPLATE, call, question, tool_tokenizer
+from run_cases import wait_until
 
 from outdo.config.environments import GIVEN as GIVEN_IN_A_RECIPE
 from outdo.models.policy import Policy
@@ -24,7 +27,7 @@ from outdo.rollouts.agents.running import GIVEN
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.testing import ScriptedEngine, tiny_model
+from outdo.testing import ScriptedEngine, byte_bpe_tokenizer, tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Rollout
 from outdo.utils.errors import EngineError, RewardError
 
@@ -71,9 +74,11 @@ def test_what_was_sampled_is_trained_even_where_no_tokenizer_would_write_it_so()
             messages += [answer.choices[0].message, {"role": "user", "content": "Go on."}]
         return 1.0
 
-    environment = agent(twice)
-    tokenizer = environment.template.tokenizer
-    odd = [*tokenizer.encode("a"), tokenizer.pad_token_id, *tokenizer.encode(" b"), tokenizer.eos_token_id]
+    tokenizer = byte_bpe_tokenizer(["ab ab ab"] * 9)
+    tokenizer.chat_template = TEMPLATE
+    environment = agent(twice, tokenizer=tokenizer)
+    odd = [*tokenizer.encode("a"), *tokenizer.encode("b"), tokenizer.eos_token_id]
+    assert len(tokenizer.encode("ab")) == 1
     (rollout,) = play(environment, [odd, "c"])
     assert list(rollout.token_ids[: len(odd)]) == odd
     assert texts(environment, rollout, sampled=False) == ["\n<|user|>Go on.<|end|>\n<|assistant|>"]
@@ -294,6 +299,29 @@ def test_the_endpoint_answers_nobody_who_does_not_know_the_session_or_its_name()
     assert host == "127.0.0.1"
     with socket.socket() as other, pytest.raises(OSError, match="refused"):
         other.connect(("127.0.0.2", int(port)))
+
+
+def test_the_server_ends_with_its_environment_and_episodes_leave_no_descriptor() -> None:
+    addresses: list[str] = []
+
+    async def run(row: Row, base_url: str, http_client: Any) -> float:
+        addresses.append(base_url)
+        await http_client.post(f"{base_url}/chat/completions", json={"messages": row["messages"]})
+        return 1.0
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    environment = agent(run)
+    play(environment, lambda _: "a")
+    before = descriptors()
+    play(environment, lambda _: "a", n=20)
+    wait_until(lambda: descriptors() <= before)
+    del environment
+    gc.collect()
+    port = int(addresses[0].split("/")[2].split(":")[1])
+    with socket.socket() as client, pytest.raises(OSError, match="refused"):
+        client.connect(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize(

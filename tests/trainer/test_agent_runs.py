@@ -32,14 +32,6 @@ class Workflow:
 
     async def run(self, data, **given):
         return await run(data, base_url=given["base_url"], http_client=given["http_client"], rounds=self.rounds)
-
-
-def play(row, base_url, must, may=1):
-    return 0.0
-
-
-def no_row():
-    return 0.0
 """
 SETTINGS = (
     'environment={name = "agent.py:run", rounds = 3, calls = 4}',
@@ -104,26 +96,6 @@ def test_check_says_what_it_found_about_the_agent_and_the_chat_template(office: 
         "the agent agent.py:run(row, *, base_url, http_client, rounds=3): at most 4 calls and 600 s an episode" in said
     )
     assert "the same text after every turn: yes" in said
-
-
-@pytest.mark.parametrize(
-    ("environment", "mistake"),
-    [
-        ("{name = 'agent'}", 'environment.run: expected "file.py:function"'),
-        ("{name = 'agent', run = 'agent.py:rum'}", 'agent.py has no "rum"; did you mean run?'),
-        ("{name = 'agent.py:run', round = 2}", "environment.round: unknown option; did you mean rounds?"),
-        ("{name = 'agent.py:run', turns = 2}", "environment.turns: unknown option"),
-        ("{name = 'agent.py:run', base_url = 'a'}", "environment.base_url: outdo sets it itself"),
-        ("{name = 'agent.py:run', calls = 0}", "environment.calls: expected a whole number of 1 or more"),
-        ("{name = 'agent.py:play'}", "environment.must: agent.py:play needs it"),
-        ("{name = 'agent', run = 'agent.py:no_row'}", "has no parameter for the row"),
-        ("{name = 'agent', run = 'agent.py:Workflow', round = 2}", "did you mean rounds?"),
-        ("agnt", 'nothing is called "agnt"; did you mean agent?'),
-    ],
-)
-def test_a_wrong_agent_is_refused_before_a_model_is_loaded(office: Path, environment: str, mistake: str) -> None:
-    settings = f"environment={environment}", "rewards=environment"
-    assert mistake in " ".join(outdo_(office, "train", "recipe.toml", *settings, status=2).split())
 
 
 def test_an_agent_works_with_one_replica_and_needs_a_chat_template(office: Path) -> None:
