@@ -75,7 +75,8 @@ def test_the_record_has_the_turns_of_an_agent(office: Path) -> None:
 
 def test_a_class_with_a_method_run_is_an_agent_and_eval_runs_the_agent_of_a_run(office: Path) -> None:
     workflow = "environment={name = 'agent', run = 'agent.py:Workflow', rounds = 2}"
-    outdo_(office, "train", "recipe.toml", "run=./workflow", *SETTINGS, workflow, "steps=1", "eval.every=0")
+    told = outdo_(office, "train", "recipe.toml", "run=./workflow", *SETTINGS, workflow, "steps=1", "eval.every=0")
+    assert "the longest conversation of an episode is trained" in " ".join(told.split())
     assert metrics(office / "workflow")[0]["completions/mean_turns"] == 2
     assert '"reward"' in outdo_(office, "eval", "workflow", "--json")
 

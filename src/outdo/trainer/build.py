@@ -54,7 +54,7 @@ from outdo.trainer.build_method import (
     stop_of,
 )
 from outdo.trainer.engines import engine_notes, open_engine, replays_routes
-from outdo.trainer.environment import open_environment, tools_of
+from outdo.trainer.environment import environment_notes, open_environment, tools_of
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.trainer.replicated import RewardOnce
 from outdo.types import Prompt
@@ -156,6 +156,7 @@ def build_run(
             _attention_note(policy),
             *engine_notes(engine),
             *routing_notes,
+            *environment_notes(recipe.environment),
             *memory_notes,
             *data_notes,
         ),

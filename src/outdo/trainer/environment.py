@@ -164,7 +164,7 @@ def examine_environment(
     options = {"end_ids": end_ids, "system": recipe.data.system}
     try:
         if agent_of(piece) is not None:
-            template, note = _template(tokenizer, **options), _agent_note(piece)
+            template, (note,) = _template(tokenizer, **options), environment_notes(piece)
         else:
             episodes = Episodes.load(piece)
             template = _template(tokenizer, tools=episodes.tools, check=True, **options)
@@ -175,15 +175,17 @@ def examine_environment(
     return [], [note, f"chat template: {template.properties}"]
 
 
-def _agent_note(piece: Piece) -> str:
-    """Import an agent, and return a note on what it is given and on its limits."""
+def environment_notes(piece: Piece | None) -> list[str]:
+    """Return a note on what an agent is given, on its limits and on what of it is trained; nothing without an agent."""
+    if piece is None or agent_of(piece) is None:
+        return []
     run, parameters = load_agent(piece), inspect.signature(agent_class()).parameters
     limits = {name: parameters[name].default for name in ("calls", "at_once", "timeout")} | agent_limits(piece)
-    return (
+    return [
         f"environment: the agent {agent_of(piece)}{inspect.signature(run)}: at most {limits['calls']} calls and "
         f"{limits['timeout']:g} s an episode, {limits['at_once']} at once; the longest conversation of an episode is "
         "trained (agents/forked_tokens counts the tokens of others)"
-    )
+    ]
 
 
 def _configured_ends(facts: ModelFacts) -> set[int | None]:
