@@ -11,8 +11,10 @@ from outdo.utils.text import excerpt
 def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> int:
     """Build the run of a recipe in one process, and show the answers to its first question; nothing is written."""
     one_process = recipe.cluster.model_copy(update={"replicas": 1, "shard": False})
+    alone = recipe.attention.model_copy(update={"options": {}})  # as one process computes the sequences
     one_round = recipe.train.model_copy(update={"dynamic_sampling": 0})
-    run = build_run(recipe.model_copy(update={"cluster": one_process, "train": one_round}), facts=facts)
+    changes = {"cluster": one_process, "train": one_round, "attention": alone}
+    run = build_run(recipe.model_copy(update=changes), facts=facts)
     try:
         for note in run.notes:
             display.say(note)

@@ -217,6 +217,12 @@ SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "li
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}
 
+ULYSSES = "ulysses"
+"""The attention for which several replicas share the tokens of each sequence."""
+
+ATTENTIONS = ("auto", "shared", "padded", "flash_attention_2", "flex_attention", ULYSSES)
+"""The ways to compute attention, and the kernels of the shared way."""
+
 ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 

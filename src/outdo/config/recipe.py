@@ -298,9 +298,10 @@ class Recipe(Section):
         description="weights of a model that an adapter freezes; auto: bfloat16 if its files are, else float32",
     )
     compile: bool = Field(default=False, description="compile the model with torch: slower start, faster steps")
-    attention: Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention"] = Field(
-        default="auto",
-        description="shared: compute a group's prompt once; padded: for models that cannot; or a kernel for shared",
+    attention: NamedPiece = Field(
+        default=Piece(name="auto"),
+        description="shared: compute a group's prompt once; padded: for models that cannot; a kernel for shared; or "
+        '{name = "ulysses", replicas = 2}, which share each sequence',
     )
     rewards: Rewards = Field(
         default=(WeightedReward(name="exact"),),

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 
 from outdo.config import method_notes, method_rules
 from outdo.config.adapters import check_adapter, divided_adapter, mixed_reference, weights_in_few_bytes
+from outdo.config.attention import check_attention
 from outdo.config.engines import check_engine, is_separate
 from outdo.config.environments import check_environment
 from outdo.config.method_rules import Rule
@@ -121,6 +122,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     weights_in_few_bytes: ("weights", "compile", "workers"),
     divided_adapter: ("cluster.shard", "train.adapter", "weights"),
     check_engine: ("engine", "cluster.replicas", "sampling.top_p", "sampling.top_k", "sampling.min_p"),
+    check_attention: ("attention", "cluster.replicas"),
     check_environment: ("environment", "rewards", "cluster.replicas", "data.template"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),

@@ -41,6 +41,7 @@ class Replicas:
 
     def __init__(self, *, timeout: timedelta) -> None:
         self.rank = dist.get_rank()
+        self.timeout = timeout
         # A new group does not take the timeout of the default group.
         self.objects = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         """The group for what is not a gradient: it is exchanged from the CPU, also where the models are on GPUs."""
@@ -156,6 +157,7 @@ class ReplicatedScoring:
         self.replicas = replicas
         self.model_forward = model_forward
         self.local = LocalScoring(model_forward)
+        self.same_rows = 1  # neighbouring replicas that compute the same rows
 
     def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""
@@ -209,8 +211,10 @@ class ReplicatedScoring:
         self.replicas.add_up([weight.grad for weight in trained if weight.grad is not None])
 
     def _share(self, batch: Batch, rows: Sequence[int], *, whole_groups: bool) -> list[int]:
-        shares = row_shares(batch, rows, len(self.replicas), whole_groups=whole_groups)
-        return shares[self.replicas.rank] if self.replicas.rank < len(shares) else []
+        """Return the rows that this replica computes."""
+        shares = row_shares(batch, rows, len(self.replicas) // self.same_rows, whole_groups=whole_groups)
+        own = self.replicas.rank // self.same_rows
+        return shares[own] if own < len(shares) else []
 
 
 _current: Replicas | None = None

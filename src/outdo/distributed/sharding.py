@@ -2,7 +2,7 @@
 
 Each replica holds a part of every weight. A layer gathers its weights before it computes, forward and backward, and
 drops them afterwards; gradients are summed, and each replica keeps its part. The replicas therefore have to run the
-model equally often, which `ShardedScoring` takes care of. To sample, which runs the model as often as the longest of
+model equally often, which `LockstepScoring` takes care of. To sample, which runs the model as often as the longest of
 its own answers, a replica gathers all weights of the policy (`Sharded.gathered`).
 
 No replica ever holds all weights of a model otherwise: models are divided while they have none, and each replica reads
@@ -12,7 +12,7 @@ Sources: `torch.distributed.fsdp`; Zhao et al., PyTorch FSDP, arXiv 2304.11277.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,46 +23,25 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
-from outdo.models.attention.forward import Forward
-from outdo.models.logprobs import Entropy
-from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, map_scores, token_scores
-from outdo.types import Batch, TokenScores
-from outdo.utils.errors import OutdoError
-from outdo.utils.out_of_memory import is_out_of_memory
-from outdo.utils.sharded_tensors import is_sharded, own_part
-from outdo.utils.timing import span
+from outdo.distributed.lockstep import LockstepReplicas
+from outdo.distributed.replicas import Replicas
+from outdo.models.attention.ulysses import SequenceGroup
+from outdo.utils.sharded_tensors import own_part
 
-Value = TypeVar("Value")
 Copied = TypeVar("Copied", bound=nn.Module)
 Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
 
-class DividingReplicas:
+class DividingReplicas(LockstepReplicas):
     """Replicas that divide models among them; see `outdo.models.scorer.Division`."""
 
-    def __init__(self, replicas: Replicas, device: torch.device) -> None:
-        self.replicas = replicas
+    def __init__(self, replicas: Replicas, device: torch.device, sequence: SequenceGroup | None = None) -> None:
+        super().__init__(replicas, sequence)
         self.mesh = init_device_mesh(device.type, (len(replicas),))
-
-    def __len__(self) -> int:
-        return len(self.replicas)
-
-    def scoring(self, model_forward: Forward) -> "ShardedScoring":
-        """Make a `Scoring` in which all replicas compute the same layer at the same time."""
-        return ShardedScoring(self.replicas, model_forward)
 
     def divide(self, model: PreTrainedModel) -> None:
         """Divide a model, and set its attribute `sharding`."""
         Sharded(model, self.mesh)
-
-    def together(self, compute: Callable[[], Value]) -> list[Value]:
-        """See `Replicas.together`."""
-        return self.replicas.together(compute)
-
-    def close(self) -> None:
-        """See `Replicas.close`."""
-        self.replicas.close()
 
 
 class Root(nn.Module):
@@ -151,96 +130,3 @@ class Sharded:
         finally:
             for part, kind in zip(parts, kinds, strict=True):
                 part.__class__ = kind
-
-
-class ShardedScoring(ReplicatedScoring):
-    """Scores and gradients of a divided model: all replicas compute equally many micro-batches, in lockstep.
-
-    A replica with fewer rows computes a row of the batch again, and drops the result. Memory that does not suffice on
-    one replica cannot be remedied by smaller micro-batches, as the others wait in the middle of a layer.
-    """
-
-    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
-        """See `Scoring.measure`."""
-        mine = self._share(batch, range(len(batch)), whole_groups=False)
-        micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, mine, whole_groups=False)
-        found: ByRows[TokenScores] = []
-        with _fatal(), torch.no_grad():
-            for rows in self._filled(micro_batches):
-                scores = token_scores(self.model_forward, self._rows(batch, rows), entropy, sizes.chunk)
-                if rows:
-                    found.append((rows, map_scores(scores, Tensor.cpu)))
-        return [each for part in self.replicas.together(lambda: found) for each in part]
-
-    def accumulate(
-        self,
-        batch: Batch,
-        parts: Sequence[list[int]],
-        loss: Loss,
-        sizes: BatchSizes,
-        *,
-        entropy: Entropy,
-        whole_groups: bool,
-    ) -> ByRows[LossAndGrads]:
-        """See `Scoring.accumulate`."""
-        undivided = [weight for weight in self.model_forward.trained if not is_sharded(weight)]
-        if undivided:
-            self.replicas.check_equal(undivided)
-        shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]
-        budget = sizes.micro_batch_tokens
-        micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
-        found: ByRows[LossAndGrads] = []
-        with _fatal():
-            for rows in self._filled([rows for part in micro_batches for rows in part]):
-                micro = self._rows(batch, rows)
-                with span("forward"):
-                    scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
-                grads = torch.zeros_like(scores.logprobs), None
-                if rows:
-                    result = loss(map_scores(scores, Tensor.detach), micro)
-                    found.append((rows, _without_grads(result)))
-                    grads = result.grads
-                with span("backward"):
-                    _backward(scores, *grads)
-        if undivided:
-            with span("backward"):
-                self._add_gradients(undivided)
-        return [each for part in self.replicas.together(lambda: found) for each in part]
-
-    def _filled(self, micro_batches: Sequence[list[int]]) -> list[list[int]]:
-        """Return this replica's micro-batches, and empty ones up to the largest number that a replica has."""
-        most = max(self.replicas.together(lambda: len(micro_batches)))
-        return [*micro_batches, *([] for _ in range(most - len(micro_batches)))]
-
-    def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
-        """Return some rows of a batch on the device; for an empty micro-batch, any row."""
-        return batch.rows(torch.tensor(rows or [0])).to(self.model_forward.device)
-
-
-def _backward(scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
-    """Add the gradient, also if it is 0: the other replicas exchange theirs at the same time."""
-    pairs = [(scores.logprobs, by_logprobs), (scores.entropy, by_entropy)]
-    used = [(value, by) for value, by in pairs if value is not None and by is not None]
-    torch.autograd.backward([value for value, _ in used], [by for _, by in used])
-
-
-def _without_grads(result: LossAndGrads) -> LossAndGrads:
-    """Return what the other replicas need to know of a micro-batch, on the CPU."""
-    tokens = {name: value.cpu() for name, value in result.tokens.items()}
-    return LossAndGrads(result.terms, tokens, (torch.zeros(0), None))
-
-
-@contextmanager
-def _fatal() -> Iterator[None]:
-    """Turn memory that runs out into an error that ends the run, and a lost connection into a `WorkerError`."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise OutdoError(
-                f"memory does not suffice on this replica; a smaller `train.micro_batch_tokens` needs less ({error})"
-            ) from error
-        if any(backend in str(error).lower() for backend in ("gloo", "nccl")):
-            with translated():
-                raise
-        raise

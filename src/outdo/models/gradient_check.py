@@ -5,6 +5,7 @@ first layers still get what arrives around the cut, on the residual connections.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,12 +61,7 @@ def mean_logprob(forward: Forward) -> Tensor:
     batch = small_batch(forward.model.config.get_text_config().vocab_size).to(forward.device)
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
 
-    def compute() -> tuple[Tensor, Tensor]:
-        hidden, source = forward.hidden(batch)
-        at = hidden[source[rows, columns]]
-        return forward.scores(at, batch.token_ids[rows, columns], batch.temperature[rows], entropy="none")
-
-    logprobs, _ = forward.with_weights(compute)
+    logprobs, _ = forward.with_weights(partial(forward.scores_at, batch, rows, columns, entropy="none"))
     return logprobs.double().mean()
 
 

@@ -289,14 +289,9 @@ def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: 
     """Compute log π of the batch's trained tokens, 0 elsewhere, [B, T]; differentiable. See `Scorer.scores`."""
     batch = batch.to(model_forward.device)
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-    chosen, temperature = batch.token_ids[rows, columns], batch.temperature[rows]
-
-    def compute() -> tuple[Tensor, Tensor]:
-        hidden, source = model_forward.hidden(batch)
-        at = hidden[source[rows, columns]]
-        return model_forward.scores(at, chosen, temperature, entropy=entropy, chunk=chunk)
-
-    logprobs, entropies = model_forward.with_weights(compute)
+    logprobs, entropies = model_forward.with_weights(
+        partial(model_forward.scores_at, batch, rows, columns, entropy=entropy, chunk=chunk)
+    )
 
     def place(values: Tensor) -> Tensor:
         return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from outdo.algorithms.advantages import Advantage
 from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
+from outdo.config.attention import sequence_replicas
 from outdo.config.file import dump
 from outdo.config.names import JUDGE, REWARD_MODEL, REWARDS
 from outdo.config.paths import with_absolute_paths
@@ -21,8 +22,11 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
+from outdo.distributed.lockstep import LockstepReplicas, sequence_group
 from outdo.distributed.replicas import Replicas, current
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.models.attention.choice import AttentionSetting
+from outdo.models.attention.ulysses import check_parts
 from outdo.models.bundle import Models
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
@@ -153,7 +157,7 @@ def build_run(
         notes=(
             *hardware_notes,
             *_adapter_note(policy, recipe.weights),
-            _attention_note(policy),
+            _attention_note(recipe, policy),
             *engine_notes(engine),
             *routing_notes,
             *environment_notes(recipe.environment),
@@ -202,11 +206,9 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
     pool: ScoringPool | None = current()
     if workers > 1:
         pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
-    elif recipe.cluster.shard and isinstance(pool, Replicas):
-        from outdo.distributed.sharding import DividingReplicas
-
-        pool = DividingReplicas(pool, choose_device(recipe.device)[0])
-    return Policy.load(
+    elif isinstance(pool, Replicas):
+        pool = _in_lockstep(recipe, pool)
+    policy = Policy.load(
         facts,
         device=recipe.device,
         stop_token_ids=recipe.sampling.stop_token_ids,
@@ -215,12 +217,26 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
         weights=resolve_weights(recipe, facts),
         optimiser=optimiser,
         batch_sizes=BatchSizes(minibatches=recipe.train.minibatches),
-        attention=recipe.attention,
+        attention=cast("AttentionSetting", recipe.attention.name),
         precision=recipe.precision,
         compile=recipe.compile,
         gradient_checkpointing=recipe.train.gradient_checkpointing,
         pool=pool,
     )
+    if isinstance(pool, LockstepReplicas) and pool.sequence is not None:
+        check_parts(policy.forward, pool.sequence)
+    return policy
+
+
+def _in_lockstep(recipe: Recipe, replicas: Replicas) -> ScoringPool:
+    """Return the replicas, or what lets them divide models and share sequences, as the recipe says."""
+    share = sequence_replicas(recipe)
+    sequence = sequence_group(replicas, share) if share > 1 else None
+    if recipe.cluster.shard:
+        from outdo.distributed.sharding import DividingReplicas
+
+        return DividingReplicas(replicas, choose_device(recipe.device)[0], sequence)
+    return replicas if sequence is None else LockstepReplicas(replicas, sequence)
 
 
 def _adapter_note(policy: Policy, weights: str) -> list[str]:
@@ -231,10 +247,11 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
     return [f"adapter: {trained:,} weights are trained; those of {policy.base.name} are frozen, in {weights}"]
 
 
-def _attention_note(policy: Policy) -> str:
-    forward = policy.forward
+def _attention_note(recipe: Recipe, policy: Policy) -> str:
+    forward, share = policy.forward, sequence_replicas(recipe)
     kernel = "" if forward.kernel == "sdpa" else f", by {forward.kernel}"
-    return f"attention: {forward.way}{kernel}" + (f" ({forward.reason})" if forward.reason else "")
+    parts = f", each sequence by {share} replicas" if share > 1 else ""
+    return f"attention: {forward.way}{kernel}{parts}" + (f" ({forward.reason})" if forward.reason else "")
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:
@@ -272,6 +289,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
             longest=cost.longest_sequence(recipe),
             reserved=sum(size for name, size in parts.items() if not name.startswith("weights")),
             workers=cost.workers(recipe) * recipe.cluster.replicas,
+            share=sequence_replicas(recipe),
         )
         replicas = current()
         tokens, why = find() if replicas is None else replicas.together(find)[0]  # divided models are run by all

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outdo.config.attention import divided_heads
 from outdo.config.engines import environment_mistakes, is_separate
 from outdo.config.names import QUANTISED, REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
@@ -97,7 +98,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         facts = inspect_folder(recipe.model)
         notes += _model_notes(recipe, facts)
         warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
-        errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts)]
+        errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts), *divided_heads(recipe, facts)]
     except ModelError as error:
         errors += str(error).splitlines()
     errors += [*_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
@@ -132,7 +133,9 @@ def _other_models(recipe: Recipe) -> Iterator[str]:
     for key, path, kind in named:
         if isinstance(path, str):
             try:
-                inspect_folder(path, kind)
+                other = inspect_folder(path, kind)
+                if kind is LANGUAGE_MODEL:
+                    yield from (f"{key}: {line}" for line in divided_heads(recipe, other))
             except ModelError as error:
                 yield from (f"{key}: {line}" for line in str(error).splitlines())
 

@@ -19,7 +19,7 @@ from outdo.models.routing import find_routers, is_mixture
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
-AttentionSetting = Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention"]
+AttentionSetting = Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention", "ulysses"]
 TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
 NARROW_TOLERANCE = 0.5  # nats, between two kernels in bfloat16; whole forward passes were 0.36 apart
 
@@ -36,9 +36,10 @@ def choose_forward(
 
     Replicas that divide a model among them run it together, and choose the same way.
 
-    `attention` may name a kernel for the shared way. Otherwise the device decides: see `kernel_for`.
+    `attention` may name a kernel for the shared way. Otherwise the device decides: see `kernel_for`. "ulysses" is the
+    shared way too, which a `SequenceGroup` computes in parts.
 
-    Raises `ModelError` if padding changes the model's log-probabilities, if `attention` is "shared" or a kernel and the
+    Raises `ModelError` if padding changes the model's log-probabilities, if `attention` needs the shared way and the
     model does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
     """
     batch = small_batch(model.config.get_text_config().vocab_size).to(model.device)

@@ -70,6 +70,26 @@ class Sharding(Protocol):
         ...
 
 
+class SequenceParallel(Protocol):
+    """Processes that compute the same flat rows, each of them its part of the tokens: `ulysses.SequenceGroup`."""
+
+    rank: int
+
+    def __len__(self) -> int: ...
+
+    def part(self, row: Tensor) -> Tensor:
+        """Return this process's tokens of a row: [S n, ...] -> [n, ...]."""
+        ...
+
+    def layout(self, layout: Layout) -> Layout:
+        """Return the attention of `layout` over a whole row, which each process calls with its tokens of the row."""
+        ...
+
+    def joined(self, values: Tensor, own: Tensor) -> Tensor:
+        """Return the values [N] of all processes, of which `values` [n] are those at `own` [N] bool; differentiable."""
+        ...
+
+
 class Forward:
     """A model, and the way to run it."""
 
@@ -97,6 +117,7 @@ class Forward:
         self.device = model.device
         self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
+        self.sequence: SequenceParallel | None = None  # the processes that compute a flat row together with this one
         self._prepared = False
 
     def with_model(self, model: PreTrainedModel, *, plain_head: bool | None = None) -> "Forward":
@@ -141,18 +162,11 @@ class Forward:
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute hidden states [N, H], and for each token the index of the hidden state that predicts it.
 
-        The indices are [B, T + 1]: the column after an answer's last token has the state after the whole answer.
+        The indices are [B, T + 1]: the column after an answer's last token has the state after the whole answer. If
+        several processes compute a row together, each has the n hidden states of its part, and the indices of the row.
         """
         if self.way == "shared":
-            packed = pack(batch)
-            tokens = len(packed.token_ids)
-            padding = onednn.pad_to_bucket(tokens) - tokens if self.device.type == "cpu" else 0
-            token_ids, positions = (pad(each, (0, padding)) for each in (packed.token_ids, packed.positions))
-            routes = None
-            if batch.routes is not None:
-                routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN)
-            layout = packed if self.kernel == "sdpa" else layout_for(packed, self.kernel)
-            return self.flat(token_ids, positions, layout, routes), packed.source
+            return self._packed(batch)
         rows, width = batch.token_ids.shape
         # The model finds the positions itself: some count from another number than 0 (RoBERTa).
         routes = None if batch.routes is None else batch.routes.flatten(0, 1)
@@ -160,12 +174,45 @@ class Forward:
         start = torch.arange(rows, device=self.device)[:, None] * width
         return hidden.flatten(0, 1), start + predecessors(width + 1, self.device)  # [B * T, H], [B, T + 1]
 
+    def _packed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        packed, sequence = pack(batch), self.sequence
+        tokens, parts = len(packed.token_ids), 1 if sequence is None else len(sequence)
+        of_part = -(-tokens // parts)
+        padding = parts * (onednn.pad_to_bucket(of_part) if self.device.type == "cpu" else of_part) - tokens
+        token_ids, positions = (pad(each, (0, padding)) for each in (packed.token_ids, packed.positions))
+        routes = None
+        if batch.routes is not None:
+            routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN)
+        layout: Layout = packed if self.kernel == "sdpa" else layout_for(packed, self.kernel)
+        if sequence is not None:
+            token_ids, positions, layout = sequence.part(token_ids), sequence.part(positions), sequence.layout(layout)
+            routes = None if routes is None else sequence.part(routes)
+        return self.flat(token_ids, positions, layout, routes), packed.source
+
     def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout, routes: Tensor | None = None) -> Tensor:
         """Compute the hidden states [N, H] of a flat row of tokens [N] at `positions` [N], in the shared way.
 
         `routes` [N, R, k] are the experts that the routers of a mixture model are to choose; see `Routers`.
         """
         return self._run(routes, input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
+
+    def scores_at(
+        self, batch: Batch, rows: Tensor, columns: Tensor, *, entropy: Entropy, chunk: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities [N] and entropies [N] of the tokens of a batch at `rows` and `columns` [N].
+
+        See `chunked_scores`.
+        """
+        hidden, source = self.hidden(batch)
+        at, token_ids, temperature = source[rows, columns], batch.token_ids[rows, columns], batch.temperature[rows]
+        if self.sequence is None:
+            return self.scores(hidden[at], token_ids, temperature, entropy=entropy, chunk=chunk)
+        at = at - self.sequence.rank * len(hidden)
+        own = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts
+        logprobs, entropies = self.scores(
+            hidden[at[own]], token_ids[own], temperature[own], entropy=entropy, chunk=chunk
+        )
+        return self.sequence.joined(logprobs, own), self.sequence.joined(entropies, own)
 
     def scores(
         self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None

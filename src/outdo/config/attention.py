@@ -1,0 +1,46 @@
+"""The attention that a recipe may name, and what it needs of the replicas and the model."""
+
+from collections.abc import Iterator
+
+from outdo.config.names import ATTENTIONS, ULYSSES
+from outdo.config.recipe import Recipe
+from outdo.models.inspect_folder import ModelFacts
+from outdo.utils.errors import did_you_mean
+
+
+def check_attention(recipe: Recipe) -> Iterator[str]:
+    """Yield what is wrong with the attention of a recipe, whatever its model is."""
+    name, options = recipe.attention.name, recipe.attention.options
+    if name not in ATTENTIONS:
+        yield f'attention: nothing is called "{name}"{did_you_mean(name, ATTENTIONS)}; expected {", ".join(ATTENTIONS)}'
+        return
+    known = ("replicas",) if name == ULYSSES else ()
+    takes = f"takes {', '.join(known)}" if known else "takes no options"
+    yield from (f"attention.{option}: unknown option; {name} {takes}" for option in options if option not in known)
+    if name != ULYSSES:
+        return
+    replicas, share = recipe.cluster.replicas, options.get("replicas", recipe.cluster.replicas)
+    if replicas == 1:
+        yield f'attention = "{ULYSSES}": replicas share each sequence; set cluster.replicas to 2 or more'
+    elif not isinstance(share, int) or isinstance(share, bool) or share < 2:
+        yield f"attention.replicas: expected a whole number of 2 or more, found {share!r}"
+    elif replicas % share:
+        yield f"attention.replicas = {share}: does not divide cluster.replicas = {replicas}"
+
+
+def sequence_replicas(recipe: Recipe) -> int:
+    """Return how many replicas share each sequence; 1 if each of them computes sequences of its own."""
+    all_of_them = recipe.cluster.replicas
+    return int(recipe.attention.options.get("replicas", all_of_them)) if recipe.attention.name == ULYSSES else 1
+
+
+def divided_heads(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if the heads of a model cannot be divided among the replicas that share a sequence."""
+    if any(check_attention(recipe)):
+        return
+    share = sequence_replicas(recipe)
+    if facts.heads is not None and facts.heads % share:
+        yield (
+            f'attention = "{ULYSSES}": the {facts.heads} attention heads of {facts.name} cannot be divided by the '
+            f"{share} replicas that share a sequence"
+        )

@@ -1,0 +1,180 @@
+"""Replicas that compute the same layer at the same time, because a layer needs what the others hold.
+
+They do if the weights of a model are divided among them (`outdo.distributed.sharding`), or if several of them compute
+the parts of the same sequences (`outdo.models.attention.ulysses`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
+from outdo.models.attention.forward import Forward
+from outdo.models.attention.ulysses import SequenceGroup, in_parts
+from outdo.models.logprobs import Entropy
+from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, backward_scores, map_scores, token_scores
+from outdo.types import Batch, TokenScores
+from outdo.utils.errors import OutdoError
+from outdo.utils.out_of_memory import is_out_of_memory
+from outdo.utils.sharded_tensors import is_sharded
+from outdo.utils.timing import span
+
+Value = TypeVar("Value")
+
+
+def sequence_group(replicas: Replicas, count: int) -> SequenceGroup:
+    """Make groups of `count` neighbouring replicas that share sequences, and return that of this one.
+
+    All replicas have to call it. The groups end with the replicas' connections.
+    """
+    with translated():
+        group, _ = dist.new_subgroups(count, timeout=replicas.timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return SequenceGroup(group)
+
+
+class LockstepReplicas:
+    """Replicas that compute in lockstep; see `outdo.models.scorer.ReplicaPool`.
+
+    Those of a `sequence` group compute the same rows, each of them its part of the tokens.
+    """
+
+    def __init__(self, replicas: Replicas, sequence: SequenceGroup | None) -> None:
+        self.replicas = replicas
+        self.sequence = sequence
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def scoring(self, model_forward: Forward) -> "LockstepScoring":
+        """Make a `Scoring` in which replicas compute the same layer at the same time."""
+        return LockstepScoring(self.replicas, model_forward, self.sequence)
+
+    def together(self, compute: Callable[[], Value]) -> list[Value]:
+        """See `Replicas.together`."""
+        return self.replicas.together(compute)
+
+    def close(self) -> None:
+        """See `Replicas.close`."""
+        self.replicas.close()
+
+
+class LockstepScoring(ReplicatedScoring):
+    """Scores and gradients of replicas that wait for each other in every layer.
+
+    The replicas of a sequence group compute the same micro-batches. If the weights are divided, all replicas compute
+    equally many: one with fewer rows computes a row of the batch again, and drops the result. Memory that does not
+    suffice on one replica cannot be remedied by smaller micro-batches, as the others wait in the middle of a layer.
+    """
+
+    def __init__(self, replicas: Replicas, model_forward: Forward, sequence: SequenceGroup | None = None) -> None:
+        """Raises `ModelError` if the model cannot be computed in the parts of a sequence group."""
+        super().__init__(replicas, model_forward if sequence is None else in_parts(model_forward, sequence))
+        self.sequence = sequence
+        self.same_rows = 1 if sequence is None else len(sequence)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the weights are divided among all replicas, with or without an adapter that is not."""
+        return self.model_forward.sharding is not None
+
+    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+        """See `Scoring.measure`."""
+        mine = self._share(batch, range(len(batch)), whole_groups=False)
+        micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, mine, whole_groups=False)
+        found: ByRows[TokenScores] = []
+        with _fatal(), torch.no_grad():
+            for rows in self._filled(micro_batches):
+                scores = token_scores(self.model_forward, self._rows(batch, rows), entropy, sizes.chunk)
+                if rows:
+                    found.append((rows, map_scores(scores, Tensor.cpu)))
+        return self._of_all(found)
+
+    def accumulate(
+        self,
+        batch: Batch,
+        parts: Sequence[list[int]],
+        loss: Loss,
+        sizes: BatchSizes,
+        *,
+        entropy: Entropy,
+        whole_groups: bool,
+    ) -> ByRows[LossAndGrads]:
+        """See `Scoring.accumulate`."""
+        undivided = [weight for weight in self.model_forward.trained if not is_sharded(weight)]
+        if undivided:
+            self.replicas.check_equal(undivided)
+        shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]
+        budget = sizes.micro_batch_tokens
+        micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
+        found: ByRows[LossAndGrads] = []
+        with _fatal():
+            for rows in self._filled([rows for part in micro_batches for rows in part]):
+                micro = self._rows(batch, rows)
+                with span("forward"):
+                    scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
+                grads = torch.zeros_like(scores.logprobs), None
+                if rows:
+                    result = loss(map_scores(scores, Tensor.detach), micro)
+                    found.append((rows, _without_grads(result)))
+                    grads = result.grads
+                with span("backward"):
+                    self._backward(scores, *grads)
+        if undivided:
+            with span("backward"):
+                self._add_gradients(undivided)
+        return self._of_all(found)
+
+    def _of_all(self, found: ByRows[Value]) -> ByRows[Value]:
+        """Return what all replicas have found; those of a sequence group have found the same."""
+        reports = self.sequence is None or self.sequence.rank == 0
+        return [each for part in self.replicas.together(lambda: found if reports else []) for each in part]
+
+    def _filled(self, micro_batches: Sequence[list[int]]) -> list[list[int]]:
+        """Return this replica's micro-batches, and empty ones up to the largest number that a replica has.
+
+        Replicas that hold all weights wait for nobody but their sequence group, which has the same.
+        """
+        if not self.is_divided:
+            return list(micro_batches)
+        most = max(self.replicas.together(lambda: len(micro_batches)))
+        return [*micro_batches, *([] for _ in range(most - len(micro_batches)))]
+
+    def _backward(self, scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
+        """Add the gradient; of divided weights also if it is 0, as the other replicas exchange theirs meanwhile."""
+        if self.is_divided:
+            pairs = [(scores.logprobs, by_logprobs), (scores.entropy, by_entropy)]
+            used = [(value, by) for value, by in pairs if value is not None and by is not None]
+            torch.autograd.backward([value for value, _ in used], [by for _, by in used])
+        else:  # the derivatives of a sequence group are the same bits, as it has exchanged the scores
+            backward_scores(scores, by_logprobs, by_entropy)
+
+    def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        """Return some rows of a batch on the device; for an empty micro-batch, any row."""
+        return batch.rows(torch.tensor(rows or [0])).to(self.model_forward.device)
+
+
+def _without_grads(result: LossAndGrads) -> LossAndGrads:
+    """Return what the other replicas need to know of a micro-batch, on the CPU."""
+    tokens = {name: value.cpu() for name, value in result.tokens.items()}
+    return LossAndGrads(result.terms, tokens, (torch.zeros(0), None))
+
+
+@contextmanager
+def _fatal() -> Iterator[None]:
+    """Turn memory that runs out into an error that ends the run, and a lost connection into a `WorkerError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise OutdoError(
+                f"memory does not suffice on this replica; a smaller `train.micro_batch_tokens` needs less ({error})"
+            ) from error
+        if any(backend in str(error).lower() for backend in ("gloo", "nccl")):
+            with translated():
+                raise
+        raise
