@@ -28,7 +28,8 @@ class Rule(NamedTuple):
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, rule: Rule) -> Tensor:
     """Compute softmax(scaling QKᵀ) V: query [R, heads, Lq, d], key and value [R, kv_heads, Lk, d] -> [R, heads, Lq, d].
 
-    `allowed` [R, 1, Lq, Lk] is True where a query may read a key (see `within`); None means causal, Lq = Lk.
+    `allowed` [R, 1, Lq, Lk] is True where a query may read a key (see `within`), or, without a soft cap, what is added
+    to the scores, 0 or -∞; None means causal, Lq = Lk.
     """
     repeats = query.shape[1] // key.shape[1]
     # With a mask and grouped heads, CUDA has only the slow kernel that writes all scores to memory.
@@ -86,16 +87,18 @@ class Packed:
     prompts: Part
     completions: tuple[Part, ...]
     source: Tensor  # [B, T + 1] index into the row of the position that predicts token t; the last is about the next
-    _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, torch.dtype], list[Tensor]] = field(default_factory=dict)
 
     @property
     def windows(self) -> frozenset[int | None]:
         """The windows that attention over this row was called with."""
-        return frozenset(self._masks)
+        return frozenset(window for window, _ in self._masks)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`; the result of padding stays 0."""
-        prompt_mask, *masks = self._allowed(rule.window)
+        device = query.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+        prompt_mask, *masks = self._allowed(rule.window, dtype if rule.softcap is None else torch.bool)
         padding = query.shape[2] - len(self.token_ids)
         sizes = (*self.sizes, padding)
         prompts, *completions, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
@@ -111,17 +114,23 @@ class Packed:
         outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
         return torch.cat(outputs)[None]  # [1, N, heads, d]
 
-    def _allowed(self, window: int | None) -> list[Tensor]:
-        """Return which keys a query may read: [P, 1, Lp, Lp] for the prompts, then [R, 1, L, Lp + L] for each part."""
-        if window not in self._masks:
+    def _allowed(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
+        """Return which keys a query may read: [P, 1, Lp, Lp] for the prompts, then [R, 1, L, Lp + L] for each part.
+
+        A `dtype` other than bool is that of the numbers that are added to scores. SDPA makes these of booleans in every
+        layer, and each layer would keep its own for the backward pass.
+        """
+        if (window, dtype) not in self._masks:
             masks = [within(self.prompts.at, self.prompts.at, self.prompts.real, window)]
             for part in self.completions:
                 read = torch.cat([self.prompts.at[part.prompt_of], part.at], 1)  # [R, Lp + L]
                 real = torch.cat([self.prompts.real[part.prompt_of], part.real], 1)
                 # A padded query reads the first key, so that no row of a softmax is empty; its result is not used.
                 masks.append(within(part.at, read, real, window))
-            self._masks[window] = masks
-        return self._masks[window]
+            if dtype != torch.bool:
+                masks = [torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf) for mask in masks]
+            self._masks[window, dtype] = masks
+        return self._masks[window, dtype]
 
 
 def pack(batch: Batch) -> Packed:
