@@ -24,7 +24,7 @@ from outdo.distributed.sharding import DividingReplicas
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes
+from outdo.models.scorer import BatchSizes, ReplicaPool
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -189,7 +189,7 @@ def one_hangs(replicas: Replicas) -> None:
         time.sleep(0.1)
 
 
-def shared(policy: Policy, replicas: Replicas) -> Policy:
+def shared(policy: Policy, replicas: ReplicaPool) -> Policy:
     """The same model, trained by all replicas."""
     return Policy(policy.model, policy.tokenizer, batch_sizes=policy.batch_sizes, pool=replicas)
 

@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def divided_in_groups(replicas: Replicas, count: int | None = None) -> DividingR
     return DividingReplicas(replicas, torch.device("cpu"), sequence_group(replicas, count or len(replicas)))
 
 
-def policy(arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, pool: object = None, **how: object) -> Policy:
+def policy(arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, pool: object = None, **how: Any) -> Policy:
     """A tiny policy of an architecture; with equal arguments, an equal one. `num_...` change the shape of its model."""
     shape = {name: how.pop(name) for name in list(how) if name.startswith("num_")}
     model, tokenizer = tiny_model(arch="qwen3" if shape else arch)
@@ -57,7 +58,7 @@ def policy(arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, pool: obj
     return Policy(model.to(dtype), tokenizer, pool=pool, **how)  # type: ignore[arg-type]
 
 
-def assert_same_update(replicas: Replicas, arch: str, objective: object, bound: float, **how: object) -> None:
+def assert_same_update(replicas: Replicas, arch: str, objective: object, bound: float, **how: Any) -> None:
     """Scores, metrics and the gradient of an update are those of one process."""
     alone, parts = (policy(arch, pool=pool, **how) for pool in (None, in_groups(replicas)))
     batch = prepared(policy=policy(arch, **how))
@@ -104,7 +105,7 @@ def updates_of_other_architectures(replicas: Replicas) -> None:
 
 def given_routes_are_replayed(replicas: Replicas) -> None:
     """Each replica replays the experts of its own tokens."""
-    shape = {"num_experts": 4, "num_experts_per_tok": 2}
+    shape: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
     alone, parts = (policy("qwen3_moe", pool=pool, **shape) for pool in (None, in_groups(replicas)))
     assert alone.forward.routers is not None
     batch = prepared()
@@ -186,7 +187,7 @@ def half_of_the_activations(replicas: Replicas) -> None:
         assert parts <= 0.55 * alone, f"{parts / alone:.3f}"
 
 
-def kept(pool: LockstepReplicas | None, **how: object) -> int:
+def kept(pool: LockstepReplicas | None, **how: Any) -> int:
     """The bytes that the forward pass of two long answers keeps for the backward pass, without the weights."""
     model, tokenizer = tiny_model(hidden=128, layers=4)
     made = Policy(model, tokenizer, pool=pool, **how)  # type: ignore[arg-type]
@@ -273,4 +274,4 @@ def pairs_and_fours(replicas: Replicas) -> None:
         assert_same_models(alone, others[0])
         alone = Models.of(Policy.load("whole", device="cpu"), grpo(beta=0.1), advantage=gae)
         assert_same_models(alone, others[1])
-        _random_shares(replicas, lambda made, _, count=count: shared(made, in_groups(replicas, count)), 20)  # type: ignore[misc]
+        _random_shares(replicas, lambda made, _, count=count: shared(made, in_groups(replicas, count)), 20)

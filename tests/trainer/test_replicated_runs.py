@@ -19,7 +19,7 @@ from outdo.storage.checkpoint import weights_hash
 STEPS = 12
 SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")
 
-DIVIDED = "cluster.shard=true"
+DIVIDED, SEQUENCES = "cluster.shard=true", 'attention={name = "ulysses"}'
 
 METHODS = {
     "grpo": (),
@@ -42,6 +42,21 @@ METHODS = {
         "train.advantage=gae",
         "reference.sync.every=4",
     ),
+    "sequences": (
+        SEQUENCES,
+        "train.objective=grpo",
+        "train.objective.beta=0.1",
+        "train.advantage=gae",
+        "train.gradient_checkpointing=true",
+        "reference.sync.every=4",
+    ),
+    "sequences divided": (SEQUENCES, DIVIDED, "train.objective=gspo", "train.minibatches=2"),
+    "sequences adapter": (
+        SEQUENCES,
+        'train.adapter={name = "lora", rank = 4, alpha = 8}',
+        "train.objective=grpo",
+        "train.objective.beta=0.1",
+    ),
 }
 
 
@@ -54,7 +69,7 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-QUICK = ("critic", "divided", "divided adapter")
+QUICK = ("critic", "divided", "divided adapter", "sequences")
 """The methods that every run of the tests tries; the others are for `make test-long`."""
 
 
@@ -64,7 +79,8 @@ QUICK = ("critic", "divided", "divided adapter")
 def test_two_replicas_sample_the_same_tokens_and_learn_the_same_weights(home: Path, method: str):
     name = method.replace(" ", "-")
     settings = (*SETTINGS, *METHODS[method])
-    outdo_(home, "train", "recipe.toml", f"run=./alone-{name}", *settings)
+    of_one = [each for each in settings if each != SEQUENCES]
+    outdo_(home, "train", "recipe.toml", f"run=./alone-{name}", *of_one)
     said, status = finished(cold(home, "train", "recipe.toml", f"run=./both-{name}", "cluster.replicas=2", *settings))
     assert status == 0, said
     alone, both = home / f"alone-{name}", home / f"both-{name}"
@@ -180,6 +196,24 @@ def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(ho
     outdo_(home, "resume", run, f"steps={STEPS + 1}", "cluster.replicas=1", "cluster.shard=false")
     assert saved(run)[-1] == STEPS + 1
     assert weights_hash(home / "model") == base
+
+
+def test_replicas_that_share_sequences_resume_exactly(home: Path):
+    settings = (*SETTINGS, "cluster.replicas=2", *METHODS["sequences"])
+    whole, run = undisturbed(home, "both-sequences", settings), home / "sequences-killed"
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
+    wait_until(lambda: steps_done(run) >= 5)
+    os.kill(second_of(family(command.pid)), signal.SIGKILL)
+    said, status = finished(command)
+    assert status == 75
+    assert "attention: shared, each sequence by 2 replicas" in said
+    assert "saved after step" in said  # all weights are whole on each replica
+    said, status = finished(cold(home, "resume", str(run)))
+    assert status == 0, said
+    assert_same(run, whole)
+    said = outdo_(home, "resume", run, f"steps={STEPS + 1}", "cluster.replicas=1", "attention=auto")
+    assert "can differ in their last bits" in said
+    assert saved(run)[-1] == STEPS + 1
 
 
 def second_of(processes: list[int]) -> int:

@@ -123,14 +123,14 @@ class HeadsForTokens:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`, with n tokens of this process in the place of N.
 
-        A head of keys and values is repeated if the processes are not as many as, or fewer than, these heads.
+        Heads of keys and values are repeated where S does not divide their number.
         """
         count, kv_heads = len(self.sequence), key.shape[1]
         repeats = count // math.gcd(count, kv_heads)
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        output = self.layout.attend(*(self._some_heads(each) for each in (query, key, value)), rule)
-        return self._all_heads(output)
+        query, key, value = map(self._some_heads, (query, key, value))
+        return self._all_heads(self.layout.attend(query, key, value, rule))
 
     def _some_heads(self, x: Tensor) -> Tensor:
         """Exchange tokens for heads: [1, heads, n, d] -> [1, heads / S, S n, d]."""
