@@ -48,7 +48,7 @@ def test_two_replicas_that_share_sequences_hold_that(faults: dict[str, str], che
 
 
 def test_memory_that_runs_out_in_one_part_ends_all(tmp_path: Path):
-    run_replicas(2, memory_runs_out_in_a_part, tmp_path)
+    run_replicas(2, memory_runs_out_in_a_part, tmp_path, timeout=60)
 
 
 def test_a_part_that_hangs_is_given_up_after_the_timeout(tmp_path: Path):

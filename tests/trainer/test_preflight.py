@@ -314,3 +314,12 @@ def test_frozen_weights_in_few_bytes_need_an_adapter(model, data):
     report = check(recipe(model, data, "weights=bfloat16"))
     assert any('weights = "bfloat16": the weights are trained, in float32' in error for error in report.errors)
     assert not check(recipe(model, data, "weights=bfloat16", "train.adapter=lora")).errors
+
+
+def test_heads_that_cannot_be_divided_among_replicas_are_a_mistake_of_each_model(model, data):
+    three = "cluster.replicas=3", "attention=ulysses"
+    report = check(recipe(model, data, *three, f"reference.model={model}", "train.objective.beta=0.1"))
+    said = f'attention = "ulysses": the 4 attention heads of {model} cannot be divided by the 3 replicas that share a'
+    assert [said in error for error in report.errors] == [True, True]
+    assert report.errors[1].startswith("reference.model: ")
+    assert not check(recipe(model, data, "cluster.replicas=2", "attention=ulysses")).errors

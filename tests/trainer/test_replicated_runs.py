@@ -211,6 +211,11 @@ def test_replicas_that_share_sequences_resume_exactly(home: Path):
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said
     assert_same(run, whole)
+
+
+@pytest.mark.long
+def test_a_run_whose_replicas_shared_sequences_goes_on_in_one_process(home: Path):
+    run = undisturbed(home, "both-sequences", (*SETTINGS, "cluster.replicas=2", *METHODS["sequences"]))
     said = outdo_(home, "resume", run, f"steps={STEPS + 1}", "cluster.replicas=1", "attention=auto")
     assert "can differ in their last bits" in said
     assert saved(run)[-1] == STEPS + 1

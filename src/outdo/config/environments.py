@@ -139,7 +139,7 @@ def _option_mistakes(
     """Yield which options the user's code does not take, of its parameters `own`, and which it needs."""
     if not signature.accepts_any:
         yield from _unknown([each for each in options if each not in GIVEN or each in own], own, limits)
-    of_skyrl = SKYRL_ARGUMENTS if set(signature.parameters) >= SKYRL_ARGUMENTS else frozenset()
+    of_skyrl = SKYRL_ARGUMENTS if set(own) >= SKYRL_ARGUMENTS else frozenset()
     needed = [each for each in signature.required if each in own and each not in of_skyrl]
     yield from (f"environment.{each}: {name} needs it" for each in needed if each not in options)
 
