@@ -65,8 +65,6 @@ def test_a_mistake_in_the_engine_is_one_sentence(piece: Piece, mistake: str):
     ("engine", "override", "mistake"),
     [
         (PYTHON, "sampling.top_p=0.9", "sampling.top_p = 0.9: vLLM reports log-probabilities after this filter"),
-        (PYTHON, "cluster.replicas=2", 'engine = "vllm": cluster.replicas = 2 works with the engine "builtin" only'),
-        (TWO, "cluster.replicas=2", "engine.processes: cluster.replicas = 2 needs none, because each replica samples"),
         (TWO, "weights=nf4", "engine.processes: processes cannot share quantised weights"),
     ],
 )

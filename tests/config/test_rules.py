@@ -116,6 +116,10 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             ["train.max_staleness=1", VLLM, "rewards={name='reward_model', path='m', labels='exact', every=2}"],
             "train.max_staleness = 1: a reward model with `labels` learns after each step",
         ),
+        (
+            ["train.max_staleness=1", VLLM, "cluster.replicas=2"],
+            "train.max_staleness = 1: several replicas (cluster.replicas = 2) do not sample ahead of training",
+        ),
         (["rewards=[]"], "rewards: expected at least one"),
         (["data.system=the key is hf_aaaaaaaaaaaaaaaaaaaaaaaa"], "data.system: looks like a secret"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),

@@ -160,3 +160,15 @@ def test_a_device_that_the_machine_lacks_is_one_sentence():
     (mistake,) = device_mistakes(piece, "cpu")
     assert mistake.startswith("engine.devices: this machine has no cuda:63; it has cpu")
     assert device_mistakes(TWO, "cpu") == []
+
+
+def test_the_processes_of_an_engine_get_the_gpus_after_those_of_all_replicas(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr("outdo.trainer.engines.choose_device", lambda name: (torch.device("cuda"), ""))
+    assert device_mistakes(TWO, "auto", replicas=2) == []
+    (mistake,) = device_mistakes(TWO, "auto", replicas=3)
+    assert mistake.startswith("engine.processes = 2 needs as many GPUs after the trainer's, cuda:2, and this machine")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # of four replicas on two machines
+    assert device_mistakes(TWO, "auto", replicas=4) == []
+    monkeypatch.setenv("RANK", "3")  # it holds no engine
+    assert device_mistakes(TWO, "auto", replicas=8) == []

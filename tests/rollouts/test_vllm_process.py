@@ -136,6 +136,15 @@ def test_options_that_are_refused_are_an_error_with_the_reason(server):
     assert not isinstance(raised.value, EngineLostError)
 
 
+def test_the_process_does_not_take_itself_for_a_replica(engine, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    engine.update_weights(engine.policy)
+    variables = Path(f"/proc/{engine.server.child.pid}/environ").read_bytes().split(b"\0")
+    assert not [each for each in variables if each.endswith(b"=2") and (b"RANK" in each or b"WORLD" in each)]
+    assert any(each.startswith(b"PATH=") for each in variables)
+
+
 def test_the_process_ends_with_the_process_that_started_it(tmp_path, server):
     script = f"""
 import os, sys

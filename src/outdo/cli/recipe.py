@@ -54,7 +54,7 @@ def probe_machine(recipe: Recipe) -> Machine:
             errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:
         memory = device_memory(recipe.device)
-        errors += device_mistakes(recipe.engine, recipe.device)
+        errors += device_mistakes(recipe.engine, recipe.device, replicas=recipe.cluster.replicas)
     except UserError as error:
         errors += error.problems
     return Machine(errors, memory, size, notes)

@@ -49,12 +49,6 @@ def check_engine(recipe: Recipe) -> Iterator[str]:
     yield from engine_mistakes(piece)
     if not is_separate(piece):
         return
-    if recipe.cluster.replicas > 1:
-        replicas = f"cluster.replicas = {recipe.cluster.replicas}"
-        if piece.name == BUILTIN_ENGINE:
-            yield f"engine.processes: {replicas} needs none, because each replica samples from its own weights"
-        else:
-            yield f'engine = "{piece.name}": {replicas} works with the engine "{BUILTIN_ENGINE}" only'
     if piece.name == BUILTIN_ENGINE and recipe.weights in QUANTISED:
         yield 'engine.processes: processes cannot share quantised weights; use weights = "bfloat16"'
     sampling = recipe.sampling

@@ -28,6 +28,18 @@ from outdo.distributed.replicas import Replicas
 from outdo.models.attention.ulysses import SequenceGroup
 from outdo.utils.sharded_tensors import own_part
 
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""The attributes of a module in which FSDP registers what gathers and drops weights."""
+
 Copied = TypeVar("Copied", bound=nn.Module)
 Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
@@ -101,6 +113,15 @@ class Sharded:
                 part.set_reshard_after_forward(True)
                 part.reshard()
 
+    def whole(self, model: Copied) -> Copied:
+        """See `Sharding.whole`. Call it while the weights are gathered."""
+        shared: dict[int, Any] = {id(self): None}
+        for module in model.modules():
+            shared |= {id(each): each for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))}
+            shared |= {id(hooks): type(hooks)() for hooks in map(vars(module).get, HOOKS)}  # they gather weights
+            shared |= {id(value): None for value in vars(module).values() if _is_of_fsdp(value)}
+        return _deep_copy(model, shared)
+
     @torch.no_grad()
     def copied(self, model: PreTrainedModel, head: nn.Module | None = None) -> PreTrainedModel:
         """See `Sharding.copied`."""
@@ -122,11 +143,22 @@ class Sharded:
         # The hooks of a layer and of its copy belong to one state, which gathers the weights for both.
         states = [part._get_fsdp_state() for part in parts]
         shared |= {id(each): each for each in (self, *states)}
-        kinds = [type(part) for part in parts]
-        try:
-            for part in parts:
-                part.__class__ = type(part).__bases__[1]  # FSDP's own class refuses to be copied
-            return copy.deepcopy(model, shared)
-        finally:
-            for part, kind in zip(parts, kinds, strict=True):
-                part.__class__ = kind
+        return _deep_copy(model, shared)
+
+
+def _is_of_fsdp(value: Any) -> bool:
+    """Return whether the value of a module's attribute is what `fully_shard` keeps there."""
+    return isinstance(value, dict) and fully_shard.__name__ in {getattr(key, "__name__", key) for key in value}
+
+
+def _deep_copy(model: Copied, shared: dict[int, Any]) -> Copied:
+    """Return a deep copy of a divided model, in which no module has FSDP's own class: that refuses to be copied."""
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    kinds = [type(part) for part in parts]
+    try:
+        for part in parts:
+            part.__class__ = type(part).__bases__[1]
+        return copy.deepcopy(model, shared)
+    finally:
+        for part, kind in zip(parts, kinds, strict=True):
+            part.__class__ = kind

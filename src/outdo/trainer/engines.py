@@ -1,7 +1,9 @@
 """Open the engine that a recipe or a command names: the only place where one is chosen."""
 
+import os
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.builtin.probe import TOLERANCE, SamplingChoice
 from outdo.rollouts.engines.builtin.processes import BuiltinProcesses
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
+from outdo.rollouts.engines.on_first import EngineOnFirst
 from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
 from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.rollouts.engines.vllm.engine import VllmEngine
@@ -60,7 +63,8 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
     """Return an engine that samples from `policy`, with its weights.
 
     The built-in engine samples in this process, or in every process of the policy's pool or replica. Every other one,
-    and the built-in one in processes of its own, has a copy of the weights, and each delivery to it is proved.
+    and the built-in one in processes of its own, has a copy of the weights, and each delivery to it is proved. Beside
+    several replicas it is the first one's; all of them have to call this together.
 
     Raises: EngineError if it does not start, and DeliveryError if it does not have the policy's weights.
     """
@@ -79,8 +83,12 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
         sequences = max(SEQUENCES, len(options["devices"]))  # each process is proved
     else:
         make = resolve(ENGINES.get(piece.name, piece.name))
-    proof = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences)
-    separate = SeparateEngine(make(policy, seed=seed, **options), proof)
+    proof, replicas = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences), current()
+    if replicas is None:
+        separate = SeparateEngine(make(policy, seed=seed, **options), proof)
+    else:
+        engine = EngineOnFirst(partial(make, seed=seed, **options), policy, replicas)
+        separate = SeparateEngine(engine, proof, quiet=not replicas.first)
     try:
         separate.update_weights(policy)
     except BaseException:
@@ -100,15 +108,16 @@ def _bound(piece: Piece, precision: str) -> Bound:
     return bound
 
 
-def device_mistakes(piece: Piece, trainer: str) -> list[str]:
+def device_mistakes(piece: Piece, trainer: str, *, replicas: int = 1) -> list[str]:
     """Return what is wrong on this machine with the devices of the built-in engine's processes.
 
-    `trainer` is the name of the device that the policy is on.
+    `trainer` is the name of the device that the policy is on; `replicas` is how many of them the run has.
     """
-    if piece.name != BUILTIN_ENGINE or not is_separate(piece):
+    if piece.name != BUILTIN_ENGINE or not is_separate(piece) or os.environ.get("RANK", "0") != "0":
         return []
+    options, own = piece.options, choose_device(trainer)[0]
     try:
-        devices = _devices(choose_device(trainer)[0], piece.options["processes"], piece.options.get("devices"))
+        devices = _devices(own, options["processes"], options.get("devices"), replicas=_on_this_machine(replicas))
     except UserError as error:
         return list(error.problems)
     gpus = torch.cuda.device_count()
@@ -131,22 +140,29 @@ def _of_processes(
 
     One of them has at most as many as one of the policy's, because the last bits may depend on their number.
     """
-    own = torch.get_num_threads()
-    in_all = own * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else 1)
+    own, all_replicas = torch.get_num_threads(), current()
+    replicas = _on_this_machine(1 if all_replicas is None else len(all_replicas))
+    in_all = own * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else replicas)
     return {
-        "devices": _devices(policy.forward.device, processes, devices),
+        "devices": _devices(policy.forward.device, processes, devices, replicas=replicas),
         "threads": max(1, min(own, in_all // processes)),
+        "copy_frozen": policy.forward.sharding is not None,
         **options,
     }
 
 
-def _devices(trainer: torch.device, processes: int, devices: Sequence[str] | None) -> Sequence[str]:
-    """Return a device for each process: the given ones, or else the GPUs after that of the trainer."""
+def _on_this_machine(replicas: int) -> int:
+    """Return how many of the replicas run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", replicas))
+
+
+def _devices(trainer: torch.device, processes: int, devices: Sequence[str] | None, *, replicas: int) -> Sequence[str]:
+    """Return a device for each process: the given ones, or else the GPUs after those of the trainer's replicas."""
     if devices is not None:
         return devices
     if trainer.type != "cuda":
         return [trainer.type] * processes
-    first, found = 1 + (trainer.index or 0), torch.cuda.device_count()
+    first, found = replicas + (trainer.index or 0), torch.cuda.device_count()
     if first + processes > found:
         raise UserError(
             [
@@ -168,7 +184,7 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
     It does for a mixture model whose engine, or whose precision, makes other choices likely: in float32 the built-in
     engine and the trainer differ by the last bits of a score.
     """
-    sampler = engine.engine if isinstance(engine, SeparateEngine) else engine
+    sampler = _sampler(engine)
     is_mixture = forward.routers is not None or forward.unreachable_routers
     if not is_mixture or (isinstance(sampler, BUILTIN) and not forward.autocast):
         return False, []
@@ -183,15 +199,21 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
     return False, [f"routing: training may use other experts than sampling, because {why}"]
 
 
+def _sampler(engine: Engine) -> Engine:
+    """Return the engine itself, without what delivers weights to it and shares it."""
+    inner = engine.engine if isinstance(engine, SeparateEngine) else engine
+    return inner.engine if isinstance(inner, EngineOnFirst) else inner
+
+
 def _continuous(choice: SamplingChoice | None) -> bool:
     return choice is not None and choice.way.continuous
 
 
 def engine_notes(engine: Engine) -> Sequence[str]:
     """Return how an engine samples, if that is not the usual way."""
-    sampler, notes = engine, list[str]()
+    sampler, notes = _sampler(engine), list[str]()
     if isinstance(engine, SeparateEngine):
-        sampler, proof = engine.engine, engine.proof
+        proof = engine.proof
         notes += [
             f"engine: its weights are proved after each update; now it is {proof.last:.2g} nats from the policy at "
             f"most (bound: {proof.bound.largest:g})"

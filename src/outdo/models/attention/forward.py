@@ -58,6 +58,10 @@ class Sharding(Protocol):
         """Return a context in which this process holds all weights, and may run the model as often as it likes."""
         ...
 
+    def whole(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Return the divided model as one that is not, with the weights that are gathered; it has none afterwards."""
+        ...
+
     def copied(self, model: PreTrainedModel, head: nn.Module | None = None) -> PreTrainedModel:
         """Return a copy of `model`, all or a part of the divided one, that is divided too, together with `head`."""
         ...

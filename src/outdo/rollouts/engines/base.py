@@ -102,6 +102,17 @@ class PolicySnapshot:
         )
 
     @classmethod
+    def whole(cls, policy: PolicyView) -> "PolicySnapshot":
+        """Return a snapshot whose model is not divided among replicas, and has its weights while they are gathered."""
+        sharding = policy.forward.sharding
+        if sharding is None:
+            return cls.of(policy)
+        model = sharding.whole(policy.model)
+        forward = policy.forward.with_model(model)
+        forward.routers = policy.forward.routers
+        return replace(cls.of(policy), model=model, forward=forward)
+
+    @classmethod
     def copied(cls, policy: PolicyView) -> "PolicySnapshot":
         """Return a snapshot with trained weights of its own; it shares those that are frozen."""
         model = on_same_base(policy.model)

@@ -34,12 +34,13 @@ class SeparateEngine:
     """Delivers weights to `engine`, proves after each delivery that they arrived, and restarts it if it is lost.
 
     A call that failed with `EngineLostError` is repeated with the same requests, so that the answers have the random
-    numbers that they would have had.
+    numbers that they would have had. Restarts are reported on standard error, unless it is `quiet`.
     """
 
-    def __init__(self, engine: RestartableEngine, proof: Proof) -> None:
+    def __init__(self, engine: RestartableEngine, proof: Proof, *, quiet: bool = False) -> None:
         self.engine = engine
         self.proof = proof
+        self.quiet = quiet
         self.restarts = 0
         self.seconds = self.proof_seconds = 0.0  # of the last delivery
         self._policy: PolicyView | None = None
@@ -96,9 +97,10 @@ class SeparateEngine:
         assert self._policy is not None
         if self._delivered is None:  # a restart may have delivered them just now
             began = perf_counter()
-            self.engine.update_weights(self._policy)
-            delivered = perf_counter()
-            self.proof.check(self.engine, self._policy)
+            with self._policy.forward.gathered():
+                self.engine.update_weights(self._policy)
+                delivered = perf_counter()
+                self.proof.check(self.engine, self._policy)
             self.seconds, self.proof_seconds = delivered - began, perf_counter() - delivered
             self._delivered = self._policy.version
 
@@ -113,7 +115,8 @@ class SeparateEngine:
                 self._is_lost = True
                 if self._is_closed or not attempts_left:
                     raise
-                sys.stderr.write(f"the engine is restarted: {error}\n")
+                if not self.quiet:
+                    sys.stderr.write(f"the engine is restarted: {error}\n")
             finally:
                 if self._is_closed:  # by another thread, while this one may have started it again
                     self.engine.close()

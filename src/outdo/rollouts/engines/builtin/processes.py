@@ -43,7 +43,8 @@ ADVICE = Advice(
 class BuiltinProcesses:
     """Samples in one process for each of `devices`; each has `threads` threads. `seed` is the seed of the run.
 
-    `timeout` is how many seconds a process may make no progress.
+    `timeout` is how many seconds a process may make no progress. Frozen weights on a CPU are shared with the policy,
+    unless they are to be copied (`copy_frozen`), because the policy drops its own between two deliveries.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class BuiltinProcesses:
         threads: int = 1,
         seed: int = 0,
         timeout: float = TIMEOUT,
+        copy_frozen: bool = False,
     ) -> None:
         self.policy = policy
         self.devices = devices
         self.threads = threads
         self.seed = seed
         self.timeout = timeout
+        self.copy_frozen = copy_frozen
         self.choice = choose_way(policy, sample)  # once, not in every process
         self.delivered_bytes = 0
         self._shared: SharedCopy | None = None
@@ -82,7 +85,7 @@ class BuiltinProcesses:
         if policy.forward is not self.policy.forward:
             self.close()
             self.policy, self.choice = policy, choose_way(policy, sample)
-        self._shared = self._shared or SharedCopy(policy)
+        self._shared = self._shared or SharedCopy(policy, copy_frozen=self.copy_frozen)
         if not self._processes:
             self._start(self._shared)
         self.delivered_bytes = self._shared.write(policy)
@@ -154,17 +157,26 @@ class BuiltinProcesses:
 
 
 class SharedCopy:
-    """A copy of the model of a policy in shared memory. `trained` are the weights that a delivery changes, by name."""
+    """A copy of the model of a policy in shared memory. `trained` are the weights that a delivery changes, by name.
 
-    def __init__(self, policy: PolicyView) -> None:
+    Frozen weights on a CPU are those of the policy, unless `copy_frozen`.
+    """
+
+    def __init__(self, policy: PolicyView, *, copy_frozen: bool = False) -> None:
         model = policy.model
         trained = trained_weights(model)
-        sent = [weight for weight in model.parameters() if weight.requires_grad or weight.device.type != "cpu"]
+        sent = [
+            weight
+            for weight in model.parameters()
+            if weight.requires_grad or copy_frozen or weight.device.type != "cpu"
+        ]
         _check_room(sum(weight.numel() * weight.element_size() for weight in sent))
         self.trained = {name: _on_cpu(weight).clone() for name, weight in trained.items()}
         copies: dict[int, Any] = {id(buffer): _on_cpu(buffer) for buffer in model.buffers()}
         for name, weight in model.named_parameters():
             copied = self.trained[name] if name in trained else _on_cpu(weight)
+            if copy_frozen and name not in trained and weight.device.type == "cpu":
+                copied = copied.clone()
             copies[id(weight)] = nn.Parameter(copied, requires_grad=False)
         self.model = copy.deepcopy(model, copies)
 

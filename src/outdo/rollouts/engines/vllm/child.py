@@ -31,6 +31,8 @@ LOADING = 1800.0
 LARGEST = 1 << 32
 """Bytes of a response."""
 LOG_LINES = 12
+NOT_PASSED = ("PYTHON", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""How the names of variables begin that belong to this process: vLLM reads those of torchrun as its own."""
 """The last lines of the log that an error shows."""
 
 
@@ -64,7 +66,7 @@ class Child:
         try:
             self._popen = subprocess.Popen(
                 [*self._arguments, str(theirs.fileno()), str(os.getpid())],
-                env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+                env={name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED)}
                 | self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

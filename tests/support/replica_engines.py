@@ -1,0 +1,146 @@
+"""What replicas with an engine of their own do together, as bodies for `replica_cases.run_replicas`."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from copied_engines import CopyingEngine
+from engine_cases import fresh, requests
+from replica_cases import divided, shared
+from safetensors.torch import load_file
+
+from outdo.config.recipe import Piece
+from outdo.distributed.replicas import Replicas
+from outdo.distributed.sharding import DividingReplicas
+from outdo.models.adapter import adapter_config, trained_weights
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.base import PolicySnapshot
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.on_first import EngineOnFirst
+from outdo.rollouts.engines.proof import FLOAT32, Proof
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.separate import SeparateEngine
+from outdo.rollouts.engines.vllm.weights import merged_weights, write_weights
+from outdo.trainer.engines import engine_metrics, engine_notes, open_engine
+from outdo.types import Completion
+from outdo.utils.errors import DeliveryError, EngineLostError, WorkerError
+from outdo.utils.sharded_tensors import is_sharded, own_part
+
+SAMPLING = SamplingParams(max_tokens=12)
+ONE = Piece(name="builtin", options={"processes": 1})
+
+
+def processes_of_the_first(replicas: Replicas) -> None:
+    """The first replica has the engine, all get its answers, and one that is killed answers again from new weights."""
+    alone, policy = fresh(), divided(fresh(), replicas)
+    engine = open_engine(ONE, policy, seed=3)
+    assert isinstance(engine, SeparateEngine)
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(alone)
+    updated(alone)
+    updated(policy)
+    engine.update_weights(policy)
+    processes = engine.engine.engine._processes
+    assert len(processes) == int(replicas.first)
+    for process in processes:
+        os.kill(process._process.pid, signal.SIGKILL)
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(alone)
+    assert engine.version == 1
+    assert engine.decode([40, 41]) == BuiltinEngine(alone).decode([40, 41])
+    engine.health()
+    assert all(is_sharded(weight) for weight in policy.model.parameters())
+    metrics = replicas.together(lambda: engine_metrics(engine))
+    assert [each["engine/restarts"] for each in metrics] == [1, 1]
+    assert [each["engine/delivery_bytes"] for each in metrics] == [4 * alone.model.num_parameters()] * 2
+    assert any("processes on cpu" in note for note in engine_notes(engine))
+    engine.close()
+
+
+def frozen_weights_of_parts(replicas: Replicas) -> None:
+    """The engine keeps the frozen weights that the replicas gather for a delivery and drop again."""
+    policy = divided_adapter(replicas)
+    engine, alone = open_engine(ONE, policy, seed=3), BuiltinEngine(policy, seed=3)
+    found = [engine.generate(requests(siblings=2), SAMPLING) for _ in range(2)]
+    with policy.forward.gathered():
+        answers = alone.generate(requests(siblings=2), SAMPLING)
+    assert found == [answers, answers]
+    engine.close()
+    without = engine_with("no load", divided_adapter(replicas, updates=0), replicas)
+    with pytest.raises(DeliveryError, match="the adapter is not loaded"):
+        without.update_weights(policy)
+
+
+def faults_of_an_engine(replicas: Replicas) -> None:
+    """What goes wrong with the engine goes wrong on every replica, as the same error, and none of them hangs."""
+    for make in (shared, divided):
+        policy = make(fresh(), replicas)
+        engine = engine_with("wrong tensor", policy, replicas)
+        engine.update_weights(policy)
+        updated(policy)
+        with pytest.raises(DeliveryError, match="after 1 optimiser steps the engine does not sample"):
+            engine.update_weights(policy)
+        engine = engine_with("", policy, replicas, losses=9)
+        engine.update_weights(policy)
+        with pytest.raises(EngineLostError, match="it has ended"):
+            engine.generate(requests(), SAMPLING)
+        assert engine.restarts == 2
+
+        def defect(*arguments: object) -> None:
+            raise KeyError("a defect")
+
+        engine.engine.engine.score = defect
+        with pytest.raises(KeyError if replicas.first else WorkerError, match="a defect"):
+            engine.score([[1, 2]])
+        assert replicas.together(lambda: replicas.rank) == [0, 1]
+
+
+def whole_folders(replicas: Replicas) -> None:
+    """The first replica writes divided weights as vLLM reads them, without the others."""
+    alone, policy = fresh(), divided(fresh(), replicas)
+    write_weights(alone, Path(f"alone-{replicas.rank}"), as_adapter=False)
+    with policy.forward.gathered():
+        view = PolicySnapshot.whole(policy)
+        if replicas.first:
+            write_weights(view, Path("whole"), as_adapter=False)
+    if replicas.first:
+        found, theirs = (load_file(Path(folder, "model.safetensors")) for folder in ("whole", "alone-0"))
+        assert found.keys() == theirs.keys()
+        assert all(found[name].equal(theirs[name]) for name in found)
+    policy = divided_adapter(replicas)
+    with policy.forward.gathered():
+        view = PolicySnapshot.whole(policy)
+        if replicas.first:
+            write_weights(view, Path("adapter"), as_adapter=True)
+            assert len(load_file("adapter/adapter_model.safetensors")) == len(trained_weights(view.model))
+            assert merged_weights(view.model).keys() == theirs.keys()
+    assert replicas.together(lambda: replicas.rank) == [0, 1]
+
+
+def engine_with(fault: str, policy: Policy, replicas: Replicas, losses: int = 0) -> SeparateEngine:
+    """An engine with a fault, as a run opens one beside replicas."""
+    shared_engine = EngineOnFirst(partial(CopyingEngine, fault=fault, losses=losses), policy, replicas)
+    return SeparateEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
+
+
+def divided_adapter(replicas: Replicas, updates: int = 1) -> Policy:
+    """A divided policy with an adapter that changes its answers."""
+    pool = DividingReplicas(replicas, fresh().device)
+    policy = Policy.load("model", device="cpu", adapter=adapter_config("lora", r=2), pool=pool)
+    for _ in range(updates):
+        updated(policy)
+    return policy
+
+
+def expected(policy: Policy) -> list[Completion]:
+    """What the engine within this process samples."""
+    return BuiltinEngine(policy, seed=3).generate(requests(siblings=2), SAMPLING)
+
+
+@torch.no_grad()
+def updated(policy: Policy) -> None:
+    """Change the weights as an optimiser step does, those of parts and those of whole models in the same way."""
+    for number, weight in enumerate(trained_weights(policy.model).values()):
+        own_part(weight).mul_(1.0 + 0.01 * (number % 3)).add_(0.01)
+    policy.optimiser.steps += 1
