@@ -35,7 +35,7 @@ def test_the_engine_is_built_in_unless_the_recipe_names_another():
     ("piece", "mistake"),
     [
         (Piece(name="vlm"), 'nothing is called "vlm"; did you mean vllm?'),
-        (builtin(rows=3), "engine.rows: unknown option; it takes processes, devices, timeout, max_difference"),
+        (builtin(rows=3), "engine.rows: unknown option; it takes processes, place, devices, timeout, max_difference"),
         (builtin(proceses=2), "engine.proceses: unknown option; did you mean processes?"),
         (builtin(processes=0), "engine.processes: expected a whole number of 1 or more, found 0"),
         (builtin(processes="2"), "engine.processes: expected a whole number of 1 or more, found '2'"),
@@ -46,6 +46,9 @@ def test_the_engine_is_built_in_unless_the_recipe_names_another():
             'engine.devices: expected "cuda:" with a number, "cpu" or "mps", found',
         ),
         (builtin(processes=2, devices=["cpu"]), "engine.devices: expected a device for each of engine.processes = 2,"),
+        (builtin(processes=1, place="here"), "engine.place: expected \"ray\", found 'here'"),
+        (builtin(processes=1, place="ray", devices=["cpu"]), 'engine.devices: has no effect with place = "ray"'),
+        (builtin(place="ray"), "engine.place: has an effect only with engine.processes"),
         (builtin(devices=["cpu"]), "engine.devices: has an effect only with engine.processes"),
         (vllm(), "vllm needs either python"),
         (vllm(python="p", url="http://h"), "set only one of them"),
@@ -104,3 +107,10 @@ def test_the_path_of_the_interpreter_becomes_absolute_and_keeps_its_links(tmp_pa
     recipe = with_absolute_paths(load(None, [*NEEDED, 'engine={name = "vllm", python = "python"}']))
     assert recipe.engine.options["python"] == str(tmp_path / "python")
     assert with_file_names(recipe).engine.options["python"] == "python"
+
+
+def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("outdo.config.engines.find_spec", lambda name: None)
+    (mistake,) = environment_mistakes(builtin(processes=1, place="ray"))
+    assert mistake == 'engine.place: Ray is not installed: pip install "outdo[ray]"'
+    assert environment_mistakes(builtin(processes=1)) == []

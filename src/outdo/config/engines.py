@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
 OWN_OPTIONS = ("python", "url", "served_model", "timeout", "max_difference", "dtype")
 """The options of the engine that are not vLLM's own."""
 
-OPTIONS_OF_PROCESSES = ("processes", "devices", "timeout", "max_difference")
+OPTIONS_OF_PROCESSES = ("processes", "place", "devices", "timeout", "max_difference")
 """The options of the built-in engine, all of them for processes of its own."""
+
+RAY = "ray"
+"""The place of the built-in engine's processes on the machines of a Ray cluster."""
 
 DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 
@@ -85,6 +89,8 @@ def environment_mistakes(piece: Piece) -> list[str]:
 
     It runs the interpreter that `engine.python` names, to find its vllm.
     """
+    if piece.options.get("place") == RAY and piece.name == BUILTIN_ENGINE and find_spec("ray") is None:
+        return ['engine.place: Ray is not installed: pip install "outdo[ray]"']
     python = piece.options.get("python")
     if piece.name != VLLM or not isinstance(python, str):
         return []
@@ -118,7 +124,11 @@ def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     if not _is_positive(processes) or not isinstance(processes, int):
         yield f"engine.processes: expected a whole number of 1 or more, found {processes!r}"
     yield from _limits(options)
-    if "devices" in options:
+    if "place" in options and options["place"] != RAY:
+        yield f'engine.place: expected "{RAY}", found {options["place"]!r}; leave it out for processes of this machine'
+    elif "place" in options and "devices" in options:
+        yield f'engine.devices: has no effect with place = "{RAY}": Ray gives a GPU to each process'
+    elif "devices" in options:
         yield from _devices(options["devices"], processes)
 
 

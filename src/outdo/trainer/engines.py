@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from outdo.config.engines import engine_mistakes, environment_mistakes, is_separate
+from outdo.config.engines import RAY, engine_mistakes, environment_mistakes, is_separate
 from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
+from outdo.distributed.ray_cluster import joins
 from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import Forward
@@ -21,6 +22,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.builtin.probe import TOLERANCE, SamplingChoice
 from outdo.rollouts.engines.builtin.processes import BuiltinProcesses
+from outdo.rollouts.engines.builtin.ray_actors import RayActors
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.on_first import EngineOnFirst
 from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
@@ -79,7 +81,8 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
     if "url" in options:
         options.pop("dtype", None)
     if piece.name == BUILTIN_ENGINE:
-        make, options = BuiltinProcesses, _of_processes(policy, **options)
+        make = RayActors if options.pop("place", None) == RAY else BuiltinProcesses
+        options = _of_processes(policy, elsewhere=make is RayActors and joins(), **options)
         sequences = max(SEQUENCES, len(options["devices"]))  # each process is proved
     else:
         make = resolve(ENGINES.get(piece.name, piece.name))
@@ -116,6 +119,8 @@ def device_mistakes(piece: Piece, trainer: str, *, replicas: int = 1) -> list[st
     if piece.name != BUILTIN_ENGINE or not is_separate(piece) or os.environ.get("RANK", "0") != "0":
         return []
     options, own = piece.options, choose_device(trainer)[0]
+    if options.get("place") == RAY and joins():
+        return []
     try:
         devices = _devices(own, options["processes"], options.get("devices"), replicas=_on_this_machine(replicas))
     except UserError as error:
@@ -134,18 +139,21 @@ def device_mistakes(piece: Piece, trainer: str, *, replicas: int = 1) -> list[st
 
 
 def _of_processes(
-    policy: Policy, *, processes: int, devices: Sequence[str] | None = None, **options: Any
+    policy: Policy, *, processes: int, elsewhere: bool, devices: Sequence[str] | None = None, **options: Any
 ) -> dict[str, Any]:
     """Return the arguments of `BuiltinProcesses`. All processes together have at most the threads of the policy's.
 
-    One of them has at most as many as one of the policy's, because the last bits may depend on their number.
+    One of them has at most as many as one of the policy's, because the last bits may depend on their number. Those that
+    are `elsewhere`, in a Ray cluster that runs already, have as many, and devices that Ray chooses.
     """
+    if elsewhere:
+        devices = [policy.forward.device.type] * processes
     own, all_replicas = torch.get_num_threads(), current()
     replicas = _on_this_machine(1 if all_replicas is None else len(all_replicas))
     in_all = own * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else replicas)
     return {
         "devices": _devices(policy.forward.device, processes, devices, replicas=replicas),
-        "threads": max(1, min(own, in_all // processes)),
+        "threads": own if elsewhere else max(1, min(own, in_all // processes)),
         "copy_frozen": policy.forward.sharding is not None,
         **options,
     }
@@ -219,7 +227,7 @@ def engine_notes(engine: Engine) -> Sequence[str]:
             f"most (bound: {proof.bound.largest:g})"
         ]
     if isinstance(sampler, BuiltinProcesses):
-        notes += [f"engine: processes on {', '.join(sampler.devices)}, threads of each: {sampler.threads}"]
+        notes += [f"engine: processes on {', '.join(sampler.places)}, threads of each: {sampler.threads}"]
     if isinstance(sampler, BUILTIN) and sampler.choice is not None and not sampler.choice.way.continuous:
         choice = sampler.choice
         reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""

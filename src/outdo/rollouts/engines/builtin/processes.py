@@ -70,6 +70,11 @@ class BuiltinProcesses:
         self._version: int | None = None
 
     @property
+    def places(self) -> Sequence[str]:
+        """Where each process computes."""
+        return self.devices
+
+    @property
     def version(self) -> int:
         """The number of optimiser steps of the weights that it samples from."""
         if self._version is None:
@@ -85,10 +90,7 @@ class BuiltinProcesses:
         if policy.forward is not self.policy.forward:
             self.close()
             self.policy, self.choice = policy, choose_way(policy, sample)
-        self._shared = self._shared or SharedCopy(policy, copy_frozen=self.copy_frozen)
-        if not self._processes:
-            self._start(self._shared)
-        self.delivered_bytes = self._shared.write(policy)
+        self.delivered_bytes = self._deliver(policy)
         loaded = self._call("load", [(policy.version,)] * len(self.devices), PATIENCE)
         self._compare(loaded, trained_weights(policy.model))
         self._version = policy.version
@@ -123,6 +125,13 @@ class BuiltinProcesses:
         """End the processes, and release the copy of the weights."""
         self.restart()
         self._shared = None
+
+    def _deliver(self, policy: PolicyView) -> int:
+        """Write the weights to where all processes take them from; return their bytes."""
+        self._shared = self._shared or SharedCopy(policy, copy_frozen=self.copy_frozen)
+        if not self._processes:
+            self._start(self._shared)
+        return self._shared.write(policy)
 
     def _start(self, shared: "SharedCopy") -> None:
         try:

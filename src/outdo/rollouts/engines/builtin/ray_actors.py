@@ -1,0 +1,250 @@
+"""The built-in engine in actors of Ray, on any machine of its cluster, each with a copy of the weights.
+
+Ray starts the actors, all of them or none (one placement group), and carries calls and weights. A delivery sends the
+trained weights in buckets of bounded size; frozen weights are sent once, in the same way, when an actor has started.
+
+Ray does not notice that an actor hangs, or that it is stopped. So no wait here is without end: each call watches the
+progress of the actors, and an actor that is silent or gets nowhere is lost, as one that has ended is. Ray itself
+restarts nothing.
+"""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import outdo.distributed.process as limits
+from outdo.distributed.ray_cluster import ADVICE, WATCH, connected, translated
+from outdo.models.adapter import trained_weights
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.builtin.probe import SamplingChoice
+from outdo.rollouts.engines.builtin.processes import BuiltinProcesses, EngineInProcess
+from outdo.utils.errors import EngineLostError
+from outdo.utils.malloc import disable_trim
+
+BUCKET = 2**26
+"""Bytes of weights that are sent at a time."""
+POLL = 1.0
+"""Seconds between two looks at the progress of the actors."""
+
+
+class Piece(NamedTuple):
+    """Neighbouring bytes of a weight, from `start` on."""
+
+    name: str
+    start: int
+    content: NDArray[np.uint8]
+
+
+class RayActors(BuiltinProcesses):
+    """Samples in one actor for each of `devices`, all of one type. Ray chooses the machines, and the GPU of each actor.
+
+    The other arguments are those of `BuiltinProcesses`. Every method raises `EngineLostError` if an actor has ended,
+    hangs, or makes no progress for `timeout` seconds.
+    """
+
+    def __init__(self, policy: PolicyView, *, devices: Sequence[str], **options: Any) -> None:
+        super().__init__(policy, devices=devices, **options)
+        self._actors: list[Any] = []
+        self._group: Any = None
+        self._nodes: list[str] = []
+        self._ray: Any = None
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Where each actor computes."""
+        kinds = [torch.device(device).type for device in self.devices]
+        return [f"{kind} of {node} (Ray)" for kind, node in zip(kinds, self._nodes, strict=False)]
+
+    def restart(self) -> None:
+        """End the actors; the next update starts others."""
+        self._version = None
+        if self._actors:
+            with translated():
+                for actor in self._actors:
+                    self._ray.kill(actor)
+        self._actors, self._nodes = [], []
+        if self._group is not None:
+            with translated():
+                self._ray.util.remove_placement_group(self._group)
+        self._group = None
+
+    def close(self) -> None:
+        """End the actors, and the Ray that was started for them."""
+        try:
+            if self._ray is not None and self._ray.is_initialized():
+                self.restart()
+        finally:
+            self._actors, self._group, self._version = [], None, None
+            connected.close()
+
+    def _deliver(self, policy: PolicyView) -> int:
+        """Send the trained weights to all actors, bucket by bucket; return their bytes."""
+        if not self._actors:
+            self._begin(policy)
+        return self._send(trained_weights(policy.model))
+
+    def _begin(self, policy: PolicyView) -> None:
+        """Start the actors, with the frozen weights."""
+        count, kind = len(self.devices), torch.device(self.devices[0]).type
+        gpus = [torch.device(device).index or 0 for device in self.devices if kind == "cuda"]
+        self._ray = connected.open(cpus=count * self.threads, gpus=gpus)
+        bundle = {"CPU": self.threads, **({"GPU": 1} if gpus else {})}
+        try:
+            self._group = connected.reserve([bundle] * count)
+            self._actors = connected.start(EngineActor, self._group, [bundle] * count, self.threads)
+            self._nodes = self._call("node", [()] * count, limits.START)
+            model, weights = _without_weights(policy.model), dict(policy.model.named_parameters())
+            forward = policy.forward.with_model(model)
+            forward.device, forward.routers = torch.device(kind), policy.forward.routers
+            view = replace(PolicySnapshot.of(policy), model=model, forward=forward)
+            trained = trained_weights(policy.model)
+            shapes = {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
+            with translated():
+                held = self._ray.put((view, shapes, list(trained), self.seed, self.choice))
+            self._call("hold", [(held,)] * count, limits.START)
+            self._send({name: weight for name, weight in weights.items() if name not in trained})
+        except BaseException:
+            self.restart()
+            raise
+
+    def _send(self, weights: Mapping[str, Tensor]) -> int:
+        for bucket in buckets(weights):
+            with translated():
+                sent = self._ray.put(bucket)
+            self._call("take", [(sent,)] * len(self._actors), limits.PATIENCE)
+        return sum(weight.numel() * weight.element_size() for weight in weights.values())
+
+    def _call(self, method: str, calls: Sequence[tuple[Any, ...]], seconds: float | None = None) -> list[Any]:
+        """Call a method of as many actors as there are `calls` at the same time; return the results in order."""
+        asked = self._actors[: len(calls)]
+        if len(asked) < len(calls):
+            raise EngineLostError(f"the actors of the engine have ended{ADVICE}")
+        with translated():
+            results = [actor.call.remote(method, *each) for actor, each in zip(asked, calls, strict=True)]
+            silence = limits.SILENCE if self._nodes else limits.START
+            watch = _Watch(self._ray, asked, self.timeout if seconds is None else seconds, silence)
+            waiting = list(results)
+            while waiting:
+                _, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=POLL, fetch_local=False)
+                watch.look([results.index(each) for each in waiting])
+            return self._ray.get(results, timeout=limits.SILENCE)
+
+
+class _Watch:
+    """Knows since when each of some actors is silent, and since when it has made no progress."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any], seconds: float, silence: float) -> None:
+        self._ray = ray
+        self._actors = actors
+        self._seconds = seconds
+        self._silence = silence
+        self._heard = [monotonic()] * len(actors)
+        self._moved = list(self._heard)
+        self._known: list[int | None] = [None] * len(actors)
+        self._asked: list[Any] = [None] * len(actors)
+
+    def look(self, waiting: Sequence[int]) -> None:
+        """Ask the actors that have not answered for their progress.
+
+        Raises: EngineLostError if one of them is silent, or makes no progress.
+        """
+        for number in waiting:
+            if self._asked[number] is None:
+                self._asked[number] = self._actors[number].progress.options(concurrency_group=WATCH).remote()
+            elif self._ray.wait([self._asked[number]], timeout=0)[0]:
+                known, self._known[number] = self._known[number], self._ray.get(self._asked[number], timeout=POLL)
+                self._asked[number], self._heard[number] = None, monotonic()
+                if known not in (None, self._known[number]):
+                    self._moved[number] = monotonic()
+            silent, still = (monotonic() - since[number] for since in (self._heard, self._moved))
+            if silent > self._silence:
+                raise EngineLostError(f"actor {number + 1} of the engine gave no sign of life for {self._silence:g} s")
+            if still > self._seconds:
+                raise EngineLostError(f"actor {number + 1} of the engine made no progress for {self._seconds:g} s")
+
+
+class EngineActor:
+    """An actor: the engine in a process that Ray has started, with `threads` threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.weights: dict[str, Tensor] = {}
+        self.engine: EngineInProcess | None = None
+        disable_trim()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of this class, or else of the engine."""
+        torch.set_num_threads(self.threads)  # it is a number of each thread
+        of_actor = {"node": self.node, "hold": self.hold, "take": self.take, "load": self.load}
+        return (of_actor[method] if method in of_actor else getattr(self.engine, method))(*arguments)
+
+    def progress(self) -> int:
+        """Return a number that changes while the engine samples."""
+        return 0 if self.engine is None else self.engine.progress
+
+    def node(self) -> str:
+        """Return the name of this machine."""
+        return os.uname().nodename
+
+    def load(self, version: int) -> list[int]:
+        """Take the weights that were sent; see `EngineInProcess.load`."""
+        assert self.engine is not None
+        sums = self.engine.load(version)
+        self.weights = dict(self.engine.trained)  # frozen ones are on the device now, and do not come again
+        return sums
+
+    def hold(
+        self,
+        held: tuple[PolicySnapshot, Mapping[str, tuple[torch.Size, torch.dtype]], Sequence[str], int, SamplingChoice],
+    ) -> None:
+        """Make the engine. Its weights have no content yet."""
+        view, shapes, trained, seed, choice = held
+        self.weights = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        for name, weight in view.model.named_parameters():
+            weight.data = self.weights[name]
+        taken = {name: self.weights[name] for name in trained}
+        self.engine = EngineInProcess(view, taken, seed=seed, choice=choice)
+
+    def take(self, bucket: Sequence[Piece]) -> None:
+        """Write pieces of weights to their places in main memory; `load` brings them to the device."""
+        for piece in bucket:
+            whole = _bytes_of(self.weights[piece.name])
+            whole[piece.start : piece.start + len(piece.content)] = piece.content
+
+
+def buckets(weights: Mapping[str, Tensor]) -> Iterator[list[Piece]]:
+    """Yield all bytes of some weights in lists of pieces, with at most `BUCKET` bytes in each list."""
+    bucket, room = list[Piece](), BUCKET
+    for name, weight in weights.items():
+        # A copy: memory that an array refers to cannot be dropped, as the gathered weights of a divided model are.
+        whole, start = _bytes_of(weight.detach().to("cpu", copy=True).contiguous()), 0
+        while start < len(whole):
+            content = whole[start : start + room]
+            bucket.append(Piece(name, start, content))
+            start, room = start + len(content), room - len(content)
+            if not room:
+                yield bucket
+                bucket, room = [], BUCKET
+    if bucket:
+        yield bucket
+
+
+def _bytes_of(weight: Tensor) -> NDArray[np.uint8]:
+    """Return the memory of a contiguous tensor of the CPU."""
+    return weight.view(-1).view(torch.uint8).numpy()
+
+
+def _without_weights(model: nn.Module) -> Any:
+    """Return a copy of a model whose weights have no numbers; its buffers are copied."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().cpu() for buffer in model.buffers()}
+    for weight in model.parameters():
+        copies[id(weight)] = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+    return copy.deepcopy(model, copies)

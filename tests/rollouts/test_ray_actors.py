@@ -1,0 +1,210 @@
+"""The built-in engine in actors of Ray: the answers of one process, also after an actor has ended or hangs."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from engine_cases import requests, threads
+from run_cases import alive, wait_until
+
+from outdo.config.recipe import Piece
+from outdo.distributed import process as limits
+from outdo.distributed import ray_cluster
+from outdo.distributed.ray_cluster import Cluster, connected
+from outdo.models.adapter import adapter_config, attach, trained_weights
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.builtin import ray_actors
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin.ray_actors import _Watch, buckets
+from outdo.rollouts.engines.proof import fixed_sequences
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.separate import SeparateEngine
+from outdo.testing import tiny_model
+from outdo.trainer.engines import engine_metrics, engine_notes, open_engine
+from outdo.types import Completion
+from outdo.utils.errors import DeliveryError, EngineError, EngineLostError
+
+if find_spec("ray") is None:
+    pytest.skip("needs ray", allow_module_level=True)
+
+SAMPLING = SamplingParams(max_tokens=12)
+ONE = Piece(name="builtin", options={"processes": 1, "place": "ray"})
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[tuple[Policy, SeparateEngine]]:
+    """An engine beside a policy with an adapter, so that some weights are frozen."""
+    model, tokenizer = tiny_model()
+    attach(model, adapter_config("lora", r=2))
+    policy = Policy(model, tokenizer)
+    with threads(1):
+        engine = open_engine(ONE, policy, seed=3)
+        yield policy, engine
+        engine.close()
+
+
+def family(process: int) -> list[int]:
+    """A process's children, and theirs."""
+    children: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            children += [child, *family(child)]
+    return children
+
+
+def expected(policy: Policy) -> list[Completion]:
+    """What the engine within this process samples."""
+    return BuiltinEngine(policy, seed=3).generate(requests(siblings=2), SAMPLING)
+
+
+def updated(policy: Policy) -> None:
+    """Change the weights as an optimiser step does."""
+    with torch.no_grad():
+        for weight in trained_weights(policy.model).values():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(policy.version)))
+    policy.optimiser.steps += 1
+
+
+def actors() -> list[int]:
+    """The processes of the actors."""
+    return [each for each in family(os.getpid()) if b"EngineActor" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def test_the_answers_are_those_of_the_engine_within_the_trainer(opened):
+    policy, engine = opened
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
+    sequences = fixed_sequences(policy)[:3]
+    assert engine.score(sequences) == BuiltinEngine(policy).score(sequences)
+    engine.health()
+    assert f"engine: processes on cpu of {os.uname().nodename} (Ray), threads of each: 1" in engine_notes(engine)
+
+
+def test_each_delivery_replaces_the_weights_in_buckets_and_is_measured(opened, monkeypatch):
+    policy, engine = opened
+    before = expected(policy)
+    updated(policy)
+    monkeypatch.setattr(ray_actors, "BUCKET", 1000)  # a weight has more bytes
+    engine.update_weights(policy)
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy) != before
+    metrics = engine_metrics(engine)
+    trained = sum(weight.numel() for weight in trained_weights(policy.model).values())
+    assert metrics["engine/delivery_bytes"] == 4 * trained < policy.model.num_parameters()
+    assert 0 < metrics["engine/delivery_seconds"] < 600
+
+
+def test_a_weight_that_does_not_arrive_is_named(opened, monkeypatch):
+    policy, engine = opened
+    updated(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_actors, "buckets", lambda weights: list(buckets(weights))[:-1])
+        patch.setattr(ray_actors, "BUCKET", 8000)
+        with pytest.raises(DeliveryError, match=r"process 1 of the engine does not have the policy's weights .* 1 of"):
+            engine.update_weights(policy)
+    engine.update_weights(policy)
+
+
+def test_ray_listens_on_loopback_only_and_asks_for_a_token(opened):
+    processes = [os.getpid(), *family(os.getpid())]
+    assert len(listening(processes)) >= 4  # the actor, two of the raylet, the store of the cluster's state
+    assert {socket.inet_ntoa(bytes.fromhex(each)[::-1]) for each in listening(processes)} == {"127.0.0.1"}
+    raylet = next(each for each in processes if b"raylet\0" in Path(f"/proc/{each}/cmdline").read_bytes())
+    variables = Path(f"/proc/{raylet}/environ").read_bytes().split(b"\0")
+    assert b"RAY_AUTH_MODE=token" in variables
+    assert f"RAY_AUTH_TOKEN={os.environ['RAY_AUTH_TOKEN']}".encode() in variables
+    assert b"RAY_USAGE_STATS_ENABLED=0" in variables
+
+
+def listening(processes: list[int]) -> list[str]:
+    """The IPv4 addresses, in the kernel's hexadecimal form, that some processes listen at."""
+    own: set[str] = set()
+    for path in (file for each in processes for file in Path(f"/proc/{each}/fd").glob("*")):
+        with suppress(OSError):
+            own.add(os.readlink(path))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in own:
+                found.append(address.split(":")[0][-8:])
+    return found
+
+
+def test_what_an_actor_raises_is_raised_here_and_the_engine_goes_on(opened):
+    policy, engine = opened
+    with pytest.raises(AttributeError, match="no_such_method"):
+        engine.engine._call("no_such_method", [()])
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
+
+
+def test_a_cluster_without_room_is_one_sentence(opened, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ROOM", 0.5)
+    with pytest.raises(EngineError, match=r"no room for engine.processes = 2 with 5000 CPU each: free are [\d.]+ CPU"):
+        connected.reserve([{"CPU": 5000}] * 2)
+
+
+def test_ray_that_was_imported_before_is_one_sentence(opened):
+    with pytest.raises(EngineError, match="Ray was imported before outdo could set it up"):
+        Cluster().open(cpus=1, gpus=[])
+
+
+def test_gpus_are_shown_to_ray_and_no_others(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    with ray_cluster._visible([1, 2]):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,7"
+
+
+def test_an_actor_that_ends_in_a_call_is_replaced_and_the_answers_stay_the_same(opened, monkeypatch, capsys):
+    policy, engine = opened
+    sampling, restarts, hit = SamplingParams(max_tokens=400), engine.restarts, list[int]()
+    long = [replace(request, max_tokens=400) for request in requests(siblings=2)]
+    look = _Watch.look
+
+    def looked(watch: _Watch, waiting: list[int]) -> None:
+        look(watch, waiting)
+        if waiting and watch._known[0] and not hit:  # it has sampled some tokens
+            hit.extend(actors())
+            os.kill(hit[0], signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_actors, "POLL", 0.02)
+        patch.setattr(_Watch, "look", looked)
+        found = engine.generate(long, sampling)
+    assert len(hit) == 1
+    assert found == BuiltinEngine(policy, seed=3).generate(long, sampling)
+    assert engine.restarts == restarts + 1
+    assert "The actor died" in capsys.readouterr().err
+    wait_until(lambda: not alive(hit[0]))
+
+
+def test_the_memory_of_weights_that_were_sent_can_be_dropped():
+    weight = torch.arange(6.0)
+    (bucket,) = buckets({"weight": weight})
+    weight.untyped_storage().resize_(0)  # as a divided model does after a delivery
+    assert bucket[0].content.view("float32").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("fault", ["no progress", "SIGSTOP"])
+def test_an_actor_that_stops_without_progress_is_lost(opened, monkeypatch, fault: str):
+    """Of this engine the last test: its actor is left stopped."""
+    _, engine = opened
+    monkeypatch.setattr(ray_actors, "POLL", 0.02)
+    if fault == "no progress":
+        long = [replace(request, max_tokens=400) for request in requests(siblings=2)]
+        with pytest.raises(EngineLostError, match="actor 1 of the engine made no progress for 0 s"):
+            engine.engine._call("generate", [(long, SamplingParams(max_tokens=400))], 0.0)
+    else:
+        monkeypatch.setattr(limits, "SILENCE", 2.0)
+        (process,) = actors()
+        os.kill(process, signal.SIGSTOP)
+        with pytest.raises(EngineLostError, match="actor 1 of the engine gave no sign of life for 2 s"):
+            engine.engine._call("health", [()], 600.0)
+        engine.close()
+        wait_until(lambda: not alive(process))
