@@ -43,7 +43,7 @@ class Cluster:
 
         A Ray that is started here has room for `cpus` threads at least, and has the GPUs with these numbers.
 
-        Raises: EngineError with the reason if it does not connect.
+        Raises: EngineError with the reason if it does not connect, EngineLostError if it does not start.
         """
         if self._ray is None and "ray" in sys.modules and not joins():
             raise EngineError(
@@ -57,7 +57,9 @@ class Cluster:
                 self._init(ray, cpus=cpus, gpus=gpus)
             except Exception as error:  # of many kinds
                 self.close()
-                raise EngineError(f"Ray cannot be used: {_sentence(error)}") from error
+                # On a busy machine Ray does not always start in the time that it gives itself.
+                kind = EngineError if joins() else EngineLostError
+                raise kind(f"Ray cannot be used: {_sentence(error)}") from error
         return ray
 
     def _init(self, ray: Any, *, cpus: int, gpus: Sequence[int]) -> None:
@@ -128,6 +130,7 @@ def _imported() -> Any:
     if not joins():
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that it uses the loopback interface
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "300")
     import ray
 
     return ray
