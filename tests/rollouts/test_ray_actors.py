@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_cases import requests, threads
-from run_cases import alive, wait_until
+from run_cases import alive, command_line, wait_until
 
 from outdo.config.recipe import Piece
 from outdo.distributed import process as limits
@@ -54,8 +54,9 @@ def family(process: int) -> list[int]:
     """A process's children, and theirs."""
     children: list[int] = []
     for path in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            children += [child, *family(child)]
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                children += [child, *family(child)]
     return children
 
 
@@ -74,7 +75,7 @@ def updated(policy: Policy) -> None:
 
 def actors() -> list[int]:
     """The processes of the actors."""
-    return [each for each in family(os.getpid()) if b"EngineActor" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [each for each in family(os.getpid()) if b"EngineActor" in command_line(each)]
 
 
 def test_the_answers_are_those_of_the_engine_within_the_trainer(opened):
@@ -114,7 +115,7 @@ def test_ray_listens_on_loopback_only_and_asks_for_a_token(opened):
     processes = [os.getpid(), *family(os.getpid())]
     assert len(listening(processes)) >= 4  # the actor, two of the raylet, the store of the cluster's state
     assert {socket.inet_ntoa(bytes.fromhex(each)[::-1]) for each in listening(processes)} == {"127.0.0.1"}
-    raylet = next(each for each in processes if b"raylet\0" in Path(f"/proc/{each}/cmdline").read_bytes())
+    raylet = next(each for each in processes if b"raylet\0" in command_line(each))
     variables = Path(f"/proc/{raylet}/environ").read_bytes().split(b"\0")
     assert b"RAY_AUTH_MODE=token" in variables
     assert f"RAY_AUTH_TOKEN={os.environ['RAY_AUTH_TOKEN']}".encode() in variables

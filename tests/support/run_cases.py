@@ -137,6 +137,14 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
+def command_line(process: int) -> bytes:
+    """The arguments of a process, each with a zero after it; empty if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def alive(process: int) -> bool:
     """Still there, and more than what its parent has not asked about yet."""
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, metrics, outdo_, saved, steps_done, wait_until
+from run_cases import alive, cold, command_line, metrics, outdo_, saved, steps_done, wait_until
 from test_replicated_engines import DIVIDED, SETTINGS, STEPS
 from test_replicated_runs import finished, tokens, weights
 from test_workers import family
@@ -62,4 +62,4 @@ def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(home: 
 
 def actors(processes: list[int]) -> list[int]:
     """Those of some processes that are actors of the engine."""
-    return [each for each in processes if b"EngineActor" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [each for each in processes if b"EngineActor" in command_line(each)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, metrics, outdo_, saved, steps_done, timeless, wait_until
+from run_cases import alive, cold, command_line, metrics, outdo_, saved, steps_done, timeless, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
 from test_workers import family
 
@@ -75,7 +75,7 @@ def test_replicas_beside_an_engine_that_are_killed_resume_exactly(home: Path, ki
 
 def sampling_process(processes: list[int]) -> int:
     """A process of the engine: a child of the process that forks them, the fork server."""
-    servers = [each for each in processes if b"forkserver" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    servers = [each for each in processes if b"forkserver" in command_line(each)]
     return next(each for each in servers if parent(each) in servers)
 
 
