@@ -12,6 +12,7 @@ import outdo.distributed.process
 from outdo.config.recipe import Piece
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
+from outdo.rollouts.engines.base import PolicySnapshot
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.processes import EngineInProcess, SharedCopy
 from outdo.rollouts.engines.proof import fixed_sequences
@@ -91,6 +92,19 @@ def test_a_weight_that_does_not_arrive_is_named_however_small_its_change_is(open
         patch.setattr(SharedCopy, "write", lambda self, policy: 0)
         with pytest.raises(DeliveryError, match=rf"process 1 of the engine .* 1 of \d+ differ, such as {name}"):
             engine.update_weights(policy)
+    engine.update_weights(policy)
+
+
+def test_a_copy_of_the_policy_gets_no_new_processes_and_another_model_does(opened):
+    policy, engine = opened
+    before = list(engine.engine._processes)
+    updated(policy)
+    engine.update_weights(PolicySnapshot.copied(policy))  # as sampling ahead does
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
+    assert engine.engine._processes == before
+    other = Policy(tiny_model(hidden=16)[0], policy.tokenizer)
+    engine.update_weights(other)
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(other)
     engine.update_weights(policy)
 
 

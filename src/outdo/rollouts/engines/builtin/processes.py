@@ -87,8 +87,9 @@ class BuiltinProcesses:
         Raises `DeliveryError` unless all processes have these weights then, bit for bit.
         """
         self._version = None
-        if policy.forward is not self.policy.forward:
-            self.close()
+        if not _have_the_same_model(policy, self.policy):
+            self.restart()
+            self._shared = None
             self.policy, self.choice = policy, choose_way(policy, sample)
         self.delivered_bytes = self._deliver(policy)
         loaded = self._call("load", [(policy.version,)] * len(self.devices), PATIENCE)
@@ -231,6 +232,19 @@ class EngineInProcess(BuiltinEngine):
         self.policy = replace(self.view, version=version)
         weights = dict(model.named_parameters())
         return bit_sums(weights[name] for name in self.trained)
+
+
+def _have_the_same_model(first: PolicyView, second: PolicyView) -> bool:
+    """Return whether two policies differ at most in their trained weights, as a policy and its snapshots do."""
+    if first.forward is second.forward:
+        return True
+    mine, its = (dict(each.model.named_parameters()) for each in (first, second))
+    return (
+        first.tokenizer is second.tokenizer
+        and first.model.config.to_dict() == second.model.config.to_dict()
+        and trained_weights(first.model).keys() == trained_weights(second.model).keys()
+        and all(weight is its.get(name) for name, weight in mine.items() if not weight.requires_grad)
+    )
 
 
 def _on_cpu(weight: Tensor) -> Tensor:
