@@ -61,6 +61,9 @@ def common(
 
 @app.command()
 def quickstart(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[SETTING]...", help="settings of the run: cluster.replicas=2 ...")
+    ] = None,
     *,
     folder: Annotated[Path, typer.Option(help="folder for the models and the run")] = Path("quickstart"),
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
@@ -69,7 +72,7 @@ def quickstart(
     """Build a small model, fine-tune it, and train it by GRPO to add numbers."""
     from outdo.cli.quickstart.command import run_quickstart
 
-    raise typer.Exit(run_quickstart(folder, seed=seed, display=Display(), engine=engine))
+    raise typer.Exit(run_quickstart(folder, seed=seed, display=Display(), engine=engine, overrides=settings or []))
 
 
 @app.command()

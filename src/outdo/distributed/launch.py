@@ -26,6 +26,9 @@ FOLDER = "OUTDO_LAUNCHER_FOLDER"
 LAUNCHER = "OUTDO_LAUNCHER"
 """The environment variable with the descriptor of a pipe that is closed when the launcher ends, however it ends."""
 
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+"""The network interface that only this machine reaches."""
+
 PATIENCE = 30.0
 """Seconds that the first replica has to save the last finished step after another one has ended."""
 
@@ -176,7 +179,7 @@ def _run_once(count: int, arguments: Sequence[str], signals: _Signals) -> _Endin
 def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, launcher: int) -> "subprocess.Popen[bytes]":
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     environment = {
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",  # listen on this machine only
+        "GLOO_SOCKET_IFNAME": LOOPBACK,  # listen on this machine only
         **os.environ,
         **({name: str(number) for name, number in numbers.items()} if count > 1 else {}),
         RENDEZVOUS: (folder / "rendezvous").as_uri(),

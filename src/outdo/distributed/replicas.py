@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from outdo.distributed.launch import RENDEZVOUS
+from outdo.distributed.network import choose_interface
 from outdo.distributed.pooled_scoring import row_shares
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
@@ -238,6 +239,7 @@ def join(*, timeout: float) -> Replicas:
         store, *_ = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, count, timeout=limit))
         # torchrun keeps its store when it starts processes again, with the addresses of those that have ended.
         own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        choose_interface(own_store, rank, count)
         dist.init_process_group(backend, store=own_store, rank=rank, world_size=count, timeout=limit)
         _current = Replicas(timeout=limit)
     return _current

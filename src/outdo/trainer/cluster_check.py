@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from outdo.distributed.launch import LOOPBACK
+from outdo.distributed.network import INTERFACE
 from outdo.distributed.replicas import Replicas
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
@@ -85,13 +87,14 @@ def problems(reports: Sequence[Report]) -> list[str]:
 
 def network_hints() -> list[str]:
     """Return what often keeps processes of several machines from meeting, as far as this machine shows it."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    host = socket.gethostname()
+    interface = os.environ.get(INTERFACE, "")
     hints = [f"is the port of MASTER_ADDR={os.environ.get('MASTER_ADDR', 'unset')} open, and every process started?"]
-    if interface.startswith("lo"):
-        hints.append(f"GLOO_SOCKET_IFNAME={interface} reaches this machine only: name the interface of the network")
-    elif not interface and _address(host).startswith("127."):
-        hints.append(f"{host} is {_address(host)} for itself: set GLOO_SOCKET_IFNAME to the interface of the network")
+    if interface == LOOPBACK:
+        hints.append(f"{INTERFACE}={interface} reaches this machine only: name the interface of the network")
+    elif interface:
+        hints.append(
+            f"{socket.gethostname()} listens on {interface}, at ports of torch's choice: are all of them open?"
+        )
     return hints
 
 
@@ -189,13 +192,6 @@ def _size(path: Path) -> int | None:
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size if path.exists() else None
-
-
-def _address(host: str) -> str:
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return ""
 
 
 def _gib(size: int) -> str:

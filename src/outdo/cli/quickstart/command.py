@@ -7,6 +7,7 @@ trains by it as `outdo train` does.
 import itertools
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ from rich.table import Table
 from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import demonstrations, held_out, problems, rows
+from outdo.cli.train import TrainArguments, run_train
 from outdo.config.engines import is_separate
-from outdo.config.file import load
 from outdo.config.messages import to_toml
 from outdo.config.recipe import Piece
 from outdo.data.prompts import Prompts, tokenise
@@ -33,7 +34,6 @@ from outdo.storage.atomic import write_text_atomically
 from outdo.trainer.display import Display
 from outdo.trainer.engines import named_engine, open_engine
 from outdo.trainer.find_model import find_model
-from outdo.trainer.run import start
 from outdo.trainer.sft import sft
 from outdo.types import Prompt, Request
 from outdo.utils.rng import Stream
@@ -42,16 +42,22 @@ LONGEST = 64  # tokens: prompt and answer fit into it
 ANSWERED, SHOWN = 32, 3  # problems that both models answer at the end, and those of them that are shown
 
 
-def run_quickstart(folder: Path, *, seed: int, display: Display, engine: str | None = None) -> int:
-    """Build and fine-tune a model (once per seed), train it by GRPO, and show the results; return the exit status."""
+def run_quickstart(
+    folder: Path, *, seed: int, display: Display, engine: str | None = None, overrides: Sequence[str] = ()
+) -> int:
+    """Build and fine-tune a model (once per seed), train it by GRPO, and show the results; return the exit status.
+
+    `overrides` are settings of the run by GRPO, in addition to those of its recipe.
+    """
     sampler = named_engine(engine)
     torch.set_num_threads(1)
     data = write_data(folder / f"seed-{seed}", seed)
     warm = warm_start(folder / f"seed-{seed}" / "warm", data["demonstrations"], seed, display)
     run = _free(folder / f"seed-{seed}")
     recipe = write_recipe(run.with_suffix(".toml"), warm, data, seed, sampler)
-    display.say(f"training by {recipe}, as `outdo train {recipe} run={run}` does")
-    status = start(load(recipe, [f"run={run}"]), run, display)
+    command = [str(recipe), f"run={run}", *overrides]
+    display.say(f"training by {recipe}, as `outdo train {shlex.join(command)}` does")
+    status = run_train(command, display, TrainArguments())
     if status == 0:
         conclude(run, warm, data["held_out"], display)
     return status
