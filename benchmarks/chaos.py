@@ -11,6 +11,7 @@ process and no temporary folder.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -49,18 +50,23 @@ def score(completion, answer):
     time.sleep(float(os.environ.get("CHAOS_PAUSE", 0)))
     return sum(each.isalnum() for each in completion) / 8
 """
-PAUSE = 0.05
-"""Seconds that each of the 8 rewards of a step takes in the disturbed run, so that it lasts."""
+STEPS = 100
+ANSWERS = 4 * PROMPTS
 
-TIMEOUT = 10
+TIMEOUT = 30
 """Seconds without progress after which a replica, or a process of the engine, is given up."""
 
 CASES = {
     "replicas": ("cluster.replicas=2", f"cluster.timeout={TIMEOUT}"),
     "engine": (f'engine={{name = "builtin", processes = 2, timeout = {TIMEOUT}}}', "train.max_staleness=1"),
 }
+KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP
+FREEZES = {
+    "replicas": (("trainer", KILL), ("trainer", FREEZE)),
+    "engine": (("engine", KILL), ("engine", FREEZE)),
+}
 RESTARTS = 3
-START = 300.0
+PATIENCE = 600.0
 """Seconds that a fault waits at most for the process that it needs."""
 
 
@@ -86,10 +92,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
         for case in arguments.case:
             home = write_home(Path(name) / case)
-            steps = max(20, round(arguments.seconds))
-            whole = undisturbed(home, case, steps)
-            run, faults, left = disturbed(home, case, steps, arguments.seconds, arguments.every, arguments.seed)
-            wrong += [f"{case}: {each}" for each in [*differences(run, whole, steps), *left]]
+            whole = undisturbed(home, case)
+            run, faults, left = disturbed(home, case, arguments.seconds, arguments.every, arguments.seed)
+            wrong += [f"{case}: {each}" for each in [*differences(run, whole), *left]]
             print(f"{case}: {len(faults)} faults, {dict(Counter(f'{each.role} {each.signal}' for each in faults))}")
     for each in wrong:
         print(f"wrong: {each}")
@@ -107,38 +112,37 @@ def write_home(folder: Path) -> Path:
     return folder
 
 
-def undisturbed(home: Path, case: str, steps: int) -> Path:
+def undisturbed(home: Path, case: str) -> Path:
     """Train without a fault; return the run."""
     run = home / "whole"
-    command = _outdo(home, home, ["train", "recipe.toml", f"run=./{run.name}", f"steps={steps}", *CASES[case]], pause=0)
+    command = _outdo(home, home, ["train", "recipe.toml", f"run=./{run.name}", f"steps={STEPS}", *CASES[case]], pause=0)
     assert command.wait() == 0, (home / "log").read_text()
     return run
 
 
-def disturbed(
-    home: Path, case: str, steps: int, seconds: float, every: float, seed: int
-) -> tuple[Path, list[Fault], list[str]]:
+def disturbed(home: Path, case: str, seconds: float, every: float, seed: int) -> tuple[Path, list[Fault], list[str]]:
     """Train with a fault every so many seconds; return the run, the faults, and what is left when it has ended."""
     print(f"{case}: a fault every {every:g} s for {seconds:g} s, by random numbers of the seed {seed}", flush=True)
     chance, run, faults = random.Random(seed), home / "chaos", list[Fault]()
+    pause = seconds / 2 / STEPS / ANSWERS  # so that the run takes half of the time without a fault
     (temporary := home / "t").mkdir()
-    start = ["train", "recipe.toml", f"run=./{run.name}", f"steps={steps}", *CASES[case]]
+    start = ["train", "recipe.toml", f"run=./{run.name}", f"steps={STEPS}", *CASES[case]]
     began = time.monotonic()
 
     def begin() -> "subprocess.Popen[bytes]":
         again = ["resume", f"./{run.name}"] if (run / "recipe.toml").exists() else start
-        return _outdo(home, temporary, [*again, "--restarts", str(RESTARTS)], pause=PAUSE)
+        return _outdo(home, temporary, [*again, "--restarts", str(RESTARTS)], pause=pause)
 
     command = begin()
     while (now := time.monotonic() - began) < seconds:
         status = _wait(command, min(every, seconds - now))
-        if status is None and time.monotonic() - began < seconds:
-            faults.append(_fault(command, temporary, run, chance, began))
-            print(f"  {faults[-1]}", flush=True)
-        elif status == 0:
+        if status == 0:
             break
-        elif status is not None:
+        if status is not None:
             command = begin()
+        elif time.monotonic() - began < seconds and (what := _fault(command, case, temporary, run, chance)):
+            faults.append(Fault(round(time.monotonic() - began, 1), *what, _steps_done(run)))
+            print(f"  {faults[-1]}", flush=True)
     for _ in range(RESTARTS):
         if command.wait() == 0:
             break
@@ -147,10 +151,10 @@ def disturbed(
     return run, faults, _left(temporary)
 
 
-def differences(run: Path, whole: Path, steps: int) -> list[str]:
+def differences(run: Path, whole: Path) -> list[str]:
     """Return in what a run differs from the undisturbed one, and which questions are not accounted for."""
     found = []
-    last = Path("checkpoints") / f"step_{steps:06d}"
+    last = Path("checkpoints") / f"step_{STEPS:06d}"
     if weights_hash(run / last) != weights_hash(whole / last):
         found.append("other weights")
     questions = json.loads((run / "summary.json").read_text())["questions"]
@@ -158,11 +162,11 @@ def differences(run: Path, whole: Path, steps: int) -> list[str]:
         found.append(f"another ledger of questions: {questions}")
     if not questions["asked"] == questions["answered"] == questions["trained"] + questions["dropped"]:
         found.append(f"questions are missing in the ledger: {questions}")
-    trained = [_questions_of(run, step) for step in range(1, steps + 1)]
+    trained = [_questions_of(run, step) for step in range(1, STEPS + 1)]
     if sum(map(len, trained)) != questions["trained"]:
         found.append(f"{sum(map(len, trained))} questions are recorded as trained; the ledger: {questions}")
     an_epoch = QUESTIONS // PROMPTS
-    for first in range(0, steps - an_epoch + 1, an_epoch):
+    for first in range(0, STEPS - an_epoch + 1, an_epoch):
         counts = Counter(each for step in trained[first : first + an_epoch] for each in step)
         if not questions["dropped"] and (len(counts) != QUESTIONS or set(counts.values()) != {1}):
             found.append(f"steps {first + 1} to {first + an_epoch} do not train each question once: {dict(counts)}")
@@ -195,31 +199,25 @@ def _wait(command: "subprocess.Popen[bytes]", seconds: float) -> int | None:
 
 
 def _fault(
-    command: "subprocess.Popen[bytes]", temporary: Path, run: Path, chance: random.Random, began: float
-) -> Fault:
-    """Choose a role and a signal, wait for a process of this role, and send it the signal."""
-    engine = _is_engine(run)
-    kill, freeze = signal.SIGKILL, signal.SIGSTOP
-    possible: list[tuple[str, signal.Signals]] = [("command", kill), ("trainer", kill)]
-    possible += [("engine", kill), ("engine", freeze)] if engine else [("trainer", kill), ("trainer", freeze)]
-    role, number = chance.choice(possible)
-    place = chance.random()
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline and command.poll() is None:
-        if found := [command.pid] if role == "command" else _processes(temporary, role):
-            target = found[int(place * len(found))]
-            try:
-                os.kill(target, number)
-            except ProcessLookupError:  # it has ended by itself meanwhile
-                continue
-            return Fault(round(time.monotonic() - began, 1), role, number.name, _steps_done(run))
-        time.sleep(0.1)
-    return Fault(round(time.monotonic() - began, 1), role, "nothing, as none was there", _steps_done(run))
+    command: "subprocess.Popen[bytes]", case: str, temporary: Path, run: Path, chance: random.Random
+) -> tuple[str, str] | None:
+    """Choose a role and a signal, wait for a process of this role, and send it the signal; return both.
 
-
-def _is_engine(run: Path) -> bool:
-    recipe = run / "recipe.toml"
-    return recipe.exists() and "processes" in recipe.read_text()
+    Two of three faults also wait until the run has finished a step since now. Returns None if the run ends before.
+    """
+    choices = (("command", KILL), ("trainer", KILL), *FREEZES[case])
+    (role, number), place, before = chance.choice(choices), chance.random(), _steps_done(run)
+    after_a_step, deadline = chance.random() < 2 / 3, time.monotonic() + PATIENCE
+    while command.poll() is None:
+        assert time.monotonic() < deadline, f"no process of the role {role} makes a step within {PATIENCE:g} s"
+        found = [command.pid] if role == "command" else _processes(temporary, role)
+        if found and (not after_a_step or _steps_done(run) > before):
+            with contextlib.suppress(ProcessLookupError):  # it may just have ended by itself
+                os.kill(found[int(place * len(found))], number)
+                return role, number.name
+        before = min(before, _steps_done(run))  # a resumed run goes back to its checkpoint
+        time.sleep(0.05)
+    return None
 
 
 def _steps_done(run: Path) -> int:

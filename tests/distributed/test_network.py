@@ -33,11 +33,12 @@ def test_processes_of_one_machine_listen_on_its_loopback_only(monkeypatch: pytes
     assert os.environ[INTERFACE] == LOOPBACK
 
 
-def test_the_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch):
+def test_the_choice_of_the_user_stays_and_the_others_do_not_wait(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(INTERFACE, "mine")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    choose_interface(store(), 0, 2)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    choose_interface(known := store(rank1="10.77.0.2"), 0, 2)
     assert os.environ[INTERFACE] == "mine"
+    assert known.check(["outdo/address/0"])
 
 
 @pytest.mark.skipif(LOOPBACK != "lo", reason="only on Linux")

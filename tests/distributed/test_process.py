@@ -215,16 +215,19 @@ def test_an_interrupt_does_not_wait_for_the_other_processes(process: Process):
     assert time.monotonic() - began < 600
 
 
-def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process():
+@pytest.mark.parametrize("stopped", [False, True], ids=["computing", "stopped"])
+def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and_no_process(stopped: bool):
     """A run that a Python script starts in a process of its own uses the script's folder for sockets."""
     folder = Path(multiprocessing.util.get_temp_dir())
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=hold_a_process, args=(theirs,))
     child.start()
     worker = ours.recv()
+    if stopped:
+        os.kill(worker, signal.SIGSTOP)
     child.kill()
     child.join()
-    wait_until(lambda: not alive(worker))
+    wait_until(lambda: not alive(worker), seconds=600)
     assert folder.is_dir()
 
 

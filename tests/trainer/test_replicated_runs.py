@@ -125,16 +125,20 @@ def test_however_replicas_end_they_end_together_and_resume_exactly(
 
 
 def ended_after(step: int, run: Path, command: "subprocess.Popen[str]", ending: str) -> tuple[str, int]:
-    """Kill the launcher of a run after a step, or send SIGTERM, and wait until no process is left."""
+    """Kill the launcher of a run after a step, or send SIGTERM, and wait until no process is left.
+
+    A replica that a signal has stopped ends with its launcher, too.
+    """
     wait_until(lambda: steps_done(run) >= step)
     replicas = family(command.pid)
     assert len(replicas) >= 2
     if ending == "SIGTERM":
         command.terminate()
     else:
+        os.kill(second_of(replicas), signal.SIGSTOP)
         command.kill()
     said, status = finished(command)
-    wait_until(lambda: not any(map(alive, replicas)))
+    wait_until(lambda: not any(map(alive, replicas)), seconds=600)
     return said, status
 
 

@@ -1,13 +1,16 @@
 """After a fault of the machine a run is started again, and ends as the one that nothing happened to."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
-from kill_cases import assert_same
+from kill_cases import assert_same, newest
 from run_cases import cold, outdo_, steps_done, wait_until
 from test_replicated_runs import finished, second_of
 from test_workers import alive, family
@@ -47,6 +50,46 @@ def disturbed_after(step: int, run: Path, command: "subprocess.Popen[str]", numb
     os.kill(second := second_of(processes), number)
     wait_until(lambda: not alive(second))
     return processes
+
+
+@pytest.mark.long
+def test_two_replicas_that_are_killed_at_ten_random_moments_change_nothing(home: Path):
+    steps = (*SETTINGS, "steps=40")
+    said, status = finished(cold(home, "train", "recipe.toml", "run=./not-killed", *steps))
+    assert status == 0, said
+    run, random = home / "killed-ten-times", Random(19)
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *steps, "--restarts", "5")
+    for kill in range(10):
+        wait_until(lambda: starts(run) > kill or command.poll() is not None)  # noqa: B023
+        moment = newest(run) + random.randint(0, 3)
+        wait_until(lambda: steps_done(run) >= moment or command.poll() is not None)  # noqa: B023
+        time.sleep(random.uniform(0, 0.2))
+        assert command.poll() is None, finished(command)
+        ranks = random.choice([(0,), (1,), (0, 1)])
+        print(f"kill {kill + 1}: replicas {ranks} after step {steps_done(run)}")
+        for process in [each for each in family(command.pid) if rank_of(each) in ranks]:
+            os.kill(process, signal.SIGKILL)
+    said, status = finished(command)
+    assert status == 0, said
+    assert said.count(AGAIN) == 10
+    assert_same(run, home / "not-killed")
+
+
+def starts(run: Path) -> int:
+    """How often a run has begun or gone on, by its history."""
+    history = run / "history.jsonl"
+    return history.read_bytes().count(b"\n") if history.exists() else 0
+
+
+def rank_of(process: int) -> int | None:
+    """The rank of a replica that outdo has started; None of another process."""
+    place = Path(f"/proc/{process}")
+    try:
+        is_replica = (place / "cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"outdo"]
+        rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + (place / "environ").read_bytes())
+    except OSError:  # it has ended
+        return None
+    return int(rank[1]) if rank and is_replica else None
 
 
 def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(home: Path, undisturbed: Path):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outdo.utils.errors import MachineError, OutdoError, WorkerError
+from outdo.utils.wake import wake_when_closed
 
 RENDEZVOUS = "OUTDO_RENDEZVOUS"
 """The environment variable with the address at which the replicas meet; without it they use torchrun's variables."""
@@ -88,10 +89,13 @@ def end_with_launcher() -> None:
     if (descriptor := os.environ.pop(LAUNCHER, None)) is None:
         return
 
-    folder = Path(os.environ[FOLDER])
+    if sys.platform == "linux":  # a descriptor that the other replicas do not share
+        descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+    pipe, folder = int(descriptor), Path(os.environ[FOLDER])
+    wake_when_closed(pipe)
 
     def watch() -> None:
-        os.read(int(descriptor), 1)  # nothing is ever written: it returns when the other end is closed
+        os.read(pipe, 1)  # nothing is ever written: it returns when the other end is closed
         shutil.rmtree(folder, ignore_errors=True)  # a launcher that was killed has not removed it
         os._exit(1)
 

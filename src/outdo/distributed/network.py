@@ -26,13 +26,13 @@ def choose_interface(store: dist.Store, rank: int, count: int) -> None:
 
     Leaves the choice to gloo where no interface has the address: with IPv6, and on systems other than Linux.
     """
-    if INTERFACE in os.environ:
-        return
     if os.environ.get("LOCAL_WORLD_SIZE") == str(count):
-        os.environ[INTERFACE] = LOOPBACK
+        os.environ.setdefault(INTERFACE, LOOPBACK)
         return
     own = _address_towards(os.environ.get("MASTER_ADDR", ""))
-    store.set(f"outdo/address/{rank}", own)
+    store.set(f"outdo/address/{rank}", own)  # also where an interface is named: another process may wait for it
+    if INTERFACE in os.environ:
+        return
     if _is_loopback(own):
         others = (store.get(f"outdo/address/{each}").decode() for each in range(count) if each != rank)
         own = next((_address_towards(other) for other in others if not _is_loopback(other)), own)

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from outdo.utils.errors import WorkerError
 from outdo.utils.malloc import disable_trim
+from outdo.utils.wake import wake_when_closed
 
 PRELOADED = ["outdo.distributed.pooled_scoring"]
 """What a child needs: it is imported while the parent loads its own modules and models."""
@@ -344,6 +345,7 @@ def _remove_temporary_folder(folder: str) -> None:
 
 def _serve(pipe: Connection, heartbeats: Connection, threads: int, temporary_folder: str) -> None:
     """Run in a child: execute calls until the parent closes the pipe."""
+    wake_when_closed(heartbeats.fileno())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     held: dict[int, Any] = {}

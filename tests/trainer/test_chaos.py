@@ -1,0 +1,19 @@
+"""Five minutes of chaos: whatever is killed or frozen, the run ends as the one that nothing happened to."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import CASES, differences, disturbed, undisturbed, write_home
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_in_chaos_ends_as_the_undisturbed_one_and_accounts_for_every_question(case: str, tmp_path: Path):
+    home = write_home(tmp_path / "home")
+    whole = undisturbed(home, case)
+    run, faults, left = disturbed(home, case, seconds=300, every=20, seed=7)
+    print(*faults, sep="\n")
+    assert len(faults) >= 3
+    assert differences(run, whole) == []
+    assert left == []
