@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -48,7 +49,7 @@ def sbatch(arguments: Sequence[str]) -> int:
             "PATH": os.pathsep.join([folder, str(Path(sys.executable).parent), os.environ["PATH"]]),
             QUEUE: str(queue),
             "SLURM_JOB_ID": "4711",
-            "SLURM_JOB_NODELIST": "first" if nodes == 1 else "[first,second]",
+            "SLURM_JOB_NODELIST": f"[{','.join(NAMES[:nodes])}]" if os.environ.get(NODES) else "localhost",
             "SLURM_NNODES": str(nodes),
             "SLURM_NTASKS": str(nodes * tasks),
             "SLURM_NTASKS_PER_NODE": str(tasks),
@@ -65,7 +66,7 @@ def sbatch(arguments: Sequence[str]) -> int:
 
 def srun(arguments: Sequence[str]) -> int:
     """Run a command as the tasks of a step; return the highest exit status."""
-    _, command = _split(arguments)
+    options, command = _split(arguments)
     holders = os.environ.get(NODES, "").split()
     nodes, tasks = int(os.environ["SLURM_NNODES"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
     started: list[subprocess.Popen[bytes]] = []
@@ -82,6 +83,12 @@ def srun(arguments: Sequence[str]) -> int:
         numbers = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % tasks, "SLURM_NODEID": node}
         environment = os.environ | {name: str(number) for name, number in numbers.items()}
         started.append(subprocess.Popen([*where, *command], env=environment))
+    while options.get("kill-on-bad-exit") == "1" and any(task.poll() is None for task in started):
+        if any(task.poll() for task in started):  # SLURM kills what is left then
+            for task in started:
+                task.terminate()
+            break
+        time.sleep(0.1)
     statuses = [task.wait() for task in started]
     return max(status if status >= 0 else 128 - status for status in statuses)
 

@@ -330,8 +330,7 @@ def _own_temporary_folder() -> str:
 
     A process that was started by `multiprocessing` uses the folder of its parent, which may have other children.
     """
-    folder = util.get_temp_dir()
-    return folder if multiprocessing.parent_process() is None else ""
+    return util.get_temp_dir() if multiprocessing.parent_process() is None else ""
 
 
 def _remove_temporary_folder(folder: str) -> None:
