@@ -52,12 +52,15 @@ def undisturbed(home: Path) -> Path:
 Commands = tuple["subprocess.Popen[str]", "subprocess.Popen[str]"]
 
 
-def one_each(machines: tuple[Machine, Machine], home: Path, *arguments: str, **of_second: str) -> Commands:
-    """Start one process of `outdo` on each machine, as `srun` does; `of_second` is for the second machine alone."""
+def one_each(machines: tuple[Machine, Machine], home: Path, *arguments: str, of: int = 1, **more: str) -> Commands:
+    """Start one process of `outdo` on each machine, as `srun` does; `more` is in the environment of one of them."""
     meet = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "first", "MASTER_PORT": "29500"}
     command = (sys.executable, "-m", "outdo", *arguments)
-    first = machines[0].popen(*command, cwd=home, RANK="0", **meet)
-    return first, machines[1].popen(*command, cwd=home, **({"RANK": "1"} | meet | of_second))
+    first, second = (
+        machine.popen(*command, cwd=home, **(meet | {"RANK": str(rank)} | (more if rank == of else {})))
+        for rank, machine in enumerate(machines)
+    )
+    return first, second
 
 
 def by_torchrun(machines: tuple[Machine, Machine], home: Path, *arguments: str, restarts: int = 0) -> Commands:
@@ -149,10 +152,10 @@ def test_the_check_says_what_keeps_two_machines_from_one_run(machines, home: Pat
     assert said.count("the 2 processes did not meet within 5 s") == 2
     assert "is the port of MASTER_ADDR=first open, and every process started?" in said
 
-    said, statuses = ended(one_each(machines, home, *check, GLOO_SOCKET_IFNAME="lo"))
+    said, statuses = ended(one_each(machines, home, *check, of=0, GLOO_SOCKET_IFNAME="lo"))
     assert statuses == [75, 75], said
     assert "GLOO_SOCKET_IFNAME=lo reaches this machine only: name the interface of the network" in said
-    assert "eth0" in said  # the other machine names what it listens on
+    assert "second listens on eth0" in said
 
     machines[1].pull_the_plug()
     said, statuses = ended(one_each(machines, home, *check))
