@@ -50,7 +50,6 @@ def score(completion, answer):
     time.sleep(float(os.environ.get("CHAOS_PAUSE", 0)))
     return sum(each.isalnum() for each in completion) / 8
 """
-STEPS = 100
 ANSWERS = 4 * PROMPTS
 
 TIMEOUT = 30
@@ -58,7 +57,7 @@ TIMEOUT = 30
 
 CASES = {
     "replicas": ("cluster.replicas=2", f"cluster.timeout={TIMEOUT}"),
-    "engine": (f'engine={{name = "builtin", processes = 2, timeout = {TIMEOUT}}}', "train.max_staleness=1"),
+    "engine": (f'engine={{name = "builtin", processes = 2, timeout = {TIMEOUT}}}',),
 }
 KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP
 FREEZES = {
@@ -87,14 +86,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--every", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
         for case in arguments.case:
             home = write_home(Path(name) / case)
-            whole = undisturbed(home, case)
-            run, faults, left = disturbed(home, case, arguments.seconds, arguments.every, arguments.seed)
-            wrong += [f"{case}: {each}" for each in [*differences(run, whole), *left]]
+            whole, plan = undisturbed(home, case, arguments.steps), (arguments.seconds, arguments.every, arguments.seed)
+            run, faults, left = disturbed(home, case, arguments.steps, *plan)
+            wrong += [f"{case}: {each}" for each in [*differences(run, whole, arguments.steps), *left]]
             print(f"{case}: {len(faults)} faults, {dict(Counter(f'{each.role} {each.signal}' for each in faults))}")
     for each in wrong:
         print(f"wrong: {each}")
@@ -112,21 +112,23 @@ def write_home(folder: Path) -> Path:
     return folder
 
 
-def undisturbed(home: Path, case: str) -> Path:
+def undisturbed(home: Path, case: str, steps: int) -> Path:
     """Train without a fault; return the run."""
     run = home / "whole"
-    command = _outdo(home, home, ["train", "recipe.toml", f"run=./{run.name}", f"steps={STEPS}", *CASES[case]], pause=0)
+    command = _outdo(home, home, ["train", "recipe.toml", f"run=./{run.name}", f"steps={steps}", *CASES[case]], pause=0)
     assert command.wait() == 0, (home / "log").read_text()
     return run
 
 
-def disturbed(home: Path, case: str, seconds: float, every: float, seed: int) -> tuple[Path, list[Fault], list[str]]:
+def disturbed(
+    home: Path, case: str, steps: int, seconds: float, every: float, seed: int
+) -> tuple[Path, list[Fault], list[str]]:
     """Train with a fault every so many seconds; return the run, the faults, and what is left when it has ended."""
     print(f"{case}: a fault every {every:g} s for {seconds:g} s, by random numbers of the seed {seed}", flush=True)
     chance, run, faults = random.Random(seed), home / "chaos", list[Fault]()
-    pause = seconds / 2 / STEPS / ANSWERS  # so that the run takes half of the time without a fault
+    pause = seconds / 2 / steps / ANSWERS  # so that the run takes half of the time without a fault
     (temporary := home / "t").mkdir()
-    start = ["train", "recipe.toml", f"run=./{run.name}", f"steps={STEPS}", *CASES[case]]
+    start = ["train", "recipe.toml", f"run=./{run.name}", f"steps={steps}", *CASES[case]]
     began = time.monotonic()
 
     def begin() -> "subprocess.Popen[bytes]":
@@ -151,10 +153,10 @@ def disturbed(home: Path, case: str, seconds: float, every: float, seed: int) ->
     return run, faults, _left(temporary)
 
 
-def differences(run: Path, whole: Path) -> list[str]:
+def differences(run: Path, whole: Path, steps: int) -> list[str]:
     """Return in what a run differs from the undisturbed one, and which questions are not accounted for."""
     found = []
-    last = Path("checkpoints") / f"step_{STEPS:06d}"
+    last = Path("checkpoints") / f"step_{steps:06d}"
     if weights_hash(run / last) != weights_hash(whole / last):
         found.append("other weights")
     questions = json.loads((run / "summary.json").read_text())["questions"]
@@ -162,11 +164,11 @@ def differences(run: Path, whole: Path) -> list[str]:
         found.append(f"another ledger of questions: {questions}")
     if not questions["asked"] == questions["answered"] == questions["trained"] + questions["dropped"]:
         found.append(f"questions are missing in the ledger: {questions}")
-    trained = [_questions_of(run, step) for step in range(1, STEPS + 1)]
+    trained = [_questions_of(run, step) for step in range(1, steps + 1)]
     if sum(map(len, trained)) != questions["trained"]:
         found.append(f"{sum(map(len, trained))} questions are recorded as trained; the ledger: {questions}")
     an_epoch = QUESTIONS // PROMPTS
-    for first in range(0, STEPS - an_epoch + 1, an_epoch):
+    for first in range(0, steps - an_epoch + 1, an_epoch):
         counts = Counter(each for step in trained[first : first + an_epoch] for each in step)
         if not questions["dropped"] and (len(counts) != QUESTIONS or set(counts.values()) != {1}):
             found.append(f"steps {first + 1} to {first + an_epoch} do not train each question once: {dict(counts)}")

@@ -112,6 +112,8 @@ def test_each_difference_is_one_sentence(other: Report, sentence: str):
 def test_an_interface_of_this_machine_only_is_a_hint(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert "GLOO_SOCKET_IFNAME=lo reaches this machine only" in network_hints()[-1]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert "listens on eth0, at any port: does a firewall close some of them?" in network_hints()[-1]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can write")
