@@ -92,9 +92,7 @@ def network_hints() -> list[str]:
     if interface == LOOPBACK:
         hints.append(f"{INTERFACE}={interface} reaches this machine only: name the interface of the network")
     elif interface:
-        hints.append(
-            f"{socket.gethostname()} listens on {interface}, at ports of torch's choice: are all of them open?"
-        )
+        hints.append(f"{socket.gethostname()} listens on {interface}, at any port: does a firewall close some of them?")
     return hints
 
 
