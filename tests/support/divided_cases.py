@@ -131,12 +131,12 @@ def a_base_with_adapters_is_divided(replicas: Replicas) -> None:
                 models.refresh_every = 2  # so that the reference is the base at first, and a copy of the adapter then
             of_models = [(each.policy.logprobs, each.reference.logprobs, each.critic.values) for each in (alone, parts)]  # type: ignore[union-attr]
             for expected, found in zip(*of_models, strict=True):
-                torch.testing.assert_close(found(batch), expected(batch), rtol=0, atol=1e-6)
+                torch.testing.assert_close(found(batch), expected(batch), rtol=0, atol=3e-6)
         for each in ("policy", "critic"):
             of_alone, of_parts = (getattr(models, each).optimiser.weights for models in (alone, parts))
             assert not any(map(is_sharded, of_parts.values()))
             for name, weight in of_alone.items():
-                torch.testing.assert_close(of_parts[name], weight, rtol=0, atol=1e-6)
+                torch.testing.assert_close(of_parts[name], weight, rtol=0, atol=3e-6)
         assert_equal(before, whole(frozen_weights(parts)))
         assert not parts.is_divided
 
