@@ -1,5 +1,6 @@
 """A call of another process returns its own result, never that of an interrupted call or one that nobody requested."""
 
+import ctypes
 import gc
 import multiprocessing.util
 import os
@@ -31,6 +32,11 @@ class Echo:
     def echo(self, value: object, delay: float = 0.0) -> object:
         time.sleep(delay)
         self.calls.append(value)
+        return value
+
+    def hold_the_interpreter(self, value: object, seconds: float) -> object:
+        """No other thread of the process can run meanwhile."""
+        ctypes.PyDLL(None).sleep(int(seconds))
         return value
 
     def past(self) -> list[object]:
@@ -195,16 +201,17 @@ def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.Mo
     process.close()
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["computing", "stopped"])
-def test_closing_does_not_wait_for_a_process_that_does_not_end(stopped: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outdo.distributed.process, "GRACE", 1.0 if stopped else 600.0)
+@pytest.mark.parametrize("how", ["computing", "stopped", "stuck"])
+def test_closing_does_not_wait_for_a_process_that_does_not_end(how: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outdo.distributed.process, "GRACE", 1.0 if how == "stuck" else 600.0)
     process = Process(1)
     process.hold(0, Echo())
-    process.call(0, "echo", ("late", 100.0))
-    if stopped:
+    process.call(0, "hold_the_interpreter" if how == "stuck" else "echo", ("late", 100.0))
+    if how == "stopped":
         os.kill(process._process.pid or 0, signal.SIGSTOP)
     process.close()
-    assert process._process.exitcode == (-signal.SIGKILL if stopped else 1)  # a process that computes ends by itself
+    # A process that computes ends by itself, and so does a stopped one, which is woken.
+    assert process._process.exitcode == (-signal.SIGKILL if how == "stuck" else 1)
 
 
 def test_an_interrupt_does_not_wait_for_the_other_processes(process: Process):

@@ -30,6 +30,9 @@ LAUNCHER = "OUTDO_LAUNCHER"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 """The network interface that only this machine reaches."""
 
+REMOVALS = 20
+"""How often the last replica tries to remove the folder of a launcher that was killed, ten times a second."""
+
 PATIENCE = 30.0
 """Seconds that the first replica has to save the last finished step after another one has ended."""
 
@@ -84,6 +87,15 @@ def launch(count: int, arguments: Sequence[str], restarts: Restarts | None = Non
     return ending.status
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder in which other replicas, and the main thread of this one, may still write for a moment."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)
+
+
 def end_with_launcher() -> None:
     """End this process when its launcher ends, and leave signals to the first replica. Call it once, early."""
     if (descriptor := os.environ.pop(LAUNCHER, None)) is None:
@@ -96,7 +108,7 @@ def end_with_launcher() -> None:
 
     def watch() -> None:
         os.read(pipe, 1)  # nothing is ever written: it returns when the other end is closed
-        shutil.rmtree(folder, ignore_errors=True)  # a launcher that was killed has not removed it
+        _remove(folder)  # a launcher that was killed has not removed it
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -87,7 +87,7 @@ class LockstepScoring(ReplicatedScoring):
         mine = self._share(batch, range(len(batch)), whole_groups=False)
         micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, mine, whole_groups=False)
         found: ByRows[TokenScores] = []
-        with _fatal(), torch.no_grad():
+        with fatal_errors(), torch.no_grad():
             for rows in self._filled(micro_batches):
                 scores = token_scores(self.model_forward, self._rows(batch, rows), entropy, sizes.chunk)
                 if rows:
@@ -112,7 +112,7 @@ class LockstepScoring(ReplicatedScoring):
         budget = sizes.micro_batch_tokens
         micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
         found: ByRows[LossAndGrads] = []
-        with _fatal():
+        with fatal_errors():
             for rows in self._filled([rows for part in micro_batches for rows in part]):
                 micro = self._rows(batch, rows)
                 with span("forward"):
@@ -165,7 +165,7 @@ def _without_grads(result: LossAndGrads) -> LossAndGrads:
 
 
 @contextmanager
-def _fatal() -> Iterator[None]:
+def fatal_errors() -> Iterator[None]:
     """Turn memory that runs out into an error that ends the run, and a lost connection into a `WorkerError`."""
     try:
         yield

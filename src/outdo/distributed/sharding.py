@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from outdo.distributed.lockstep import LockstepReplicas
+from outdo.distributed.lockstep import LockstepReplicas, fatal_errors
 from outdo.distributed.replicas import Replicas
 from outdo.models.attention.ulysses import SequenceGroup
 from outdo.utils.sharded_tensors import own_part
@@ -104,8 +104,9 @@ class Sharded:
         """Hold all weights during a `with` block, which must not compute gradients."""
         for part in self.parts:
             part.set_reshard_after_forward(False)
-        for part in self.parts:
-            part.unshard()
+        with fatal_errors():
+            for part in self.parts:
+                part.unshard()
         try:
             yield
         finally:
