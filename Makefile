@@ -35,7 +35,8 @@ mutants: $(VENV)/.installed-for-tests
 vllm: $(VLLM)/.installed
 
 docs: $(VENV)/.installed-for-tests
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "the site is site/index.html"
 
 check: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
