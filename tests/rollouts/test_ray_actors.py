@@ -1,6 +1,7 @@
 """The built-in engine in actors of Ray: the answers of one process, also after an actor has ended or hangs."""
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -47,9 +48,10 @@ def opened() -> Iterator[tuple[Policy, SeparateEngine]]:
     with threads(1):
         engine = open_engine(ONE, policy, seed=3)
         yield policy, engine
-        left = family(os.getpid())
+        of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|/ray/", command_line(each))]
+        assert of_ray
         engine.close()
-        wait_until(lambda: not any(map(alive, left)))  # also an actor that is stopped
+        wait_until(lambda: not any(map(alive, of_ray)), seconds=600)  # also an actor that is stopped
 
 
 def family(process: int) -> list[int]:
