@@ -19,6 +19,7 @@ from outdo.config.recipe import Piece
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.adapt import adapt, episode_maker
 from outdo.testing import ScriptedEngine
+from outdo.trainer.environment import Episodes
 from outdo.types import Rollout
 
 SAMPLING = SamplingParams(max_tokens=600)
@@ -266,3 +267,12 @@ def test_a_recipe_need_not_give_what_skyrl_gives(tmp_path: Path):
     name = f"{tmp_path / 'env.py'}:Env"
     assert list(environment_mistakes(Piece(name=name, options={"size": 3}))) == []
     assert list(environment_mistakes(Piece(name=name))) == [f"environment.size: {name} needs it"]
+
+
+def test_a_recipe_names_a_game_of_textarena(tmp_path: Path):
+    """A game is made to learn its tools, and closed before it has begun."""
+    (tmp_path / "game.py").write_text(
+        "class Game:\n    def reset(self, num_players, seed=None): self.state = 1\n    def get_observation(self): ...\n"
+        "    def step(self, action): ...\n    def close(self): return self.state, {}\n"
+    )
+    assert list(Episodes.load(Piece(name=f"{tmp_path / 'game.py'}:Game")).tools) == []

@@ -221,6 +221,7 @@ def judge(
         ("url", "an address such as https://api.openai.com/v1", _is_url(url)),
         ("model", "the name of a model", _is_text(model)),
         ("rubric", "the criteria, as text", _is_text(rubric)),
+        ("api_key", "text of ASCII characters", isinstance(api_key, str) and api_key.isascii()),
         ("compare", f"one of {', '.join(get_args(Compare))}", compare in get_args(Compare)),
         ("opponents", "0 or more", isinstance(opponents, int) and opponents >= 0),
         ("scale", "a number above 0", isinstance(scale, int | float) and scale > 0),

@@ -142,12 +142,13 @@ class TextArenaEpisode:
             self.game = self.game.env
         self.player: Any = 0
         self.random: Any = None  # the state of the random numbers
-        self.closed = False
+        self.is_open = False  # a game that has not begun cannot be closed
 
     def begin(self, prompt: Prompt) -> str:
         """Begin the game, and return its first observation."""
         with self._own_random():
             self.environment.reset(num_players=1, seed=seed_of(prompt))
+            self.is_open = True
             return f"\n\n{self._observation()}"
 
     def reply_to_text(self, text: str) -> Reply:
@@ -157,14 +158,17 @@ class TextArenaEpisode:
             return Reply(done=True) if done else Reply(messages=user(self._observation()))
 
     def final_reward(self) -> float | None:
-        """End the game, and return the reward of the player; none if the game has not ended."""
-        self.closed = True
+        """End the game, and return the reward of the player; none if the game was not played to its end."""
+        if not self.is_open:
+            return None
+        self.is_open = False
         rewards, *_ = self.environment.close()
         return None if rewards is None else _number(rewards.get(self.player))
 
     def close(self) -> None:
         """End the game, if that has not happened."""
-        if not self.closed:
+        if self.is_open:
+            self.is_open = False
             self.environment.close()
 
     def _observation(self) -> str:
