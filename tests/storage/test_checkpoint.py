@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import safetensors.torch as safetensors
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outdo.storage import checkpoint, free_space
 from outdo.storage.state_file import NATIVE, pack, unpack
+from outdo.storage.writers import Alone
 from outdo.utils.errors import CheckpointError, DiskFullError
 
 DTYPES = sorted(
@@ -302,3 +304,28 @@ def test_a_folder_without_usable_weights_has_no_hash(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not one")
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
         checkpoint.weights_hash(tmp_path)
+
+
+def test_a_writer_of_a_part_reads_no_file_of_another_writer(tmp_path, monkeypatch):
+    """Another writer renames its temporary files at any time: one that is listed may be gone a moment later."""
+    read = Path.lstat
+
+    class FirstOfTwo(Alone):
+        def __len__(self):
+            return 2
+
+        def together(self, compute):
+            (temporary,) = tmp_path.glob(".tmp-*")
+            another = temporary / ".tmpAbCdEf"
+            another.touch()
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "lstat", lambda path: read(path.with_name("gone") if path == another else path))
+                found = compute()
+            another.unlink()
+            return [found, {}]
+
+    def write_part(folder):
+        save_file(weights(1), folder / "model-00001-of-00002.safetensors")
+
+    path = checkpoint.save(tmp_path, 1, write_part, state(1), FirstOfTwo())
+    assert checkpoint.verify(path) == []

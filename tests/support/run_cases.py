@@ -35,7 +35,7 @@ eval = {every = 10, rows = 4}
 checkpoint = {every = 1}
 """
 SOURCE = str(Path(outdo.__file__).parent.parent)
-PATIENCE = 3600.0
+PATIENCE = 1200.0
 """Seconds after which a test gives up waiting: a busy machine is slow, and that is no fault."""
 
 MAY_MOUNT = bool(shutil.which("unshare")) and subprocess.run(["unshare", "-rm", "true"]).returncode == 0
@@ -153,12 +153,21 @@ def alive(process: int) -> bool:
         return False
 
 
-def wait_until(happened: Callable[[], Any], command: Command | None = None, seconds: float = PATIENCE) -> None:
+def wait_until(
+    happened: Callable[[], Any],
+    command: "Command | subprocess.Popen[str] | None" = None,
+    seconds: float = PATIENCE,
+) -> None:
     """Look every millisecond, until it happened or the command ended."""
     deadline = time.monotonic() + seconds
-    while not happened() and (command is None or command.running):
-        assert time.monotonic() < deadline, f"did not happen within {seconds} s:\n{command.said if command else ''}"
+    while not happened() and (command is None or is_running(command)):
+        said = command.said if isinstance(command, Command) else ""
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s:\n{said}"
         time.sleep(0.001)
+
+
+def is_running(command: "Command | subprocess.Popen[str]") -> bool:
+    return command.running if isinstance(command, Command) else command.poll() is None
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

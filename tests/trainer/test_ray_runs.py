@@ -23,7 +23,7 @@ def test_divided_replicas_beside_an_engine_under_ray_train_as_one_process(home: 
     alone, both = home / "ray-alone", home / "ray-both"
     outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *SETTINGS)
     command = cold(home, "train", "recipe.toml", f"run=./{both.name}", *SETTINGS, *DIVIDED, RAY)
-    wait_until(lambda: steps_done(both) >= 2)
+    wait_until(lambda: steps_done(both) >= 2, command)
     started = family(command.pid)
     (actor,) = actors(started)
     os.kill(actor, signal.SIGKILL)
@@ -47,7 +47,7 @@ def test_divided_replicas_beside_an_engine_under_ray_train_as_one_process(home: 
 def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(home: Path, six_steps: Path, ending: int):
     run = home / f"ray-ended-{ending}"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", RAY)
-    wait_until(lambda: steps_done(run) >= 2)
+    wait_until(lambda: steps_done(run) >= 2, command)
     started = family(command.pid)
     assert len(actors(started)) == 1
     command.send_signal(ending)

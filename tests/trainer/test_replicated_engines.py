@@ -34,7 +34,7 @@ def test_replicas_beside_an_engine_train_as_one_process_also_after_it_is_killed(
     own = [each for each in settings if not each.startswith("cluster.")]
     outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *SETTINGS, *own, engine(processes))
     command = cold(home, "train", "recipe.toml", f"run=./{both.name}", *SETTINGS, *settings, engine(processes))
-    wait_until(lambda: steps_done(both) >= 2)
+    wait_until(lambda: steps_done(both) >= 2, command)
     started = family(command.pid)
     os.kill(sampling_process(started), signal.SIGKILL)
     said, status = finished(command)
@@ -61,7 +61,7 @@ def test_replicas_beside_an_engine_that_are_killed_resume_exactly(home: Path, ki
         said, status = finished(cold(home, "train", "recipe.toml", f"run=./{whole.name}", *settings))
         assert status == 0, said
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    wait_until(lambda: steps_done(run) >= 4)
+    wait_until(lambda: steps_done(run) >= 4, command)
     processes = family(command.pid)
     os.kill(command.pid if killed == "launcher" else second_of(processes), signal.SIGKILL)
     said, status = finished(command)

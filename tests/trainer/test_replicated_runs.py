@@ -129,7 +129,7 @@ def ended_after(step: int, run: Path, command: "subprocess.Popen[str]", ending: 
 
     A replica that a signal has stopped ends with its launcher, too.
     """
-    wait_until(lambda: steps_done(run) >= step)
+    wait_until(lambda: steps_done(run) >= step, command)
     replicas = family(command.pid)
     assert len(replicas) >= 2
     if ending == "SIGTERM":
@@ -147,14 +147,14 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     whole = undisturbed(home, "both-divided", settings)
     command = cold(home, "train", "recipe.toml", "run=./divided-killed", *settings)
     run = home / "divided-killed"
-    wait_until(lambda: steps_done(run) >= 4)
+    wait_until(lambda: steps_done(run) >= 4, command)
     os.kill(second_of(family(command.pid)), signal.SIGKILL)
     said, status = finished(command)
     assert status == 75
     assert "replica 1 of 2 was ended by SIGKILL" in said
     assert "each replica holds a part of the weights" in said
     command = cold(home, "resume", str(run))
-    wait_until(lambda: steps_done(run) >= 8)
+    wait_until(lambda: steps_done(run) >= 8, command)
     command.terminate()
     said, status = finished(command)
     assert status == 143, said
@@ -186,7 +186,7 @@ def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(ho
     base, settings = weights_hash(home / "model"), (*SETTINGS, "cluster.replicas=2", *METHODS["divided adapter"])
     whole, run = undisturbed(home, "both-divided-adapter", settings), home / "divided-adapter-killed"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    wait_until(lambda: steps_done(run) >= 5)
+    wait_until(lambda: steps_done(run) >= 5, command)
     os.kill(second_of(family(command.pid)), signal.SIGKILL)
     said, status = finished(command)
     assert status == 75
@@ -206,7 +206,7 @@ def test_replicas_that_share_sequences_resume_exactly(home: Path):
     settings = (*SETTINGS, "cluster.replicas=2", *METHODS["sequences"])
     whole, run = undisturbed(home, "both-sequences", settings), home / "sequences-killed"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    wait_until(lambda: steps_done(run) >= 5)
+    wait_until(lambda: steps_done(run) >= 5, command)
     os.kill(second_of(family(command.pid)), signal.SIGKILL)
     said, status = finished(command)
     assert status == 75

@@ -44,7 +44,7 @@ def test_replicas_that_are_killed_or_frozen_start_again_and_change_nothing(home:
 
 def disturbed_after(step: int, run: Path, command: "subprocess.Popen[str]", number: int) -> list[int]:
     """Kill or freeze the second replica after a step, and wait until it is gone; return the processes of the run."""
-    wait_until(lambda: steps_done(run) >= step or command.poll() is not None)
+    wait_until(lambda: steps_done(run) >= step, command)
     assert command.poll() is None, finished(command)
     processes = family(command.pid)
     os.kill(second := second_of(processes), number)
@@ -60,9 +60,9 @@ def test_two_replicas_that_are_killed_at_ten_random_moments_change_nothing(home:
     run, random = home / "killed-ten-times", Random(19)
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *steps, "--restarts", "5")
     for kill in range(10):
-        wait_until(lambda: starts(run) > kill or command.poll() is not None)  # noqa: B023
+        wait_until(lambda: starts(run) > kill, command)  # noqa: B023
         moment = newest(run) + random.randint(0, 3)
-        wait_until(lambda: steps_done(run) >= moment or command.poll() is not None)  # noqa: B023
+        wait_until(lambda: steps_done(run) >= moment, command)  # noqa: B023
         time.sleep(random.uniform(0, 0.2))
         assert command.poll() is None, finished(command)
         ranks = random.choice([(0,), (1,), (0, 1)])
@@ -102,7 +102,7 @@ def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(home: Path, und
         cwd=home, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    wait_until(lambda: steps_done(run) >= 5 or command.poll() is not None)
+    wait_until(lambda: steps_done(run) >= 5, command)
     os.kill(second_of(family(command.pid)), signal.SIGKILL)
     said, status = finished(command)
     assert status == 0, said
@@ -114,7 +114,7 @@ def test_torchrun_starts_a_killed_rank_again_and_the_run_goes_on(home: Path, und
 def test_one_process_that_is_killed_is_started_again_and_a_signal_is_no_fault(home: Path, six_steps: Path):
     run = home / "alone-again"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", "--restarts", "1")
-    wait_until(lambda: steps_done(run) >= 2 or command.poll() is not None)
+    wait_until(lambda: steps_done(run) >= 2, command)
     os.kill(family(command.pid)[0], signal.SIGKILL)
     wait_until(lambda: len((run / "history.jsonl").read_text().splitlines()) == 2)  # the second start has begun
     command.terminate()

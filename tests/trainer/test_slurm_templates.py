@@ -64,7 +64,7 @@ def replica(job: "subprocess.Popen[str]", rank: int) -> int:
 def test_a_job_of_one_node_whose_time_is_over_goes_on_in_the_next_one(home: Path, undisturbed: Path):
     run = home / "one-node"
     job = submit(home, "one_node", run.name, ["--gpus-per-node=2"])
-    wait_until(lambda: steps_done(run) >= 4 or job.poll() is not None)
+    wait_until(lambda: steps_done(run) >= 4, job)
     os.kill(step_of(job), signal.SIGHUP)
     said, status = finished(job)
     assert status == 0, said
@@ -81,9 +81,9 @@ def test_a_job_of_two_nodes_goes_on_after_a_signal_and_after_a_killed_process(
     with two_machines(tmp_path, "127.0.1.1") as machines:
         nodes = " ".join(str(each.holder) for each in machines)
         job = submit(home, "several_nodes", run.name, ["--nodes=2", "--ntasks-per-node=1"], nodes=nodes)
-        wait_until(lambda: steps_done(run) >= 3 or job.poll() is not None)
+        wait_until(lambda: steps_done(run) >= 3, job)
         os.kill(step_of(job), signal.SIGHUP)
-        wait_until(lambda: steps_done(run) >= 7 or job.poll() is not None)
+        wait_until(lambda: steps_done(run) >= 7, job)
         os.kill(replica(job, 1), signal.SIGKILL)
         said, status = finished(job)
         assert status == 0, said
@@ -99,7 +99,7 @@ def test_a_job_of_torchrun_goes_on_after_a_killed_process(home: Path, undisturbe
     with two_machines(tmp_path, "127.0.1.1") as machines:
         nodes = " ".join(str(each.holder) for each in machines)
         job = submit(home, "torchrun", run.name, ["--nodes=2", "--gpus-per-node=1"], nodes=nodes)
-        wait_until(lambda: steps_done(run) >= 5 or job.poll() is not None)
+        wait_until(lambda: steps_done(run) >= 5, job)
         os.kill(replica(job, 1), signal.SIGKILL)
         said, status = finished(job)
         assert status == 0, said

@@ -132,7 +132,7 @@ def test_torchrun_goes_on_when_the_network_is_back(machines, home: Path, undistu
 
 
 def cut_off_after(step: int, run: Path, machines: tuple[Machine, Machine], commands: Commands) -> None:
-    wait_until(lambda: steps_done(run) >= step or commands[0].poll() is not None)
+    wait_until(lambda: steps_done(run) >= step, commands[0])
     assert commands[0].poll() is None, ended(commands)
     machines[1].pull_the_plug()
 

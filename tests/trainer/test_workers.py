@@ -65,7 +65,7 @@ def test_a_run_with_two_workers_that_is_killed_and_interrupted_resumes_exactly(h
 
 def ended_by(number: int, command: "subprocess.Popen[str]", run: Path, step: int) -> tuple[int, str]:
     """Send a signal after a step, and wait until no process is left; SIGINT to all of them, as Ctrl-C does."""
-    wait_until(lambda: steps_done(run) >= step or command.poll() is not None)
+    wait_until(lambda: steps_done(run) >= step, command)
     assert command.poll() is None, ended(command)
     others = family(command.pid)
     assert others, "there should be a second process"
@@ -113,7 +113,7 @@ def test_a_worker_that_hangs_ends_the_run(own_home):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    wait_until(lambda: steps_done(run) >= 2)
+    wait_until(lambda: steps_done(run) >= 2, command)
     worker = max(family(command.pid))  # the fork server and the resource tracker were started before it
     os.kill(worker, signal.SIGSTOP)
     status, said = ended(command)

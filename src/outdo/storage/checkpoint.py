@@ -157,7 +157,9 @@ def _write(
     def write_part() -> dict[str, Any]:
         write_model(aside)
         save_file(tensors, (aside / TENSORS).with_stem(f"tensors{label}"))
-        return _listed(aside, [name for name in _inventory(aside)[0] if label and Path(name).stem.endswith(label)])
+        # The whole folder is not listed here: others still write, and safetensors renames temporary files in it.
+        own = sorted(aside.rglob(f"*{label}.*")) if label else []
+        return _listed(aside, [path.relative_to(aside).as_posix() for path in own])
 
     parts = writers.together(write_part)
     writers.from_first(lambda: _complete(aside, step, tree, parts))
