@@ -147,6 +147,10 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((20, {"reward": jumping(0.6, 0.8)}), (20, {"reward": jumping(0.1, 0.3)})),
         r"fell from 0.7 \(the first 8 steps\) to 0.2 \(the last 8\)",
     ),
+    "slow_replica": (
+        steps((9, {"replicas/slowest": 3.0, "replicas/slowest_ratio": 10.0})),
+        "replica 3 takes 10.0 times as long as the others",
+    ),
     "slow_steps": (
         steps((20, {"tokens_per_second": 1000.0}), (6, {"tokens_per_second": 100.0})),
         "100 tokens per second; usual in this run are 1,000",
@@ -226,6 +230,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
         (10, {"transfer/followed": 0.4, "transfer/changed": 16.0})
     ),  # of 160, it may be chance
     "reward_fell": steps((20, {"reward": jumping(0.15, 0.95)}), (20, {"reward": jumping(0.1, 0.9)})),  # noise
+    "slow_replica": steps(*((1, {"replicas/slowest": rank, "replicas/slowest_ratio": 3.0}) for rank in 4 * (0, 1))),
     "slow_steps": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),
     "held_out_rose": steps((1, {"eval/greedy": 0.5}), (5, {}), (1, {"eval/greedy": 0.5})),
     "reward_rose": steps(

@@ -1,9 +1,11 @@
 """Runs of several replicas: the same tokens as one process, and they end, and resume, together."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,19 @@ def test_a_mistake_in_the_recipe_is_printed_once(home: Path):
     said, status = finished(cold(home, "train", "recipe.toml", "run=./no", "cluster.replicas=2", "data.path=no.jsonl"))
     assert status == 2
     assert said.count("no.jsonl") == 1
+
+
+def test_a_replica_that_is_ten_times_slower_delays_the_run_changes_nothing_and_is_named(home: Path):
+    run = home / "slow-replica"
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "cluster.replicas=2", *SETTINGS)
+    wait_until(lambda: steps_done(run) >= 1, command)
+    slow = second_of(family(command.pid))
+    while command.poll() is None:  # of a tenth of a second it has a hundredth
+        for number, seconds in ((signal.SIGSTOP, 0.09), (signal.SIGCONT, 0.01)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(slow, number)
+            time.sleep(seconds)
+    said, status = finished(command)
+    assert status == 0, said
+    assert_same(run, undisturbed(home, "both-grpo", (*SETTINGS, "cluster.replicas=2")))
+    assert "replica 1 takes" in outdo_(home, "doctor", run)

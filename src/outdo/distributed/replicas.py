@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from statistics import median_low
+from time import perf_counter
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -36,6 +38,9 @@ Value = TypeVar("Value")
 BUCKET = 2**23
 """Weights whose gradients are summed in one message."""
 
+LEAST = 0.01
+"""Seconds of computing in a step below which replicas are not compared."""
+
 
 class Replicas:
     """The replicas of a run, as one of them sees them. Make it with `join`."""
@@ -46,6 +51,7 @@ class Replicas:
         # A new group does not take the timeout of the default group.
         self.objects = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         """The group for what is not a gradient: it is exchanged from the CPU, also where the models are on GPUs."""
+        self._seconds = [0.0] * len(self)
 
     def __len__(self) -> int:
         return dist.get_world_size()
@@ -70,16 +76,17 @@ class Replicas:
         If it fails on one replica, it fails on all: with MemoryError if memory ran out there, so that all of them can
         try again with less, and else with WorkerError. The replica that failed raises its own error.
         """
-        values, error = list[Value](), None
+        values, error, start = list[Value](), None, perf_counter()
         try:
             values.append(compute())
         except Exception as caught:
             error = caught
         fault = None if error is None else (is_out_of_memory(error), f"{type(error).__name__}: {error}")
-        found = self._gather((values, fault))
-        faults = {rank: fault for rank, (_, fault) in enumerate(found) if fault is not None}
+        found = self._gather((values, fault, perf_counter() - start))
+        self._seconds = [before + seconds for before, (*_, seconds) in zip(self._seconds, found, strict=True)]
+        faults = {rank: fault for rank, (_, fault, _) in enumerate(found) if fault is not None}
         if not faults:
-            return [value for values, _ in found for value in values]
+            return [value for values, *_ in found for value in values]
         # All replicas go by the same one, or some would try again with less memory while others end.
         rank = min(faults, key=lambda rank: faults[rank][0])
         if rank == self.rank and error is not None:
@@ -114,6 +121,18 @@ class Replicas:
                 dist.all_reduce(flat)
             for tensor, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
+
+    def metrics(self) -> dict[str, float]:
+        """Return which replica computed longest in `together` since the last call, as a multiple of the median.
+
+        Of an even number the lower median counts. Nothing is returned if there was hardly anything to compute: replicas
+        of divided models wait for each other in every layer, and only their sampling can be told apart.
+        """
+        seconds, self._seconds = self._seconds, [0.0] * len(self)
+        usual, longest = median_low(seconds), max(seconds)
+        if usual < LEAST:
+            return {}
+        return {"replicas/slowest": float(seconds.index(longest)), "replicas/slowest_ratio": longest / usual}
 
     def check_equal(self, weights: Sequence[Tensor]) -> None:
         """Raise `WorkerError` if the weights of the replicas are not equal, bit for bit."""

@@ -322,6 +322,8 @@ class _Training:
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | correction_metrics(step, run.objective)
     metrics |= engine_metrics(run.engine) | run.reward.metrics()
+    if replicas := current():
+        metrics |= replicas.metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

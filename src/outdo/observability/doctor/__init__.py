@@ -55,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     outcome.answers_got_worse,
     outcome.worse_at_next_visit,
     outcome.reward_fell,
+    policy.slow_replica,
     policy.slow_steps,
     outcome.held_out_rose,
     outcome.reward_rose,

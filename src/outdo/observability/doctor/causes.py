@@ -52,7 +52,7 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "worse_at_next_visit": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "reward_fell": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "reward_rose": (*WRONG_REWARD, "memorised", "accuracy_fell"),
-    "slow_steps": ("truncation",),
+    "slow_steps": ("slow_replica", "truncation"),
 }
 """The rules that can explain a rule's finding, the likeliest first."""
 

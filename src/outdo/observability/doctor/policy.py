@@ -1,7 +1,7 @@
 """Rules about the policy as a whole, its reference, its critic, its engine and its speed."""
 
 from collections.abc import Iterator
-from statistics import median
+from statistics import median, mode
 
 from outdo.observability.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span, significant_change
 
@@ -121,6 +121,18 @@ def stale_answers(run: RunMetrics) -> Iterator[Finding]:
             "warning",
             f"answers of weights up to {max(steps):g} steps behind count as {span.mean:.0%} of a sample of the policy.",
             "Lower train.max_staleness, or optim.lr.",
+        )
+
+
+def slow_replica(run: RunMetrics) -> Iterator[Finding]:
+    """Report that all replicas wait for one of them."""
+    span = run.lasting("replicas/slowest_ratio", above=2.0)
+    slowest = run.span("replicas/slowest", span.steps[0], span.steps[-1]).values if span else ()
+    if span and slowest and slowest.count(rank := mode(slowest)) >= 0.8 * len(slowest):
+        yield span.finding(
+            "warning",
+            f"replica {rank:g} takes {span.mean:.1f} times as long as the others, which wait for it.",
+            "Its GPU or machine is slower, or busy with other work: compare them with `outdo cluster check`.",
         )
 
 
