@@ -1,10 +1,13 @@
 """The metrics of a step: right where there are verdicts, and signal as the spread of the rewards of a group."""
 
+from dataclasses import replace
+
 import pytest
 from toys import rollout
 
 from outdo.observability.metrics import step_metrics
-from outdo.types import Batch, Group, Prompt, Rollout, Sampled, Step
+from outdo.rollouts.environments.episode import COUNTS
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
 
 
 def group(*rollouts: Rollout, baseline: float | None = None) -> Group:
@@ -51,3 +54,25 @@ def test_a_step_writes_the_sample_sizes_of_its_means() -> None:
     assert {name: found[name] for name in ("num_completions", "num_scored", "num_groups")} == {
         **{"num_completions": 4, "num_scored": 2, "num_groups": 1}
     }
+
+
+def test_calls_of_tools_are_counted_and_compared() -> None:
+    def episode(calls: int, **failed: int) -> Rollout:
+        counts = dict.fromkeys(COUNTS, 0) | {f"tools/{kind}": count for kind, count in failed.items()}
+        return replace(rollout(1, float(calls)), counts=counts | {"tools/calls": calls})
+
+    found = metrics(group(episode(3, unparsed=1, raised=1), episode(1, unknown=1)), group(episode(1)))
+    assert {name: found[name] for name in ("tools/calls", "tools/fewest_calls", "tools/most_calls")} == {
+        **{"tools/calls": 5, "tools/fewest_calls": 1, "tools/most_calls": 3}
+    }
+    assert (found["tools/unparsed_ratio"], found["tools/failed_ratio"]) == (1 / 5, 2 / 5)
+    assert found["reward_calls_correlation"] == pytest.approx(1)
+    assert "tools/failed_ratio" not in metrics(group(episode(0)))
+    assert "tools/most_calls" not in metrics(group(rollout(1, 1.0)))
+
+
+def test_episodes_without_a_turn_left_are_counted() -> None:
+    by_itself = rollout(3, 1.0, mask=(True, False, True))
+    found = metrics(group(by_itself, replace(by_itself, finish_reason=FinishReason.turns)))
+    assert found["completions/turns_ratio"] == 0.5
+    assert "completions/turns_ratio" not in metrics(group(rollout(2, 1.0)))

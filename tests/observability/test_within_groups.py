@@ -76,6 +76,7 @@ def test_without_answers_there_is_no_metric():
         "reward_disagreement": None,
         "reward_right_correlation": None,
         "reward_length_correlation": None,
+        "reward_calls_correlation": None,
     }
 
 

@@ -147,6 +147,21 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((20, {"reward": jumping(0.6, 0.8)}), (20, {"reward": jumping(0.1, 0.3)})),
         r"fell from 0.7 \(the first 8 steps\) to 0.2 \(the last 8\)",
     ),
+    "reward_follows_calls": (
+        steps((9, {"reward_calls_correlation": 0.97})),
+        "within groups the reward follows the number of calls",
+    ),
+    "no_calls": (
+        steps((9, {"tools/calls": 12.0}), (9, {"tools/calls": 0.0})),
+        "the policy has stopped calling its tools",
+    ),
+    "calls_not_read": (steps((9, {"tools/unparsed_ratio": 0.8})), "80% of the calls of tools cannot be read"),
+    "calls_fail": (steps((9, {"tools/failed_ratio": 0.5})), "50% of the calls of tools end with an error"),
+    "always_one_call": (
+        steps((9, {"tools/most_calls": 1.0, "tools/fewest_calls": 1.0})),
+        "every episode calls a tool exactly once",
+    ),
+    "turns_at_limit": (steps((9, {"completions/turns_ratio": 0.9})), "90% of the episodes end at the limit"),
     "slow_replica": (
         steps((9, {"replicas/slowest": 3.0, "replicas/slowest_ratio": 10.0})),
         "replica 3 takes 10.0 times as long as the others",
@@ -230,6 +245,12 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
         (10, {"transfer/followed": 0.4, "transfer/changed": 16.0})
     ),  # of 160, it may be chance
     "reward_fell": steps((20, {"reward": jumping(0.15, 0.95)}), (20, {"reward": jumping(0.1, 0.9)})),  # noise
+    "reward_follows_calls": steps((9, {"reward_calls_correlation": 0.6})),
+    "no_calls": steps((9, {"tools/calls": jumping(0.0, 12.0)})),
+    "calls_not_read": steps((9, {"tools/unparsed_ratio": 0.3})),
+    "calls_fail": steps((9, {"tools/failed_ratio": 0.2})),
+    "always_one_call": steps((9, {"tools/most_calls": 1.0, "tools/fewest_calls": 0.0})),
+    "turns_at_limit": steps((9, {"completions/turns_ratio": 0.3})),
     "slow_replica": steps(*((1, {"replicas/slowest": rank, "replicas/slowest_ratio": 3.0}) for rank in 4 * (0, 1))),
     "slow_steps": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),
     "held_out_rose": steps((1, {"eval/greedy": 0.5}), (5, {}), (1, {"eval/greedy": 0.5})),

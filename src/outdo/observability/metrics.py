@@ -5,7 +5,7 @@ of a whole answer TRL takes that ratio in `kl`, and counts answers in `clip_rati
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -84,14 +84,31 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
 
 
 def _episode_metrics(step: Step) -> dict[str, float | None]:
-    """Return the mean number of turns, and the sum of each count of the environments; empty for single answers."""
+    """Return the number of turns, and the sum of each count of the environments; empty for single answers."""
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     counts: Counter[str] = Counter()
-    for group in step.groups:
-        for rollout in group.rollouts:
-            counts.update(rollout.counts)  # keeps a count of 0
+    for rollout in rollouts:
+        counts.update(rollout.counts)  # keeps a count of 0
+    metrics: dict[str, float | None] = {name: float(count) for name, count in counts.items()}
     turns = step.batch.turn.amax(1) + 1 if len(step.batch) else step.batch.turn[:, 0]
-    several = {"completions/mean_turns": _mean(turns)} if (turns > 1).any() else {}
-    return several | {name: float(count) for name, count in counts.items()}
+    if (turns > 1).any():
+        at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
+        metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / len(rollouts)}
+    return metrics | _tool_metrics(counts, [rollout.counts.get("tools/calls", 0) for rollout in rollouts])
+
+
+def _tool_metrics(counts: Mapping[str, int], calls: Sequence[int]) -> dict[str, float | None]:
+    """Return what the calls of the episodes say together; empty without tools."""
+    if "tools/calls" not in counts:
+        return {}
+    all_calls = counts["tools/calls"]
+    failed = sum(counts[f"tools/{kind}"] for kind in ("unknown", "raised", "timed_out"))
+    return {
+        "tools/fewest_calls": float(min(calls)),
+        "tools/most_calls": float(max(calls)),
+        "tools/unparsed_ratio": counts["tools/unparsed"] / all_calls if all_calls else None,
+        "tools/failed_ratio": failed / all_calls if all_calls else None,
+    }
 
 
 def _token_metrics(step: Step) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ high rewards is no evidence that the reward follows length.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from outdo.types import Group, Rollout
 
@@ -21,6 +21,7 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     reward_right_correlation     correlation of the reward and whether the answer is right, where that is defined
     reward_length_correlation    the same of the reward and the length in tokens. Right and wrong answers of a group
                                  are then groups of their own: right answers may well be longer than wrong ones
+    reward_calls_correlation     the same of the reward and the number of calls of tools
     """
     if not any(group.rollouts for group in groups):
         return {}
@@ -30,12 +31,18 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
             [(rollout.reward, float(rollout.right)) for rollout in group if rollout.right is not None]
             for group in scored
         ),
-        "reward_length_correlation": pooled_correlation(
-            [(rollout.reward, float(len(rollout.token_ids))) for rollout in group if rollout.right is verdict]
-            for group in scored
-            for verdict in (True, False, None)
-        ),
+        "reward_length_correlation": _with_reward(scored, lambda rollout: len(rollout.token_ids)),
+        "reward_calls_correlation": _with_reward(scored, lambda rollout: rollout.counts.get("tools/calls", 0)),
     }
+
+
+def _with_reward(scored: Sequence[Sequence[Rollout]], value: Callable[[Rollout], int]) -> float | None:
+    """Return the correlation of the reward and a value within groups, among equally right answers."""
+    return pooled_correlation(
+        [(rollout.reward, float(value(rollout))) for rollout in group if rollout.right is verdict]
+        for group in scored
+        for verdict in (True, False, None)
+    )
 
 
 def _text_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Rollout]]) -> dict[str, float | None]:

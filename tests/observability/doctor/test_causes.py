@@ -97,7 +97,7 @@ LEVELS = {
 def random_run(numbers: Random) -> list[dict[str, Any]]:
     """A run with some of the metrics that the rules read, at levels at which they report something or nothing."""
     lines: list[dict[str, Any]] = [{"step": n + 1} for n in range(numbers.choice([5, 20, 40, 60]))]
-    for name in numbers.sample(sorted(LEVELS), numbers.randint(2, 12)):
+    for name in numbers.sample(sorted(LEVELS), numbers.randint(2, 18)):
         place = 0
         while place < len(lines):
             length, level = numbers.choice([1, 3, 6, 12, 30, 60]), numbers.choice(LEVELS[name])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outdo.observability.doctor import answers, outcome, policy, rewards, tokens
+from outdo.observability.doctor import answers, outcome, policy, rewards, tokens, tools
 from outdo.observability.doctor.causes import CAUSES, LEVELS, causes_first
 from outdo.observability.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
 
@@ -23,9 +23,15 @@ RULES: tuple[Rule, ...] = (
     rewards.constant_reward,
     rewards.random_reward,
     rewards.reward_against_right,
+    tools.reward_follows_calls,
     rewards.reward_follows_length,
     rewards.conflicting_reward_parts,
     outcome.memorised,
+    tools.no_calls,
+    tools.calls_not_read,
+    tools.calls_fail,
+    tools.always_one_call,
+    tools.turns_at_limit,
     answers.identical_answers,
     answers.truncation,
     answers.too_easy,

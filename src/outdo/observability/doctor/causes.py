@@ -23,13 +23,20 @@ BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_coll
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
 CAUSES: Mapping[str, Sequence[str]] = {
-    "reward_follows_length": ("reward_against_right",),
+    "reward_follows_length": ("reward_against_right", "reward_follows_calls"),
     "conflicting_reward_parts": ("reward_against_right", "reward_follows_length"),
-    "truncation": ("reward_follows_length", "steps_too_large", "entropy_explosion", "reward_against_right"),
+    "turns_at_limit": ("calls_not_read", "calls_fail"),
+    "truncation": (
+        "turns_at_limit",
+        "reward_follows_length",
+        "steps_too_large",
+        "entropy_explosion",
+        "reward_against_right",
+    ),
     "identical_answers": (*WRONG_REWARD, "memorised", "entropy_collapse", "steps_too_large"),
     "memorised": WRONG_REWARD,
     "too_easy": (*WRONG_REWARD, "memorised", "identical_answers"),
-    "too_hard": (*WRONG_REWARD, "truncation", "identical_answers"),
+    "too_hard": (*WRONG_REWARD, "no_calls", "calls_not_read", "calls_fail", "truncation", "identical_answers"),
     "no_signal": (*WRONG_REWARD, "memorised", *NO_SPREAD, "steps_too_large"),
     "nothing_trained": ("failed_rewards", *NO_SPREAD, "no_signal"),
     "groups_missing": (*NO_SPREAD, "no_signal"),
@@ -60,6 +67,7 @@ ADVISES: Mapping[str, Mapping[str, Literal["raise", "lower"]]] = {
     "truncation": {"sampling.max_tokens": "raise"},
     "stale_answers": {"train.max_staleness": "lower", "optim.lr": "lower"},
     "groups_missing": {"train.dynamic_sampling": "raise"},
+    "turns_at_limit": {"environment.turns": "raise"},
     "too_hard": {"train.group_size": "raise"},
     "steps_too_small": {"optim.lr": "raise", "train.passes": "raise"},
     "steps_too_large": {"optim.lr": "lower", "train.passes": "lower", "train.prompts": "raise"},
