@@ -1,4 +1,4 @@
-"""What only the first replica of a run does: it writes the run folder, prints, and asks the reward functions."""
+"""What is different with replicas: the first one writes the run folder, prints, and asks the reward functions."""
 
 import os
 import tempfile
@@ -25,6 +25,12 @@ def own_folder(folder: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="outdo-replica-", dir=os.environ.get(FOLDER)) as other:
         yield Path(other)
+
+
+def replica_metrics() -> dict[str, float]:
+    """Return which replica was the slowest in the step; nothing for one process."""
+    replicas = current()
+    return {} if replicas is None else replicas.metrics()
 
 
 class RewardOnce:

@@ -30,7 +30,7 @@ from outdo.trainer.engines import engine_metrics
 from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
-from outdo.trainer.replicated import leads, own_folder
+from outdo.trainer.replicated import leads, own_folder, replica_metrics
 from outdo.trainer.saving import SaveTimes, save_after_error
 from outdo.trainer.state import Copy, Progress, check_free_space, save
 from outdo.trainer.tracking import tracking
@@ -321,9 +321,7 @@ class _Training:
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | correction_metrics(step, run.objective)
-    metrics |= engine_metrics(run.engine) | run.reward.metrics()
-    if replicas := current():
-        metrics |= replicas.metrics()
+    metrics |= engine_metrics(run.engine) | run.reward.metrics() | replica_metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

@@ -22,7 +22,7 @@ def calls_fail(run: RunMetrics) -> Iterator[Finding]:
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the calls of tools end with an error: the tool does not exist, raises, or is late.",
-            "tools/unknown, tools/raised and tools/timed_out say which; the messages are in the record (outdo inspect).",
+            "tools/unknown, tools/raised and tools/timed_out say which; outdo inspect shows the messages.",
         )
 
 
