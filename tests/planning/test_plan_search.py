@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from outdo.config.recipe import Recipe
 from outdo.planning.hardware import cluster_named
-from outdo.planning.search import Problem, plan
+from outdo.planning.search import Problem, plan, settings_of
 from outdo.planning.shapes import known_shapes
 from outdo.planning.workload import workload_of
 from outdo.utils.errors import UserError
@@ -77,6 +77,21 @@ def test_an_engine_that_does_not_fit_is_named():
 def test_without_staleness_no_layout_runs_ahead():
     options = plan(problem("16xH100"), staleness=0).options
     assert all(option.prediction.layout.staleness == 0 and option.prediction.oldest == 0 for option in options)
+
+
+def test_one_trainer_and_one_engine_are_compared_and_the_plan_names_their_settings():
+    options = plan(problem("2xH100", "qwen2.5-0.5b"), staleness=2).options
+    (apart,) = [each.prediction.layout for each in options if each.prediction.layout.kind == "apart"]
+    assert (apart.trainers, apart.samplers) == (1, 1)
+    settings_ = {each.prediction.layout.kind: settings_of(each.prediction.layout) for each in options}
+    assert settings_ == {
+        "replicas": "cluster.replicas=2",
+        "sharded": "cluster.replicas=2 cluster.shard=true",
+        "together": None,
+        "apart": """engine='{name = "vllm", python = "..."}' train.max_staleness=2""",
+    }
+    more = [each.prediction.layout for each in plan(problem("4xH100", "qwen2.5-0.5b")).options]
+    assert all(settings_of(layout) is None for layout in more if layout.kind == "apart")
 
 
 def test_cost_of_failures_grows_with_the_cluster():

@@ -10,7 +10,7 @@ from rich.text import Text
 from outdo.planning import simulation, timing
 from outdo.planning.binding import binds
 from outdo.planning.layout import Layout, Prediction
-from outdo.planning.search import TODAY, Option, Plan, Problem
+from outdo.planning.search import TODAY, Option, Plan, Problem, settings_of
 from outdo.planning.validation import Result, accepted, errors
 
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
@@ -132,13 +132,13 @@ def _failures(best: Option, problem: Problem) -> list[str]:
 
 def _built(plan: Plan) -> str:
     """Return how outdo trains like this, or what it can do instead."""
-    ready = next((each.prediction for each in plan.options if each.prediction.layout.kind in TODAY), None)
-    if ready is None:
+    ready = [(each.prediction, found) for each in plan.options if (found := settings_of(each.prediction.layout))]
+    if not ready:
         return "outdo cannot train like this yet: it has replicas, and this model does not fit them, divided or whole"
-    setting = f"cluster.replicas={ready.layout.trainers}" + " cluster.shard=true" * (ready.layout.kind == "sharded")
-    if plan.best.prediction is ready:
-        return f"outdo trains like this: {setting}"
-    return f"outdo cannot train like this yet; with {setting} a step takes {ready.step:,.1f} s"
+    prediction, settings = ready[0]
+    if prediction is plan.best.prediction:
+        return f"outdo trains like this: {settings}"
+    return f"outdo cannot train like this yet; with {settings} a step takes {prediction.step:,.1f} s"
 
 
 def _duration(seconds: float) -> str:

@@ -29,7 +29,7 @@ GLANCE = 4
 """Engines that are followed in a glance."""
 
 TODAY = ("replicas", "sharded")
-"""The kinds of layouts that outdo has."""
+"""The kinds of layouts that outdo has, with any number of devices."""
 
 WORTH_IT = 1.05
 """How much faster the asynchronous loop has to be before it is proposed: it costs staleness."""
@@ -105,6 +105,15 @@ def _what_fits(problem: Problem) -> Iterator[str]:
         changed = replace(problem, work=replace(problem.work, checkpointing=True))
         if any(_synchronous(changed, [])):
             yield "with train.gradient_checkpointing=true it fits"
+
+
+def settings_of(layout: Layout) -> str | None:
+    """Return the settings with which outdo trains in a layout; None if it cannot yet."""
+    if layout.kind in TODAY:
+        return f"cluster.replicas={layout.trainers}" + " cluster.shard=true" * (layout.kind == "sharded")
+    if layout.kind == "apart" and layout.trainers == layout.samplers == 1:
+        return f"""engine='{{name = "vllm", python = "..."}}' train.max_staleness={layout.staleness:g}"""
+    return None
 
 
 def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Prediction:
