@@ -4,11 +4,14 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import torch
@@ -187,6 +190,46 @@ def test_an_actor_that_ends_in_a_call_is_replaced_and_the_answers_stay_the_same(
     assert engine.restarts == restarts + 1
     assert "The actor died" in capsys.readouterr().err
     wait_until(lambda: not alive(hit[0]))
+
+
+def test_a_ray_that_is_stopped_holds_no_delivery_up(opened, monkeypatch):
+    policy, engine = opened
+    updated(policy)
+    (raylet,) = [each for each in family(os.getpid()) if b"raylet\0" in command_line(each)]
+    os.kill(raylet, signal.SIGSTOP)
+    Timer(20.0, os.kill, (raylet, signal.SIGCONT)).start()  # the test ends also if nobody gives up
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_cluster, "ANSWER", 1.0)
+        with pytest.raises(EngineLostError, match="Ray gave no answer for 1 s"):
+            engine.engine.update_weights(policy)
+    os.kill(raylet, signal.SIGCONT)
+    engine.update_weights(policy)
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
+
+
+def test_a_process_ends_beside_a_ray_that_is_stopped():
+    found = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stderr
+    wait_until(lambda: not any(map(alive, map(int, found.stdout.split()))), seconds=600)
+
+
+STOPPED = """
+import os, signal, threading
+from pathlib import Path
+from outdo.distributed import ray_cluster
+
+ray_cluster.connected.open(cpus=1, gpus=[])
+children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+started = [child for path in children for child in path.read_text().split()]
+raylet = next(each for each in started if b"raylet\\0" in Path(f"/proc/{each}/cmdline").read_bytes())
+os.kill(int(raylet), signal.SIGSTOP)
+print(*started, flush=True)
+ray_cluster.ANSWER = 1.0
+end = threading.Timer(300.0, os._exit, (3,))
+end.daemon = True
+end.start()
+ray_cluster.connected.close()
+"""
 
 
 def test_the_memory_of_weights_that_were_sent_can_be_dropped():

@@ -5,6 +5,7 @@ on loopback only, has a token of its own, and ends with this process. Ray is the
 settings from the environment while it is imported, so that it is imported here, and only when it is used.
 """
 
+import atexit
 import os
 import secrets
 import shutil
@@ -12,15 +13,18 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from outdo.utils.deadline import within
 from outdo.utils.errors import EngineError, EngineLostError
 
 ADDRESS, VISIBLE = "RAY_ADDRESS", "CUDA_VISIBLE_DEVICES"
 ROOM = 120.0
 """Seconds in which a cluster has to have room for the actors."""
+ANSWER = 120.0
+"""Seconds in which Ray itself has to answer. It waits without end for a process of its own that is stopped."""
 WATCH = "watch"
 """The concurrency group of the methods of an actor that answer while another one computes."""
 STORE = 2**28
@@ -29,6 +33,8 @@ ADVICE = "; their logs are in the folder of Ray's session"
 
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 """No statistics are sent to Ray's authors, and who connects needs a token. The user's environment may say otherwise."""
+
+Result = TypeVar("Result")
 
 
 class Cluster:
@@ -85,35 +91,58 @@ class Cluster:
 
         Raises: EngineError if the cluster has no room for them.
         """
-        group = self._ray.util.placement_group([dict(each) for each in bundles], strategy="PACK")
+        group = self.ask(lambda ray: ray.util.placement_group([dict(each) for each in bundles], strategy="PACK"))
         with translated():
             if group.wait(ROOM):
                 return group
-            found = {name: self._ray.available_resources().get(name, 0) for name in bundles[0]}
-            self._ray.util.remove_placement_group(group)
+        available = self.ask(lambda ray: ray.available_resources())
+        self.release(group)
+        found = {name: available.get(name, 0) for name in bundles[0]}
         wanted, free = (", ".join(f"{each[name]:g} {name}" for name in each) for each in (bundles[0], found))
         raise EngineError(
             f"the Ray cluster has no room for engine.processes = {len(bundles)} with {wanted} each: free are {free}"
         )
+
+    def release(self, group: Any) -> None:
+        """Give the machines of a placement group back; its actors end."""
+        self.ask(lambda ray: ray.util.remove_placement_group(group))
 
     def start(self, kind: type, group: Any, bundles: Sequence[Mapping[str, float]], *arguments: Any) -> list[Any]:
         """Start an actor of a class in each bundle of a group. One whose process ends is not started again by Ray."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         actor = self._ray.remote(max_restarts=0, concurrency_groups={WATCH: 1})(kind)
-        return [
+        placed = [
             actor.options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
-            ).remote(*arguments)
+            )
             for number, bundle in enumerate(bundles)
         ]
+        return self.ask(lambda _: [each.remote(*arguments) for each in placed])
+
+    def ask(self, work: Callable[[Any], Result]) -> Result:
+        """Return what `work` makes with the module `ray`.
+
+        Raises: EngineLostError if Ray fails, or does not answer in time.
+        """
+        try:
+            with translated():
+                return within(ANSWER, lambda: work(self._ray))
+        except TimeoutError:
+            raise EngineLostError(f"Ray gave no answer for {ANSWER:g} s{ADVICE}") from None
 
     def close(self) -> None:
-        """Leave the cluster, or end the one that was started here."""
+        """Leave the cluster, or end the one that was started here.
+
+        A Ray that hangs is given up: it ends with this process.
+        """
         if self._ray is not None:
-            self._ray.shutdown()
+            try:
+                within(ANSWER, self._ray.shutdown)
+            except TimeoutError:
+                atexit.unregister(self._ray.shutdown)  # it would be called again, and never return
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

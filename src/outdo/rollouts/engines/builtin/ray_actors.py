@@ -66,14 +66,11 @@ class RayActors(BuiltinProcesses):
     def restart(self) -> None:
         """End the actors; the next update starts others."""
         self._version = None
-        if self._actors:
-            with translated():
-                for actor in self._actors:
-                    self._ray.kill(actor)
+        for actor in self._actors:
+            connected.ask(lambda ray, actor=actor: ray.kill(actor))
         self._actors, self._nodes = [], []
         if self._group is not None:
-            with translated():
-                self._ray.util.remove_placement_group(self._group)
+            connected.release(self._group)
         self._group = None
 
     def close(self) -> None:
@@ -107,8 +104,8 @@ class RayActors(BuiltinProcesses):
             view = replace(PolicySnapshot.of(policy), model=model, forward=forward)
             trained = trained_weights(policy.model)
             shapes = {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
-            with translated():
-                held = self._ray.put((view, shapes, list(trained), self.seed, self.choice))
+            model_of_all = (view, shapes, list(trained), self.seed, self.choice)
+            held = connected.ask(lambda ray: ray.put(model_of_all))
             self._call("hold", [(held,)] * count, limits.START)
             self._send({name: weight for name, weight in weights.items() if name not in trained})
         except BaseException:
@@ -117,8 +114,7 @@ class RayActors(BuiltinProcesses):
 
     def _send(self, weights: Mapping[str, Tensor]) -> int:
         for bucket in buckets(weights):
-            with translated():
-                sent = self._ray.put(bucket)
+            sent = connected.ask(lambda ray, bucket=bucket: ray.put(bucket))
             self._call("take", [(sent,)] * len(self._actors), limits.PATIENCE)
         return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
