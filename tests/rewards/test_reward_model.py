@@ -155,7 +155,9 @@ def test_loading_does_not_change_the_global_random_state(policy):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(path=str(path))])
+@pytest.mark.parametrize(
+    "make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(None, path=str(path))]
+)
 def test_the_error_for_a_missing_folder_offers_the_nearest_name(make, saved):
     with pytest.raises(ModelError, match=r"no folder 'rewrad'.*did you mean reward"):
         make(saved.parent / "rewrad")
@@ -417,9 +419,9 @@ def test_labels_that_fail_stop_the_run(saved):
 
 
 def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
-    plain = reward_model(path=str(saved), device="cpu")
+    plain = reward_model(None, path=str(saved), device="cpu")
     assert isinstance(plain, RewardModel)
-    live = reward_model(path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
+    live = reward_model(None, path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
     assert isinstance(live, OnlineRewardModel)
     assert live.model.optimiser.settings.lr == 1e-4
     assert (live.name, live.labels.name) == ("reward_model", "exact")
@@ -428,7 +430,7 @@ def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
 
 def test_all_wrong_options_are_reported_at_once(tmp_path):
     with pytest.raises(UserError) as caught:
-        reward_model(path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
+        reward_model(None, path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
     assert [each.split(" must")[0] for each in caught.value.problems] == [
         "reward_model: labels and every",
         "reward_model: replay",

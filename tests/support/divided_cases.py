@@ -330,7 +330,7 @@ def save_together(models: Models, replicas: Replicas, checkpoints: Path, *, step
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
     parts = {"adaptive": {}, "online_reward_models": [], "recorder": recorder}
     ahead = SimpleNamespace(state=lambda after: {})
-    run = SimpleNamespace(models=models, recipe=recipe, **parts, ahead=ahead, identity={})
+    run = SimpleNamespace(models=models, recipe=recipe, **parts, ahead=ahead, identity={}, is_divided=True)
     folder = SimpleNamespace(checkpoints=checkpoints if replicas.first else Path("unused"))
     save(folder, run, Progress(step=step))  # type: ignore[arg-type]
     assert not Path("unused").exists()

@@ -58,6 +58,17 @@ class LockstepReplicas:
         """See `Replicas.together`."""
         return self.replicas.together(compute)
 
+    @property
+    def rank(self) -> int:
+        """The number of this replica."""
+        return self.replicas.rank
+
+    def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Value]) -> list[Value]:
+        """See `Division.in_lockstep`."""
+        with fatal_errors():
+            found = [(rows, compute(rows)) for rows in filled(self.replicas, micro_batches)]
+        return [each for part in self.together(lambda: [each for rows, each in found if rows]) for each in part]
+
     def close(self) -> None:
         """See `Replicas.close`."""
         self.replicas.close()
@@ -139,10 +150,7 @@ class LockstepScoring(ReplicatedScoring):
 
         Replicas that hold all weights wait for nobody but their sequence group, which has the same.
         """
-        if not self.is_divided:
-            return list(micro_batches)
-        most = max(self.replicas.together(lambda: len(micro_batches)))
-        return [*micro_batches, *([] for _ in range(most - len(micro_batches)))]
+        return filled(self.replicas, micro_batches) if self.is_divided else list(micro_batches)
 
     def _backward(self, scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
         """Add the gradient; of divided weights also if it is 0, as the other replicas exchange theirs meanwhile."""
@@ -156,6 +164,12 @@ class LockstepScoring(ReplicatedScoring):
     def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
         """Return some rows of a batch on the device; for an empty micro-batch, any row."""
         return batch.rows(torch.tensor(rows or [0])).to(self.model_forward.device)
+
+
+def filled(replicas: Replicas, micro_batches: Sequence[list[int]]) -> list[list[int]]:
+    """Return this replica's micro-batches, and empty ones up to the largest number that a replica has."""
+    most = max(replicas.together(lambda: len(micro_batches)))
+    return [*micro_batches, *([] for _ in range(most - len(micro_batches)))]
 
 
 def _without_grads(result: LossAndGrads) -> LossAndGrads:

@@ -176,13 +176,15 @@ def load_classifier(
     *,
     head_seed: int | None = None,
     weights: Weights = "float32",
+    division: Division | None = None,
 ) -> PreTrainedModel:
     """Load a model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
 
     With `head_seed`, `name` is a language model: its body gets a new head `score` [1, H] of normal random numbers with
     the standard deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
     An adapter folder of a reward model holds its head; the base may be a language model. With `weights` other than
-    float32 the body is stored in fewer bytes, and frozen.
+    float32 the body is stored in fewer bytes, and frozen. With a `division` a model that has a head and no adapter is
+    divided before its weights are read, and each process reads its part.
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
@@ -201,8 +203,11 @@ def load_classifier(
         scores = f"{config.num_labels} scores (num_labels)"
         raise ModelError(f"model {facts.name} gives a text {scores}, and a reward is one")
     new, options = () if head_seed is None else (f"{HEAD}.",), _options(weights, device)
+    if division is not None:
+        options["device_map"] = {"": device}
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
-        model = _load(AutoModelForSequenceClassification, folder, config, facts.name, options, new=new)
+        auto: Any = AutoModelForSequenceClassification
+        model = _load(auto, folder, config, facts.name, options, new=new, division=division)
     if weights != "float32":
         if not hasattr(model, HEAD):
             raise ModelError(f"model {facts.name}: weights in {weights} need a model whose head is called {HEAD}")

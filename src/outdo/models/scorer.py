@@ -100,8 +100,20 @@ class ReplicaPool(ScoringPool, Protocol):
 class Division(ReplicaPool, Protocol):
     """Replicas that divide models among them: each holds a part of every weight."""
 
+    @property
+    def rank(self) -> int:
+        """The number of this process among them."""
+        ...
+
     def divide(self, model: nn.Module) -> None:
         """Divide a model, which may have no weights yet (device `meta`), and set its attribute `sharding`."""
+        ...
+
+    def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Result]) -> list[Result]:
+        """Compute this process's micro-batches with a divided model, and return the results of all processes.
+
+        All of them call `compute` equally often: one with fewer micro-batches passes empty ones, and drops the results.
+        """
         ...
 
 

@@ -1,5 +1,6 @@
 """Combine several rewards into one number."""
 
+import copy
 from collections.abc import Sequence
 
 from outdo.rewards.right import right_rule
@@ -39,6 +40,12 @@ class WeightedSum:
         """Score every completion by every reward."""
         by_reward = [reward(inputs) for reward in self.rewards]
         return [self._sum(outputs) for outputs in zip(*by_reward, strict=True)]
+
+    def asking(self, rewards: Sequence[Reward]) -> "WeightedSum":
+        """Return the same sum of other objects that compute its rewards."""
+        other = copy.copy(self)
+        other.rewards = tuple(rewards)
+        return other
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rewards that have some, since the last call, such as what a judge has cost."""

@@ -5,10 +5,10 @@ It is trained on comparisons: several answers to one prompt, each with a value.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy
 import torch
@@ -26,6 +26,7 @@ from outdo.models.adapter import (
     with_head,
 )
 from outdo.models.attention.choice import probe_tokens
+from outdo.models.attention.forward import Sharding
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device
@@ -35,15 +36,17 @@ from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts
 from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_prompt
+from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, comparison_loss, is_useful, ranking_of
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
-from outdo.utils.batching import accumulate, pack_by_tokens
+from outdo.utils.batching import pack_by_tokens
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+Result = TypeVar("Result")
 BaseWeights = Weights | Literal["auto"]
 BASE_WEIGHTS = ("auto", *get_args(Weights))
 
@@ -72,6 +75,8 @@ class RewardModel:
         template: text with `{prompt}` in it, for base models; it replaces the chat template.
         system: the first message, as for `encode_prompt`.
         base: with an adapter, the model that it belongs to.
+        division: the processes among which the model is divided, if it is. All of them then score the same answers,
+            and train on the same comparisons, at the same time: each computes a share of the rows.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class RewardModel:
         template: str | None = None,
         system: str | None = None,
         base: BaseModel | None = None,
+        division: Division | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -97,6 +103,7 @@ class RewardModel:
         self._end: Any = tokenizer.eos_token_id
         self._pad = _set_pad_token(model, tokenizer)
         self.base = base
+        self.division = division
         if has_adapter(model):
             check_gradient(model, self._mean_score)
 
@@ -109,6 +116,7 @@ class RewardModel:
         adapter: "PeftConfig | None" = None,
         base_weights: BaseWeights = "auto",
         seed: int = 0,
+        division: Division | None = None,
         **settings: Any,
     ) -> "RewardModel":
         """Load a sequence classifier with one label from a folder or by its hub name. `settings`: see `RewardModel`.
@@ -116,17 +124,18 @@ class RewardModel:
         `adapter` is attached to it, and only this and the head are trained then; `seed` is that of its random numbers.
         An adapter folder is trained further. `base_weights` is how the frozen weights are stored; unless it is float32,
         they are frozen without an adapter too, and only the head is trained. "auto": the weights of an adapter's base
-        as in its files if these are bfloat16, else float32.
+        as in its files if these are bfloat16, else float32. With a `division` each process reads its part of a model
+        without an adapter.
 
         Raises `ModelError` if there is none, if it is damaged, or if it has more than one label.
         """
         facts = inspect_folder(path, REWARD_MODEL)
         tokenizer = load_tokenizer(facts, kind=REWARD_MODEL)
         weights = choose_weights(base_weights, facts, frozen=bool(adapter or facts.adapter))
-        model = load_classifier(facts, choose_device(device)[0], weights=weights)
+        model = load_classifier(facts, choose_device(device)[0], weights=weights, division=division)
         if facts.adapter:  # its folder has no config.json: the tokenizer tells which padding it was trained with
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
+        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), division=division, **settings)
 
     @classmethod
     def from_policy(
@@ -153,6 +162,11 @@ class RewardModel:
             model.config.get_text_config().pad_token_id = None  # the new head has to read the end token: use another
         return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether this process holds only a part of the weights, and scores together with the others."""
+        return self.division is not None
+
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. One that cannot be encoded, or is too long for the model, has failed."""
         rows = [self._encode_or_fail(each) for each in inputs]
@@ -175,11 +189,15 @@ class RewardModel:
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute the scores [n] of rows of token ids, on the CPU; rows of similar length are computed together."""
-        lengths = [len(row) for row in rows]
-        order = sorted(range(len(rows)), key=lambda index: lengths[index])
-        scores = torch.zeros(len(rows))
-        for indices in pack_by_tokens(order, lengths, range(len(rows)), self.micro_batch_tokens, whole_groups=False):
-            scores[indices] = self.forward([rows[index] for index in indices]).cpu()
+        lengths, scores = [len(row) for row in rows], torch.zeros(len(rows))
+
+        def compute(indices: list[int]) -> tuple[list[int], Tensor]:
+            return indices, self._scores_of([rows[index] for index in indices]).cpu()
+
+        order, budget = self._share(lengths), self.micro_batch_tokens
+        micro_batches = pack_by_tokens(order, lengths, range(len(rows)), budget, whole_groups=False)
+        for indices, found in self._each(micro_batches, compute):
+            scores[indices] = found
         return scores
 
     def ranking(self, comparisons: Sequence[Comparison]) -> Ranking:
@@ -194,22 +212,28 @@ class RewardModel:
 
         Returns their ranking before the step, and the step's metrics.
         """
-        rows = [(index, row) for index, each in enumerate(comparisons) for row in self._rows(each)]
+        encoded = [self._rows(each) for each in comparisons]
+        own = sorted(self._share([sum(map(len, each)) for each in encoded]))
+        rows = [(index, row) for index in own for row in encoded[index]]
         comparison_of, lengths = [index for index, _ in rows], [len(row) for _, row in rows]
 
-        def forward(micro_batch: list[int]) -> tuple[Tensor, tuple[float, Ranking]]:
-            scores = self.forward([rows[row][1] for row in micro_batch])
+        def compute(micro_batch: list[int]) -> tuple[float, Ranking]:
+            scores = self._scores_of([rows[row][1] for row in micro_batch])
+            if not micro_batch:
+                scores.backward(torch.zeros_like(scores))  # the other processes exchange their gradients meanwhile
+                return 0.0, Ranking()
             counts = Counter(comparison_of[row] for row in micro_batch)  # rows of each comparison, all of them
             losses, ranking = [], Ranking()
             for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
                 losses.append(comparison_loss(own, comparisons[index].values, loss))
                 ranking += ranking_of(own.tolist(), comparisons[index].values)
             mean = torch.stack(losses).sum() / len(comparisons)
-            return mean, (float(mean.detach()), ranking)
+            mean.backward()
+            return float(mean.detach()), ranking
 
         budget = self.micro_batch_tokens
         micro_batches = pack_by_tokens(range(len(rows)), lengths, comparison_of, budget, whole_groups=True)
-        results = accumulate(micro_batches, forward, Tensor.backward)
+        results = self._each(micro_batches, compute)
         total = sum((value for value, _ in results), 0.0)
         return sum((ranking for _, ranking in results), Ranking()), {"loss": total} | self.optimiser.step(total)
 
@@ -220,7 +244,28 @@ class RewardModel:
         token_ids = pad_sequence(ids, batch_first=True, padding_value=self._pad)  # [n, T]
         lengths = torch.tensor([len(row) for row in rows], device=device)
         real = torch.arange(token_ids.shape[1], device=device) < lengths[:, None]
-        return self.model(input_ids=token_ids, attention_mask=real.long()).logits.squeeze(1).float()
+
+        def compute() -> tuple[Tensor]:
+            return (self.model(input_ids=token_ids, attention_mask=real.long()).logits,)
+
+        sharding: Sharding | None = getattr(self.model, "sharding", None)
+        (logits,) = compute() if sharding is None else sharding(compute)
+        return logits.squeeze(1).float()
+
+    def _scores_of(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Compute the scores of the rows of a micro-batch; of an empty one, the score of a row that is dropped."""
+        return self.forward(rows or [[self._end]])
+
+    def _share(self, sizes: Sequence[int]) -> list[int]:
+        """Return the numbers of the items that this process computes, the smallest first: all, or a share of them."""
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+        return order if self.division is None else order[self.division.rank :: len(self.division)]
+
+    def _each(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Result]) -> list[Result]:
+        """Compute each micro-batch of this process; return the results, those of all processes if there are several."""
+        if self.division is None:
+            return [compute(each) for each in micro_batches]
+        return self.division.in_lockstep(micro_batches, compute)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModelForSequenceClassification.from_pretrained` and `RewardModel.load` read.

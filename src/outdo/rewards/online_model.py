@@ -6,7 +6,9 @@ from itertools import islice
 from typing import Any, get_args
 
 from outdo.models.inspect_folder import REWARD_MODEL, inspect_folder
+from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
+from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
 from outdo.rewards.loading import load_reward
 from outdo.rewards.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit, shuffled_epochs
@@ -65,6 +67,11 @@ class OnlineRewardModel:
     def name(self) -> str:
         """The name of the model."""
         return self.model.name
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether this process holds only a part of the model; see `RewardModel`."""
+        return self.model.is_divided
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion by the model as it is now."""
@@ -168,6 +175,7 @@ def _is_count(value: Any) -> bool:
 
 
 def reward_model(
+    division: Division | None,
     *,
     path: str,
     labels: str | None = None,
@@ -186,7 +194,8 @@ def reward_model(
 
     If `labels` names another reward, the model is trained during the run; the options are those of `OnlineRewardModel`,
     and have no effect without `labels`. `base_weights` is how frozen weights are stored, as in `RewardModel.load`; a
-    model that is trained without an adapter has float32 weights. Before anything is loaded, raises `UserError` with
+    model that is trained without an adapter has float32 weights. With a `division` it is divided, unless it has an
+    adapter or quantised weights: then each process holds all of it. Before anything is loaded, raises `UserError` with
     every wrong option, and `ModelError` if `path` holds no reward model.
     """
     rules = (
@@ -208,7 +217,14 @@ def reward_model(
         why = f"all weights of {path} are trained, because it has no adapter"
         raise UserError([f'reward_model: base_weights = "{base_weights}": {why}'])
     label_reward = None if labels is None else load_reward(labels)
-    model = RewardModel.load(path, device=device, base_weights=base_weights, optimiser=OptimiserSettings(lr=lr))
+    divisible = facts.adapter is None and base_weights in ("auto", *DIVISIBLE_WEIGHTS)
+    model = RewardModel.load(
+        path,
+        device=device,
+        base_weights=base_weights,
+        division=division if divisible else None,
+        optimiser=OptimiserSettings(lr=lr),
+    )
     if label_reward is None or every is None:
         return model
     return OnlineRewardModel(

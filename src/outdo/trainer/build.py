@@ -15,15 +15,15 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.attention import sequence_replicas
 from outdo.config.file import dump
-from outdo.config.names import JUDGE, REWARD_MODEL, REWARDS
+from outdo.config.names import REWARD_MODEL
 from outdo.config.paths import with_absolute_paths
-from outdo.config.recipe import Piece, Recipe
+from outdo.config.recipe import Recipe
 from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
 from outdo.distributed.lockstep import LockstepReplicas, sequence_group
-from outdo.distributed.replicas import Replicas, current
+from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.choice import AttentionSetting
 from outdo.models.attention.ulysses import check_parts
@@ -33,10 +33,9 @@ from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes, ScoringPool
+from outdo.models.scorer import BatchSizes, ReplicaPool, ScoringPool, division_of
 from outdo.observability.record.recorder import Recorder
-from outdo.rewards import WeightedSum, load_reward
-from outdo.rewards.judge.replies import FILE as JUDGE_REPLIES
+from outdo.rewards import WeightedSum
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.ahead import AheadSampler
@@ -51,16 +50,16 @@ from outdo.trainer.build_method import (
     adaptive_of,
     advantage_of,
     critic_of,
-    instantiate,
     objective_of,
     optimiser_of,
     penalty_of,
     stop_of,
 )
+from outdo.trainer.build_rewards import asked_together, rewards_of, whole_notes
 from outdo.trainer.engines import engine_notes, open_engine, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment, tools_of
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
-from outdo.trainer.replicated import RewardOnce
+from outdo.trainer.replicated import is_divided
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -87,6 +86,11 @@ class Run:
     recorder: Recorder
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each replica holds only a part of what a checkpoint holds."""
+        return self.models.is_divided or any(map(is_divided, self.online_reward_models))
 
     def close(self) -> None:
         """Stop the processes that the run has started. It has started no replica: they end after the run."""
@@ -119,10 +123,11 @@ def build_run(
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
-    reward, online_reward_models = _rewards(recipe, folder)
+    replicas = _replicas(recipe)
+    reward, online_reward_models = rewards_of(recipe, folder, division_of(replicas))
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
-    policy = _policy(recipe, facts, optimiser)
+    policy = _policy(recipe, facts, optimiser, replicas)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
     engine = open_engine(recipe.engine, policy, seed=recipe.seed)
@@ -131,7 +136,7 @@ def build_run(
     in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
     environment_with = partial(open_environment, recipe.environment, policy, **in_prompts)
     environment = environment_with(
-        _asked_once(reward),
+        asked_together(reward),
         max_failed=recipe.reward_limits.max_failed,
         step_timeout=recipe.reward_limits.step_timeout,
     )
@@ -162,6 +167,7 @@ def build_run(
             *routing_notes,
             *environment_notes(recipe.environment),
             *memory_notes,
+            *whole_notes(recipe, reward),
             *data_notes,
         ),
     )
@@ -201,13 +207,11 @@ def held_out_questions(recipe: Recipe) -> Sequence[Row]:
     return load_questions(recipe).held_out[: recipe.eval.rows]
 
 
-def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> Policy:
+def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings, replicas: ReplicaPool | None) -> Policy:
     workers = recipe.workers or 1
-    pool: ScoringPool | None = current()
+    pool: ScoringPool | None = replicas
     if workers > 1:
         pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
-    elif isinstance(pool, Replicas):
-        pool = _in_lockstep(recipe, pool)
     policy = Policy.load(
         facts,
         device=recipe.device,
@@ -228,8 +232,11 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings) -> 
     return policy
 
 
-def _in_lockstep(recipe: Recipe, replicas: Replicas) -> ScoringPool:
-    """Return the replicas, or what lets them divide models and share sequences, as the recipe says."""
+def _replicas(recipe: Recipe) -> ReplicaPool | None:
+    """Return the replicas, or what lets them divide models and share sequences, as the recipe says; None if alone."""
+    replicas = current()
+    if replicas is None:
+        return None
     share = sequence_replicas(recipe)
     sequence = sequence_group(replicas, share) if share > 1 else None
     if recipe.cluster.shard:
@@ -299,35 +306,6 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _rewards(recipe: Recipe, folder: Path | None) -> tuple[WeightedSum, list[OnlineRewardModel]]:
-    """Return the weighted sum of the recipe's rewards, and those of them that keep learning."""
-    rewards = [
-        (load_reward([_with_cache(spec, folder)], **recipe.reward_limits.of_workers), weight)
-        for spec, weight in recipe.reward_functions
-    ]
-    pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
-    settings = {"device": recipe.device, "seed": recipe.seed}
-    models = [
-        (instantiate(Piece(name=REWARD_MODEL, options={**settings, **piece.options}), REWARDS), piece.weight)
-        for piece in pieces
-    ]
-    total = WeightedSum([*rewards, *models], right=recipe.eval.right)
-    return total, [model for model, _ in models if isinstance(model, OnlineRewardModel)]
-
-
-def _with_cache(spec: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:
-    """Return a reward with its options; a judge keeps its replies in the folder of the run."""
-    if spec["name"] != JUDGE or folder is None:
-        return spec
-    return {"cache": str(folder / JUDGE_REPLIES), **spec}
-
-
-def _asked_once(reward: Reward) -> Reward:
-    """Return the reward, computed by one of the replicas if there are several."""
-    replicas = current()
-    return reward if replicas is None else RewardOnce(reward, replicas)
-
-
 def _eval_environment(
     recipe: Recipe,
     environment: Environment,
@@ -340,7 +318,7 @@ def _eval_environment(
     """
     if recipe.reward_functions or not reward_models:
         return environment
-    return environment_with(_asked_once(reward_models[0].labels))
+    return environment_with(reward_models[0].labels)
 
 
 def _sampler(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outdo.distributed.launch import FOLDER
 from outdo.distributed.replicas import Replicas, current
+from outdo.rewards import WeightedSum
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
 
 
@@ -31,6 +32,19 @@ def replica_metrics() -> dict[str, float]:
     """Return which replica was the slowest in the step; nothing for one process."""
     replicas = current()
     return {} if replicas is None else replicas.metrics()
+
+
+def scored_together(total: WeightedSum, replicas: Replicas) -> WeightedSum:
+    """Return the sum of rewards for all replicas, which ask it at the same time.
+
+    The first replica computes each reward for all; a reward model that is divided among them, they compute together.
+    """
+    return total.asking([each if is_divided(each) else RewardOnce(each, replicas) for each in total.rewards])
+
+
+def is_divided(reward: Reward) -> bool:
+    """Return whether a reward is a model of which this process holds a part."""
+    return getattr(reward, "is_divided", False)
 
 
 class RewardOnce:

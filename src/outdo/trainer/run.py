@@ -255,7 +255,7 @@ class _Training:
         """
         self.run.ahead.stop()  # what it holds is saved
         path = self.folder.path
-        if self.run.models.is_divided and self.saved < self.progress.step:
+        if self.run.is_divided and self.saved < self.progress.step:
             divided = "each replica holds a part of the weights"
             return f"{divided}: `outdo resume {path}` repeats the steps after the last checkpoint"
         if not self.progress.is_current(self.run):

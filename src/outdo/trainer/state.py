@@ -111,7 +111,7 @@ def save(folder: RunFolder, run: Run, progress: Progress) -> None:
     Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
     """
     with span("save"):
-        if run.models.is_divided:
+        if run.is_divided:
             _save_parts(folder, run, progress)
         elif leads():
             checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
@@ -127,7 +127,7 @@ def _save_parts(folder: RunFolder, run: Run, progress: Progress) -> None:
 
     def check() -> None:
         policy.check_finite()
-        run.models.state()  # checks the critic
+        state_of(run, progress)  # checks the critic and the reward models
 
     replicas.together(check)
     checkpoints = replicas.from_first(lambda: folder.checkpoints)  # the folder of another replica is temporary
@@ -160,7 +160,7 @@ class Copy:
 
         A step of divided models is not copied: it could be saved only if all replicas were still there.
         """
-        if not self._times.are_long_ago(0.0) or run.models.is_divided:
+        if not self._times.are_long_ago(0.0) or run.is_divided:
             return
         state = {"weights": run.models.policy.optimiser.weights, **state_of(run, progress)}
         if not self._tensors and state_bytes(state) > COPY_SHARE * free_memory(torch.device("cpu")):
