@@ -47,13 +47,17 @@ def test_a_wrong_adapter_is_refused(options: str, sentence: str):
             ["train.adapter={name = 'lora', use_dora = true}"],
             "train.adapter.use_dora: does not work on a divided model",
         ),
+        (
+            ["train.adapter=lora", "cluster.shard={offload = true}"],
+            "cluster.shard.offload = true: an adapter (train.adap",
+        ),
         (["train.adapter=lora", "weights=nf4"], 'weights = "nf4": cannot be divided among replicas'),
     ],
 )
 def test_an_adapter_that_needs_the_whole_base_is_refused_on_a_divided_one(options: list[str], sentence: str):
     divided = ["cluster.replicas=2", "cluster.shard=true"]
     with pytest.raises(UserError, match=re.escape(sentence)):
-        load(None, [*NEEDED, *options, *divided])
+        load(None, [*NEEDED, *divided, *options])
     load(None, [*NEEDED, "train.adapter={name = 'lora', rank = 4, rslora = true, use_dora = false}", *divided])
 
 

@@ -37,6 +37,10 @@ def loaded(folder: Path, replicas: Replicas, **how: Any) -> tuple[RewardModel, R
     return RewardModel.load(folder, **settings), RewardModel.load(folder, division=dividing(replicas), **settings)
 
 
+def answered(prompt: str, completion: str) -> RewardInput:
+    return RewardInput(prompt=prompt, completion=completion, answer=None)
+
+
 def a_divided_reward_model_scores_as_one_process_does(replicas: Replicas) -> None:
     """Every architecture, stored in either precision, however few answers there are."""
     for arch in ("qwen3", "gpt2", "gemma3_text"):
@@ -46,7 +50,9 @@ def a_divided_reward_model_scores_as_one_process_does(replicas: Replicas) -> Non
             held = sum(own_part(weight).numel() for weight in parts.model.parameters())
             assert held <= 0.52 * alone.model.num_parameters()
             for count in (0, 1, 2, 3, 20):  # also fewer answers than replicas
-                inputs = [RewardInput(prompt=f"{n}+8=", completion="15" * (n * n % 7), answer=None) for n in range(count)]
+                inputs = [
+                    RewardInput(prompt=f"{n}+8=", completion="15" * (n * n % 7), answer=None) for n in range(count)
+                ]
                 found, expected = ([each.value for each in model(inputs)] for model in (parts, alone))
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
                 assert len(set(replicas.together(lambda: tuple(found)))) == 1  # noqa: B023
@@ -62,7 +68,7 @@ def the_replicas_share_the_answers(replicas: Replicas) -> None:
         return forward(of)
 
     parts.forward = counted  # type: ignore[method-assign]
-    parts([RewardInput(prompt="7+8=", completion="1" * n, answer=None) for n in range(30)])
+    parts([answered("7+8=", "1" * n) for n in range(30)])
     assert sum(rows) <= 16
     assert len(set(replicas.together(lambda: len(rows)))) == 1
 

@@ -98,6 +98,8 @@ def divided_adapter(recipe: Recipe) -> Iterator[str]:
     adapter = recipe.train.adapter
     if adapter is None or adapter.name not in adapter_methods():
         return
+    if recipe.cluster.shard.offload:
+        yield "cluster.shard.offload = true: an adapter (train.adapter) is not divided; leave it out"
     if adapter.name != "lora":
         yield f'train.adapter = "{adapter.name}": does not work on a divided model (cluster.shard = true); lora does'
         return

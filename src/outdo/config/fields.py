@@ -1,7 +1,7 @@
 """The types of settings: numbers within bounds, paths, tables, and pieces with their options."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -100,6 +100,31 @@ class WeightedReward(Piece):
         return {"name": self.name, **extra} if extra else self.name
 
 
+class Shard(Section):
+    """How the replicas divide the models: `true`, `false`, or a table of options, `{offload = true}`."""
+
+    SHORT_FORM = ("on", "offload", "reduce_dtype")
+
+    on: bool = True
+    offload: bool = False  # the parts of weights, gradients and moments are in main memory
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # of the gradients that are summed
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        if not isinstance(value, bool | Mapping | Shard):
+            raise ValueError("expected true, false, or a table such as {offload = true}")
+        return {"on": value} if isinstance(value, bool) else value
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        options = {name: getattr(self, name) for name in ("offload", "reduce_dtype") if name in self.model_fields_set}
+        return options if self.on and options else self.on
+
+    def __bool__(self) -> bool:
+        return self.on
+
+
 class Source(Section):
     """A file or data set to train on, `"train.jsonl"` or `{path = "train.jsonl", weight = 0.7}`."""
 
@@ -167,6 +192,23 @@ Pieces = Annotated[
     WithJsonSchema({"anyOf": [*NAME_OR_TABLE, {"type": "array", "items": {"anyOf": NAME_OR_TABLE}}]}),
 ]
 NamedPiece = Annotated[Piece, WithJsonSchema({"anyOf": NAME_OR_TABLE})]
+Division = Annotated[
+    Shard,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "boolean"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "offload": {"type": "boolean"},
+                        "reduce_dtype": {"enum": ["float32", "bfloat16"]},
+                    },
+                },
+            ]
+        }
+    ),
+]
 Rewards = Annotated[
     tuple[WeightedReward, ...],
     BeforeValidator(_as_list),

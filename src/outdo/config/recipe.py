@@ -13,6 +13,7 @@ from outdo.config.fields import (
     BelowOne,
     Count,
     CountOrZero,
+    Division,
     Fraction,
     NamedPiece,
     NonNegative,
@@ -24,6 +25,7 @@ from outdo.config.fields import (
     Rewards,
     RunName,
     Section,
+    Shard,
     Sources,
     WeightedReward,
 )
@@ -245,8 +247,10 @@ class Cluster(Section):
     replicas: Count = Field(
         default=1, description="processes that each hold all models, and divide sampling and training; see cluster.md"
     )
-    shard: bool = Field(
-        default=False, description="divide weights, gradients and moments among the replicas (FSDP2); see cluster.md"
+    shard: Division = Field(
+        default=Shard(on=False),
+        description="divide weights, gradients and moments among the replicas (FSDP2): true or {offload = true}; see "
+        "cluster.md",
     )
     timeout: Positive = Field(
         default=1800.0, description="longest time that a replica waits for another one, in seconds"

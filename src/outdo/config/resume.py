@@ -51,6 +51,7 @@ LAST_BITS = (
     "attention.replicas",
     "cluster.replicas",
     "cluster.shard",
+    "cluster.shard.reduce_dtype",
     "train.micro_batch_tokens",
     "train.gradient_checkpointing",
 )

@@ -12,20 +12,21 @@ Sources: `torch.distributed.fsdp`; Zhao et al., PyTorch FSDP, arXiv 2304.11277.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.distributed.lockstep import LockstepReplicas, fatal_errors
 from outdo.distributed.replicas import Replicas
 from outdo.models.attention.ulysses import SequenceGroup
+from outdo.models.dividing import move_buffers
 from outdo.utils.sharded_tensors import own_part
 
 HOOKS = (
@@ -45,15 +46,36 @@ Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
 
 class DividingReplicas(LockstepReplicas):
-    """Replicas that divide models among them; see `outdo.models.scorer.Division`."""
+    """Replicas that divide models among them; see `outdo.models.scorer.Division`.
 
-    def __init__(self, replicas: Replicas, device: torch.device, sequence: SequenceGroup | None = None) -> None:
+    Args:
+        offload: hold the parts of weights, gradients and moments in main memory; a layer is copied to the device when
+            it is gathered, and the optimiser computes on the processor.
+        reduce_dtype: in which gradients are sent and summed; unset: that of the weights, float32.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        device: torch.device,
+        sequence: SequenceGroup | None = None,
+        *,
+        offload: bool = False,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(replicas, sequence)
-        self.mesh = init_device_mesh(device.type, (len(replicas),))
+        self.device = device
+        self.storage = torch.device("cpu") if offload else device
+        pinned = device.type == "cuda"  # memory of which copies to a GPU are quick
+        self.how = {
+            "mesh": init_device_mesh(device.type, (len(replicas),)),
+            "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
+            "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
+        }
 
     def divide(self, model: PreTrainedModel) -> None:
         """Divide a model, and set its attribute `sharding`."""
-        Sharded(model, self.mesh)
+        Sharded(model, self.device, self.how)
 
 
 class Root(nn.Module):
@@ -74,16 +96,19 @@ class Root(nn.Module):
 class Sharded:
     """How a model is divided among the replicas; see `outdo.models.attention.forward.Sharding`."""
 
-    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, head: nn.Module | None = None) -> None:
-        """Divide `model`, with a `head` together with that."""
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, how: Mapping[str, Any], head: nn.Module | None = None
+    ) -> None:
+        """Divide `model`, with a `head` together with that, as the arguments `how` of `fully_shard` say."""
         model.sharding = model.base_model.sharding = self  # type: ignore[assignment]
-        self.mesh = mesh
+        self.device = device
+        self.how = how
         self.root = Root(model, head)
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
-                fully_shard(layer, mesh=mesh)
+                fully_shard(layer, **how)
         # Also after a forward pass the parameters of the root have to be its parts, which an optimiser and a state see.
-        fully_shard(self.root, mesh=mesh, reshard_after_forward=True)
+        fully_shard(self.root, **how, reshard_after_forward=True)
         self.parts = [part for part in self.root.modules() if isinstance(part, FSDPModule)]
         for part in self.parts:
             # A sum, not a mean: totals are those of the whole batch.
@@ -129,13 +154,14 @@ class Sharded:
         with torch.device("meta"):
             made = type(model)(copy.deepcopy(model.config)).eval()
         made.tie_weights()
-        Sharded(made, self.mesh, head)
+        Sharded(made, self.device, self.how, head)
         made.to_empty(device=model.device)
         made.tie_weights()
         for own, other in zip(made.parameters(), model.parameters(), strict=True):
             own_part(own).copy_(own_part(other))
         for own, other in zip(made.buffers(), model.buffers(), strict=True):
             own.copy_(other)
+        move_buffers(made, self.device)
         return made
 
     def on_same_parts(self, model: Copied, shared: dict[int, Any]) -> Copied:

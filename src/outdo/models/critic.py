@@ -37,6 +37,7 @@ from outdo.models.scorer import (
 )
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import ModelError
+from outdo.utils.sharded_tensors import is_sharded
 
 
 class ValueForward(Forward):
@@ -100,7 +101,8 @@ class Critic:
             raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
         if warmup < 0:
             raise ValueError(f"the critic's warmup is a number of steps, not {warmup}")
-        self.head = head.to(forward.device)
+        # The parts of a divided head stay where FSDP has put them.
+        self.head = head if any(map(is_sharded, head.parameters())) else head.to(forward.device)
         self.forward = ValueForward(forward, self.head, trains_model=trains_model)
         scoring = LocalScoring if replicas is None else replicas.scoring
         self.scoring: Scoring = scoring(self.forward)

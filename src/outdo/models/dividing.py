@@ -4,9 +4,17 @@ import copy
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig
 
 from outdo.models.scorer import Division
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move the buffers of a model, which are not divided, to a device."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
 
 
 def dividing(auto: Any, config: PretrainedConfig, division: Division) -> Any:

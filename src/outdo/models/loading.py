@@ -33,7 +33,7 @@ from outdo.models.adapter import attach, attach_saved, check_divisible, saved_co
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
-from outdo.models.dividing import dividing
+from outdo.models.dividing import dividing, move_buffers
 from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import (
     EITHER,
@@ -137,9 +137,7 @@ def load_model(
         check_base(facts.adapter, base_of(facts))
         if division is not None:
             check_divisible(saved_config(facts.adapter))
-    options: dict[str, Any] = {"dtype": dtype} if weights == "float32" else _options(weights, device)
-    if division is not None:
-        options["device_map"] = {"": device}  # where the parts are read to
+    options = _options(weights, device, division) | ({"dtype": dtype} if weights == "float32" else {})
     loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options, division=division)
     if weights != "float32":
         prepare(loaded)
@@ -183,8 +181,7 @@ def load_classifier(
     With `head_seed`, `name` is a language model: its body gets a new head `score` [1, H] of normal random numbers with
     the standard deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
     An adapter folder of a reward model holds its head; the base may be a language model. With `weights` other than
-    float32 the body is stored in fewer bytes, and frozen. With a `division` a model that has a head and no adapter is
-    divided before its weights are read, and each process reads its part.
+    float32 the body is stored in fewer bytes, and frozen. A `division`, as in `load_model`, is for a model with a head.
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
@@ -202,12 +199,9 @@ def load_classifier(
     if config.num_labels != 1:
         scores = f"{config.num_labels} scores (num_labels)"
         raise ModelError(f"model {facts.name} gives a text {scores}, and a reward is one")
-    new, options = () if head_seed is None else (f"{HEAD}.",), _options(weights, device)
-    if division is not None:
-        options["device_map"] = {"": device}
+    how, new = _options(weights, device, division), () if head_seed is None else (f"{HEAD}.",)
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
-        auto: Any = AutoModelForSequenceClassification
-        model = _load(auto, folder, config, facts.name, options, new=new, division=division)
+        model = _load(AutoModelForSequenceClassification, folder, config, facts.name, how, new=new, division=division)
     if weights != "float32":
         if not hasattr(model, HEAD):
             raise ModelError(f"model {facts.name}: weights in {weights} need a model whose head is called {HEAD}")
@@ -215,7 +209,7 @@ def load_classifier(
         model.get_submodule(HEAD).requires_grad_(True)
     if head_seed is not None:
         _fill_head(model, head_seed)
-    return _finished(model, facts, device, options)
+    return _finished(model, facts, device, how)
 
 
 def _fill_head(model: PreTrainedModel, seed: int) -> None:
@@ -224,10 +218,12 @@ def _fill_head(model: PreTrainedModel, seed: int) -> None:
     torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
 
 
-def _options(weights: Weights, device: torch.device | str) -> dict[str, Any]:
+def _options(weights: Weights, device: torch.device | str, division: Division | None) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a model with such weights that will be on a device."""
     options = loading_options(weights)
-    if "quantization_config" in options:
+    if division is not None:
+        options["device_map"] = {"": division.storage}  # where the parts are read to
+    elif "quantization_config" in options:
         options["device_map"] = {"": device}  # a library that quantises does so while it loads, and moves no model
     return options
 
@@ -295,6 +291,7 @@ def _load(
     faults = [*_differences(report, new=new, body=body), *_untied(model), *_not_finite(model)]
     if division is not None:
         model.__class__ = kind.__base__
+        move_buffers(model, division.device)
         faults = list(dict.fromkeys(fault for part in division.together(lambda: faults) for fault in part))
     if faults:
         raise ModelError("\n".join(f"model {name}: {fault}" for fault in faults))

@@ -100,6 +100,11 @@ class ReplicaPool(ScoringPool, Protocol):
 class Division(ReplicaPool, Protocol):
     """Replicas that divide models among them: each holds a part of every weight."""
 
+    device: torch.device
+    """Where a replica computes."""
+    storage: torch.device
+    """Where it holds its parts."""
+
     @property
     def rank(self) -> int:
         """The number of this process among them."""

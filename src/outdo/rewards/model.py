@@ -26,7 +26,7 @@ from outdo.models.adapter import (
     with_head,
 )
 from outdo.models.attention.choice import probe_tokens
-from outdo.models.attention.forward import Sharding
+from outdo.models.attention.forward import Sharding, device_of
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device
@@ -239,7 +239,7 @@ class RewardModel:
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute the scores [n] of rows of token ids in one forward pass; differentiable."""
-        device = self.model.device
+        device = device_of(self.model)
         ids = [torch.tensor(row, device=device) for row in rows]
         token_ids = pad_sequence(ids, batch_first=True, padding_value=self._pad)  # [n, T]
         lengths = torch.tensor([len(row) for row in rows], device=device)

@@ -168,6 +168,7 @@ def build_run(
             *environment_notes(recipe.environment),
             *memory_notes,
             *whole_notes(recipe, reward),
+            *_offload_note(recipe, policy),
             *data_notes,
         ),
     )
@@ -242,7 +243,11 @@ def _replicas(recipe: Recipe) -> ReplicaPool | None:
     if recipe.cluster.shard:
         from outdo.distributed.sharding import DividingReplicas
 
-        return DividingReplicas(replicas, choose_device(recipe.device)[0], sequence)
+        how, reduce = recipe.cluster.shard, None
+        if how.reduce_dtype != "float32":
+            reduce = getattr(torch, how.reduce_dtype)
+        device = choose_device(recipe.device)[0]
+        return DividingReplicas(replicas, device, sequence, offload=how.offload, reduce_dtype=reduce)
     return replicas if sequence is None else LockstepReplicas(replicas, sequence)
 
 
@@ -252,6 +257,12 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
         return []
     trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
     return [f"adapter: {trained:,} weights are trained; those of {policy.base.name} are frozen, in {weights}"]
+
+
+def _offload_note(recipe: Recipe, policy: Policy) -> list[str]:
+    """Return a line if everything is in main memory in any case."""
+    without = recipe.cluster.shard.offload and policy.device.type == "cpu"
+    return ["cluster.shard.offload: has no effect on a CPU, whose memory is the main memory"] if without else []
 
 
 def _attention_note(recipe: Recipe, policy: Policy) -> str:

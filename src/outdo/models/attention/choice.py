@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.attention.forward import Forward, layers_of
+from outdo.models.attention.forward import Forward, device_of, layers_of
 from outdo.models.attention.kernels import kernel_for
 from outdo.models.attention.packed import pack
 from outdo.models.device import Precision, resolve_precision
@@ -42,8 +42,8 @@ def choose_forward(
     Raises `ModelError` if padding changes the model's log-probabilities, if `attention` needs the shared way and the
     model does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
     """
-    batch = small_batch(model.config.get_text_config().vocab_size).to(model.device)
-    autocast = resolve_precision(precision, model.device) == "bfloat16"
+    batch = small_batch(model.config.get_text_config().vocab_size).to(device_of(model))
+    autocast = resolve_precision(precision, device_of(model)) == "bfloat16"
     settings: dict[str, Any] = {"autocast": autocast, "compile": compile}
     settings["gradient_checkpointing"] = gradient_checkpointing
     _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)

@@ -47,6 +47,8 @@ class Sharding(Protocol):
     A divided model has it as its attribute `sharding`.
     """
 
+    device: torch.device  # where the model computes; the parts may be in main memory
+
     def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call `compute`, which runs the model, with the weights gathered layer by layer; also in its backward pass.
 
@@ -94,6 +96,12 @@ class SequenceParallel(Protocol):
         ...
 
 
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Return the device on which a model computes."""
+    sharding: Sharding | None = getattr(model, "sharding", None)
+    return model.device if sharding is None else sharding.device
+
+
 class Forward:
     """A model, and the way to run it."""
 
@@ -118,7 +126,7 @@ class Forward:
         self.compile = compile  # of the layers, in training; not in sampling and measuring
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
-        self.device = model.device
+        self.device = device_of(model)
         self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
         self.sequence: SequenceParallel | None = None  # the processes that compute a flat row together with this one
@@ -127,7 +135,7 @@ class Forward:
     def with_model(self, model: PreTrainedModel, *, plain_head: bool | None = None) -> "Forward":
         """Return the forward pass of another model of the same kind, run in the same way."""
         other = copy(self)
-        other.model, other.device = model, model.device
+        other.model, other.device = model, device_of(model)
         if model is not self.model:
             other.routers = None
         other.plain_head = self.plain_head if plain_head is None else plain_head

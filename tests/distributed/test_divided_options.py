@@ -1,0 +1,25 @@
+"""Divided models in main memory, and gradients that are summed in bfloat16."""
+
+import pytest
+from divided_cases import run_checks
+from divided_options import (
+    gradients_are_summed_in_the_dtype_that_is_asked_for,
+    offloaded_models_compute_the_same_bits,
+    parts_in_main_memory_are_read_there,
+)
+
+CHECKS = [
+    offloaded_models_compute_the_same_bits,
+    parts_in_main_memory_are_read_there,
+    gradients_are_summed_in_the_dtype_that_is_asked_for,
+]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_checks(CHECKS, tmp_path_factory.mktemp("divided-options"))
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+def test_two_replicas_with_options_of_divided_models_hold_that(faults: dict[str, str], check: str):
+    assert not faults[check], faults[check]

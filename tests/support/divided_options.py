@@ -1,0 +1,92 @@
+"""What the options of divided models change, checked by two replicas together: main memory, and narrow gradients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from divided_cases import OBJECTIVE, assert_equal, saved_model, step_of
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from outdo.algorithms.advantages import gae
+from outdo.distributed import sharding
+from outdo.distributed.replicas import Replicas
+from outdo.distributed.sharding import DividingReplicas
+from outdo.models import loading
+from outdo.models.bundle import Models
+from outdo.models.policy import Policy
+from outdo.utils.sharded_tensors import whole
+
+CPU = torch.device("cpu")
+
+
+def models_of(folder: Path, replicas: Replicas, **how: Any) -> Models:
+    return Models.of(
+        Policy.load(folder, device="cpu", pool=DividingReplicas(replicas, CPU, **how)), OBJECTIVE, advantage=gae
+    )
+
+
+def weights_of(models: Models) -> Any:
+    return whole([dict(models.policy.model.state_dict()), models.state()])
+
+
+def offloaded_models_compute_the_same_bits(replicas: Replicas) -> None:
+    """On a CPU nothing is copied, and every part of FSDP and of the models takes the path of the policy."""
+    folder, handed = saved_model(replicas, "offloaded"), list[dict[str, Any]]()
+    divide = sharding.fully_shard
+
+    def fully_shard(*arguments: Any, **how: Any) -> Any:
+        handed.append(how)
+        return divide(*arguments, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "fully_shard", fully_shard)
+        offloaded = models_of(folder, replicas, offload=True)
+    assert len(handed) >= 3 * 3  # policy, reference and critic: each layer, and the root
+    assert {type(each["offload_policy"]) for each in handed} == {CPUOffloadPolicy}
+    plain = models_of(folder, replicas)
+    for models in (offloaded, plain):
+        step_of(models)
+        step_of(models)
+    assert_equal(weights_of(offloaded), weights_of(plain))
+
+
+def parts_in_main_memory_are_read_there(replicas: Replicas) -> None:
+    """The parts go where they are held, and buffers, inputs and an adapter's critic where the model computes."""
+    folder = saved_model(replicas, "places")
+    pool = DividingReplicas(replicas, CPU, offload=True)
+    pool.device = torch.device("meta")  # stands for a GPU
+    asked: list[Any] = []
+    load = loading._load
+
+    def recorded(*arguments: Any, **how: Any) -> Any:
+        asked.append(arguments[4]["device_map"])
+        return load(*arguments, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_load", recorded)
+        model = loading.load_model(folder, "meta", division=pool)
+    assert asked == [{"": CPU}]
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert {each.device.type for each in model.buffers()} == {"meta"}
+    assert loading.load_model(folder, division=DividingReplicas(replicas, CPU)).sharding.device == CPU  # type: ignore[union-attr]
+
+
+def gradients_are_summed_in_the_dtype_that_is_asked_for(replicas: Replicas) -> None:
+    """In bfloat16 the gradient of a step is off by its rounding, and the weights stay float32."""
+    folder, norms = saved_model(replicas, "narrow"), []
+    for reduce_dtype in (None, torch.bfloat16):
+        models = models_of(folder, replicas, reduce_dtype=reduce_dtype)
+        gradients: list[Any] = []
+        step = models.policy.optimiser.step
+
+        def kept(loss: float, step: Any = step, models: Any = models, gradients: Any = gradients) -> dict[str, float]:
+            gradients.extend(whole(weight.grad) for weight in models.policy.optimiser.weights.values())
+            return step(loss)
+
+        models.policy.optimiser.step = kept  # type: ignore[method-assign]
+        step_of(models)
+        norms.append(torch.cat([each.flatten().double() for each in gradients]))
+        assert {each.dtype for each in models.policy.optimiser.weights.values()} == {torch.float32}
+    difference = float((norms[0] - norms[1]).norm() / norms[0].norm())
+    assert 1e-5 < difference < 1e-2
