@@ -3,6 +3,8 @@
 import pytest
 from divided_cases import (
     a_base_with_adapters_is_divided,
+    a_checkpoint_is_written_while_the_replicas_compute,
+    a_disk_that_is_full_in_the_background_of_one_replica_is_an_error_of_all,
     a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
     a_model_whose_attention_fails_is_padded,
     a_start_takes_a_part_of_the_memory,
@@ -24,6 +26,8 @@ CHECKS = [
     a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
     replicas_save_their_shares_together,
     weights_of_one_part_that_are_not_finite_are_not_saved,
+    a_checkpoint_is_written_while_the_replicas_compute,
+    a_disk_that_is_full_in_the_background_of_one_replica_is_an_error_of_all,
 ]
 
 

@@ -35,7 +35,8 @@ from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.storage import checkpoint
 from outdo.testing import ARCHITECTURES, tiny_model
-from outdo.trainer.state import Progress, save
+from outdo.trainer.checkpoints import Checkpoints
+from outdo.trainer.state import Progress, check_finite, content_of, write
 from outdo.utils.errors import DiskFullError, ModelError, NonFiniteWeightsError, WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole
 
@@ -310,9 +311,10 @@ def weights_of_one_part_that_are_not_finite_are_not_saved(replicas: Replicas) ->
 OBJECTIVE = grpo(beta=0.1)
 
 
-def trained(folder: Path, replicas: Replicas) -> Models:
+def trained(folder: Path, replicas: Replicas, **settings: Any) -> Models:
     """Policy, reference and critic after a step."""
-    models = Models.of(Policy.load(folder, device="cpu", pool=dividing(replicas)), OBJECTIVE, advantage=gae)
+    policy = Policy.load(folder, device="cpu", pool=dividing(replicas), **settings)
+    models = Models.of(policy, OBJECTIVE, advantage=gae)
     step_of(models)
     return models
 
@@ -324,17 +326,91 @@ def step_of(models: Models) -> None:
     models.update(batch.with_(returns=returns, values=models.critic.values(batch)), OBJECTIVE)
 
 
+def a_checkpoint_is_written_while_the_replicas_compute(replicas: Replicas) -> None:
+    """The files are those of a save that waits, though the second replica writes after later steps and exchanges."""
+    models = trained(saved_model(replicas, "computing"), replicas)
+    go_on, save = threading.Event(), checkpoint.save
+
+    def later(*arguments: Any) -> Path:
+        if replicas.rank == 1:
+            go_on.wait()
+        return save(*arguments)
+
+    before = save_together(models, replicas, Path("waiting"), step=1)
+    folder = Path("background")
+    checkpoints = checkpoints_of(models, replicas, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", later)
+        checkpoints.save(Progress(step=1), wait=False)
+        for number in range(3):
+            assert replicas.together(lambda: (replicas.rank, number)) == [(0, number), (1, number)]  # noqa: B023
+            step_of(models)
+        assert not list(folder.glob("step*"))
+        go_on.set()
+        checkpoints.wait()
+    assert checkpoint.verify(folder / before.name) == []
+    files = [
+        {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        for path in (before, folder / before.name)
+    ]
+    assert files[0] == files[1]
+    checkpoints.save(Progress(step=2), wait=True)
+    replicas.together(lambda: None)
+    assert checkpoint.verify(folder / "step_000002") == []
+    assert checkpoints.close() == ""
+
+
+def a_disk_that_is_full_in_the_background_of_one_replica_is_an_error_of_all(replicas: Replicas) -> None:
+    """It is raised when the save is waited for, with the words of a save that waits, and the next save succeeds."""
+    models = trained(saved_model(replicas, "full-later"), replicas)
+    folder = Path("full-later-checkpoints")
+    checkpoints = checkpoints_of(models, replicas, folder)
+    checkpoints.save(Progress(step=1), wait=False)
+    checkpoints.wait()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if replicas.rank == 1:
+            patch.setattr(checkpoint, "save_file", refuse)
+        checkpoints.save(Progress(step=2), wait=False)
+        step_of(models)
+        with pytest.raises(DiskFullError if replicas.rank == 1 else WorkerError, match="o space left"):
+            checkpoints.wait()
+    assert checkpoints.saved == 1
+    replicas.together(lambda: None)
+    assert [path.name for path in folder.iterdir()] == ["step_000001"]
+    checkpoints.save(Progress(step=2), wait=False)
+    checkpoints.wait()
+    assert checkpoint.verify(folder / "step_000002") == []
+    assert checkpoints.close() == ""
+
+
 def save_together(models: Models, replicas: Replicas, checkpoints: Path, *, step: int) -> Path:
-    """Save as a run does; the folder of the second replica is another one, that is not used."""
+    """Save as a run does at its end; the folder of the second replica is another one, that is not used."""
+    run, folder = run_of(models, replicas, checkpoints)
+    check_finite(run)
+    write(folder, run, content_of(run, Progress(step=step)), replicas)
+    assert not Path("unused").exists()
+    return checkpoints / f"step_{step:06d}"
+
+
+def checkpoints_of(models: Models, replicas: Replicas, folder: Path) -> Checkpoints:
+    """What saves a run in the background."""
+    run, run_folder = run_of(models, replicas, folder)
+    return Checkpoints(run_folder, run, saved=0)
+
+
+def run_of(models: Models, replicas: Replicas, checkpoints: Path) -> tuple[Any, Any]:
+    """What saving needs of a run and its folder."""
     recorder = SimpleNamespace(state=dict)
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
     parts = {"adaptive": {}, "online_reward_models": [], "recorder": recorder}
     ahead = SimpleNamespace(state=lambda after: {})
     run = SimpleNamespace(models=models, recipe=recipe, **parts, ahead=ahead, identity={}, is_divided=True)
     folder = SimpleNamespace(checkpoints=checkpoints if replicas.first else Path("unused"))
-    save(folder, run, Progress(step=step))  # type: ignore[arg-type]
-    assert not Path("unused").exists()
-    return checkpoints / f"step_{step:06d}"
+    return run, folder
 
 
 def assert_equal(one: Any, other: Any) -> None:

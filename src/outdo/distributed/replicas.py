@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from outdo.distributed.launch import RENDEZVOUS
@@ -60,6 +61,19 @@ class Replicas:
     def first(self) -> bool:
         """Whether this is the replica that writes files and prints."""
         return self.rank == 0
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of the group `objects`: tensors in main memory are exchanged over it."""
+        return DeviceMesh.from_group(self.objects, "cpu")
+
+    def beside(self) -> "Replicas":
+        """Return the same replicas with a group of their own, for a thread that exchanges something meanwhile.
+
+        All replicas have to call it. The group ends with the replicas' connections.
+        """
+        with translated():
+            return Replicas(timeout=self.timeout)
 
     def scoring(self, model_forward: Forward) -> "ReplicatedScoring":
         """Make a `Scoring` that divides the rows among the replicas."""

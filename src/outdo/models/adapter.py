@@ -153,8 +153,11 @@ def attach_saved(model: PreTrainedModel, folder: Path) -> None:
             raise ModelError(f"model {folder}: {ADAPTER_WEIGHTS} {fault} {len(names)}, such as {names[0]}")
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write a folder that `peft.PeftModel.from_pretrained` loads: configuration and weights of the adapter."""
+def save_adapter(model: PreTrainedModel, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Write a folder that `peft.PeftModel.from_pretrained` loads: configuration and weights of the adapter.
+
+    `state` is what `state_dict` of the model returns, or was at an earlier time.
+    """
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +165,9 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in settings}
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     with _without_warnings():
-        weights: Mapping[str, Tensor] = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+        weights: Mapping[str, Tensor] = get_peft_model_state_dict(
+            model, state_dict=state, adapter_name=NAME, save_embedding_layers=False
+        )
     copies = {f"{PREFIX}{name}": weight.detach().cpu().clone().contiguous() for name, weight in weights.items()}
     save_file(copies, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 

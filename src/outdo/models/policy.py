@@ -163,16 +163,29 @@ class Policy(Scorer):
         """Raise `NonFiniteWeightsError` if a weight, of a divided model one in this process's part, is not finite."""
         check_finite(self.model, f"not saved after {self.version} optimiser steps", "lower optim.lr")
 
-    def share_of_weights(self, rank: int, count: int) -> dict[str, Tensor]:
-        """Return the weights of a divided model that replica `rank` of `count` saves, whole: those of some layers.
+    def weights_to_save(self, copies: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the weights and buffers of the model by name, with `copies` in place of the trained weights.
 
-        All replicas have to call it at the same time. The weights of a layer stay together, as transformers may store
-        several of them as one. Those of an adapter are not divided: the first replica saves them.
+        Names of tied weights have the same tensor, as in the model.
+        """
+        weights: dict[str, Tensor] = self.model.state_dict()
+        by_weight = {id(self.optimiser.weights[name]): copy for name, copy in (copies or {}).items()}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            if name in weights:
+                weights[name] = by_weight.get(id(weight), weights[name])
+        return weights
+
+    def share_of_weights(self, weights: Mapping[str, Tensor], rank: int, count: int) -> dict[str, Tensor]:
+        """Return the part of the `weights_to_save` of a divided model that replica `rank` of `count` saves, whole.
+
+        It is the weights of some layers. All replicas have to call this at the same time. The weights of a layer stay
+        together, as transformers may store several of them as one. Those of an adapter are not divided: the first
+        replica saves them.
         """
         if has_adapter(self.model):
-            return {}
+            return dict(weights) if rank == 0 else {}
         tied = getattr(self.model, "all_tied_weights_keys", {})  # they are saved once
-        weights = {name: weight for name, weight in self.model.state_dict().items() if name not in tied}
+        weights = {name: weight for name, weight in weights.items() if name not in tied}
 
         def layer(name: str) -> str:
             found = IN_A_LAYER.search(name)
@@ -180,14 +193,22 @@ class Policy(Scorer):
 
         return share_of(weights, rank, count, unit=layer)
 
-    def save_part(self, folder: Path, weights: Mapping[str, Tensor], label: str, *, first: bool) -> None:
-        """Write a replica's share of the weights into a model folder, as `model<label>.safetensors`.
+    def write_part(
+        self,
+        folder: Path,
+        weights: Mapping[str, Tensor],
+        tokenizer: PreTrainedTokenizerBase,
+        label: str,
+        *,
+        first: bool,
+    ) -> None:
+        """Write a replica's `share_of_weights` into a model folder, as `model<label>.safetensors`.
 
         The first replica also writes what has no parts. The folder is complete with `write_index`.
         """
         if has_adapter(self.model):
             if first:
-                self.save(folder)
+                self.write(folder, weights, tokenizer)
             return
         stored = revert_weight_conversion(self.model, dict(weights))  # with the names and shapes that files have
         tensors = {name: weight.contiguous() for name, weight in stored.items()}
@@ -196,7 +217,22 @@ class Policy(Scorer):
             self.model.config.save_pretrained(folder)
             if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+    def write(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write a folder as `save` does, with other weights: those of `weights_to_save`. They are not checked.
+
+        A thread may call this while the model is trained, with a tokenizer of its own: one that is used cannot be
+        written.
+        """
+        if has_adapter(self.model):
+            save_adapter(self.model, folder, weights)
+            if self.base is not None:
+                self.base.write(folder)
+        else:
+            with without_bars():
+                self.model.save_pretrained(folder, state_dict=dict(weights))
+        tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
@@ -206,14 +242,7 @@ class Policy(Scorer):
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
         self.check_finite()
-        if has_adapter(self.model):
-            save_adapter(self.model, folder)
-            if self.base is not None:
-                self.base.write(folder)
-        else:
-            with without_bars():
-                self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.write(folder, self.weights_to_save(), self.tokenizer)
 
     def state(self) -> dict[str, Any]:
         """Return what a saved folder does not hold: the optimiser, and the size of micro-batches."""

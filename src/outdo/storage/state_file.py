@@ -13,13 +13,17 @@ with a dollar sign:
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from outdo.utils import sharded_tensors
 from outdo.utils.errors import CheckpointError
-from outdo.utils.sharded_tensors import is_sharded
+from outdo.utils.sharded_tensors import is_sharded, own_part
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 NATIVE = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool}
@@ -42,11 +46,12 @@ def pack(state: Mapping[Any, Any]) -> tuple[Any, dict[str, Tensor]]:
     """
     tensors: dict[str, Tensor] = {}
     tree = _pack(state, (), tensors)
-    return tree, _each_in_its_own_memory(tensors)
+    in_main_memory = {name: tensor if is_sharded(tensor) else tensor.cpu() for name, tensor in tensors.items()}
+    return tree, _each_in_its_own_memory(in_main_memory)
 
 
 def state_bytes(state: Mapping[Any, Any]) -> int:
-    """Return the bytes of the tensors of `state`."""
+    """Return the bytes of the tensors of `state`; of a divided one, those of the part that this process holds."""
 
     def tensors(value: Any) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
@@ -55,21 +60,25 @@ def state_bytes(state: Mapping[Any, Any]) -> int:
             for item in value.values() if isinstance(value, Mapping) else value:
                 yield from tensors(item)
 
-    return sum(tensor.nbytes for tensor in tensors(state))
+    return sum(own_part(tensor.detach()).nbytes for tensor in tensors(state))
 
 
-def copied(state: Mapping[Any, Any], into: dict[str, Tensor]) -> Any:
+def copied(state: Mapping[Any, Any], into: dict[str, Tensor], mesh: "DeviceMesh | None" = None) -> Any:
     """Return a copy of `state`, its tensors in main memory, as `unpack` would return it.
 
-    The memory of the tensors in `into`, those of an earlier copy, is used again; new ones are added to it.
+    The memory of the tensors in `into`, those of an earlier copy, is used again; new ones are added to it. Parts of
+    divided tensors are exchanged over `mesh`: see `sharded_tensors.copied`.
     """
-    tree, tensors = pack(state)
+    tensors: dict[str, Tensor] = {}
+    tree = _pack(state, (), tensors)
+    for name in [name for name in into if name not in tensors]:
+        del into[name]
     for name, tensor in tensors.items():
         earlier = into.get(name)
         if earlier is not None and (earlier.shape, earlier.dtype) == (tensor.shape, tensor.dtype):
-            earlier.copy_(tensor)
+            own_part(earlier).copy_(own_part(tensor))
         else:
-            into[name] = tensor.clone()
+            into[name] = sharded_tensors.copied(tensor, mesh)
     return unpack(tree, into)
 
 
@@ -136,7 +145,7 @@ def _pack_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tenso
     if is_sharded(tensor):
         tensors[marker["$tensor"]] = tensor.detach()
         return marker
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if plain.dtype not in NATIVE:
         marker |= {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
         plain = plain.reshape(-1).view(torch.uint8)

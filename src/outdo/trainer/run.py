@@ -25,14 +25,15 @@ from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.provenance import describe_environment
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run
+from outdo.trainer.checkpoints import Checkpoints
 from outdo.trainer.display import Display
 from outdo.trainer.engines import engine_metrics
 from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder, replica_metrics
-from outdo.trainer.saving import SaveTimes, save_after_error
-from outdo.trainer.state import Copy, Progress, check_free_space, save
+from outdo.trainer.saving import save_after_error
+from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.tracking import tracking
 from outdo.types import Prompt, Sampled, Step
 from outdo.utils.errors import RunFolderError
@@ -116,6 +117,8 @@ def run_to_end(
         finally:
             if writer.lost:
                 display.say(f"the record of step {progress.step} is incomplete: {writer.lost}")
+            if fault := training.checkpoints.close():
+                display.say(fault)
             run.close()
     if profile:
         show_profile(folder, display)
@@ -138,12 +141,10 @@ class _Training:
     writer: BackgroundWriter
     trackers: Trackers
     write_error: RunFolderError | None = None  # of a record that could not be written
-    saves: SaveTimes = field(default_factory=SaveTimes)
-    saved: int = 0  # the step of the newest checkpoint
-    copy: Copy = field(default_factory=Copy)
+    checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
-        self.saved = self.progress.step
+        self.checkpoints = Checkpoints(self.folder, self.run, saved=self.progress.step)
 
     def run_steps(self, step_traced: Callable[[], None]) -> None:
         """Train step by step. `step_traced` ends each step for the profiler."""
@@ -168,10 +169,11 @@ class _Training:
                 self.raise_write_error()
                 is_last = self.is_last()  # once, so that a signal that comes later ends the next step, not this one
                 if is_last or self.save_is_due():
+                    self.checkpoints.wait()
                     self.wait_for_record()
                     self.wait_for_answers()
-                    self.save()
-                if evaluated:  # after the checkpoint, which the summary may name as the best
+                    self.checkpoints.save(self.progress, wait=is_last)
+                if evaluated:
                     self.write_summary()
                 step_traced()
                 if is_last:
@@ -182,8 +184,7 @@ class _Training:
         sampled = self.run.ahead(policy, questions, step=step)
         with span("record"):
             self.run.recorder.before(step, sampled.groups)
-        if self.saved < self.progress.step and leads():
-            self.copy.take(self.run, self.progress)
+        self.checkpoints.copy(self.progress)
         return sampled
 
     def evaluate_before(self) -> None:
@@ -235,39 +236,19 @@ class _Training:
         self.display.step(step.index, steps, metrics)
 
     def write_summary(self) -> None:
-        """Write `summary.json` with what is known so far."""
-        write_json_atomically(self.folder.summary, summary(self.run, self.progress, self.folder.path))
-
-    def save(self) -> None:
-        """Save the last finished step."""
-        with self.saves.measured():
-            save(self.folder, self.run, self.progress)
-        self.saved = self.progress.step
+        """Write `summary.json` with what is known so far, when the checkpoint that it may name as the best is there."""
+        content = summary(self.run, self.progress, self.folder.path)
+        self.checkpoints.then(lambda: write_json_atomically(self.folder.summary, content))
 
     def can_be_saved(self) -> bool:
-        """Return whether the last finished step is saved, or can be: from the models, or from the copy."""
-        return self.progress.step in (self.saved, self.copy.step) or self.progress.is_current(self.run)
+        """Return whether the last finished step is saved, or can be."""
+        return self.checkpoints.can_save(self.progress)
 
     def save_finished(self) -> str:
-        """Save the last finished step, or an earlier one that was copied, if weights have changed since.
-
-        Returns a line about it for the user; nothing if no step is finished.
-        """
+        """Save the last finished step that can be saved; return a line about it for the user, or an empty one."""
         self.run.ahead.stop()  # what it holds is saved
-        path = self.folder.path
-        if self.run.is_divided and self.saved < self.progress.step:
-            divided = "each replica holds a part of the weights"
-            return f"{divided}: `outdo resume {path}` repeats the steps after the last checkpoint"
-        if not self.progress.is_current(self.run):
-            if self.copy.step <= self.saved < self.progress.step:
-                under_way = f"step {self.progress.step + 1} had already changed the weights"
-                return f"{under_way}, so that `outdo resume {path}` repeats the steps after the last checkpoint"
-            if self.saved < self.copy.step:
-                self.progress = self.copy.restore(self.run)
-        if self.saved < self.progress.step:
-            self.save()
-        step = self.progress.step
-        return f"saved after step {step}; continue with `outdo resume {path}`" if step else ""
+        self.progress, line = self.checkpoints.save_finished(self.progress)
+        return line
 
     def record(self, step: Step) -> dict[str, float]:
         """Start to write the record of a step and return its metrics; wait for the record of the step before.
@@ -310,13 +291,13 @@ class _Training:
     def save_is_due(self) -> bool:
         """Return whether the last finished step gets a checkpoint.
 
-        It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago. Replicas go by
-        the clock of the first one.
+        It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago or has failed.
+        Replicas go by the first one.
         """
         step, replicas = self.progress.step, current()
         is_best, is_turn = self.progress.best.get("step") == step, is_due(step, self.run.recipe.checkpoint.every)
-        long_ago = self.saves.are_long_ago
-        return is_best or is_turn or (long_ago() if replicas is None else replicas.from_first(long_ago))
+        overdue = self.checkpoints.are_overdue
+        return is_best or is_turn or (overdue() if replicas is None else replicas.from_first(overdue))
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:

@@ -20,6 +20,10 @@ class SaveTimes:
     last: float = field(default_factory=monotonic)
     seconds: float = 0.0
 
+    def begin(self) -> None:
+        """Count a save that has begun as the last one."""
+        self.last = monotonic()
+
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Measure a save, which the `with` block does."""

@@ -10,31 +10,34 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
   is compared.
 
-While the weights change, no checkpoint of the last finished step can be written. Before they do, the step is therefore
-copied into main memory (`Copy`): if the step under way fails or is interrupted, the run goes back to the copy and saves
-it.
+While the weights change, no checkpoint of the last finished step can be written from the models. Before they do, the
+step is therefore copied into main memory (`Copy`): a thread writes the checkpoint from there, and if the step under way
+fails or is interrupted, the run goes back to the copy and saves it.
 """
 
 import math
+import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
-from outdo.distributed.replicas import current, translated
+from outdo.distributed.replicas import Replicas, current, translated
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.storage import checkpoint, free_space
 from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
-from outdo.storage.writers import part_label
+from outdo.storage.writers import Alone, part_label
 from outdo.trainer.build import Run
 from outdo.trainer.micro_batch_size import free_memory
-from outdo.trainer.replicated import leads
 from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
@@ -102,39 +105,65 @@ def check_free_space(folder: RunFolder, run: Run) -> None:
     free_space.check(folder.path, needed)
 
 
-def save(folder: RunFolder, run: Run, progress: Progress) -> None:
-    """Write the checkpoint of the last finished step, and remove those that need not be kept.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What is written as the checkpoint of a step: the models as they are, or a copy of them."""
 
-    Of several replicas, which are all in the same state, only the first writes; if they hold parts of the weights, all
-    of them do.
+    step: int
+    best: int | None  # the step of the best evaluation
+    weights: Mapping[str, Tensor]  # `Policy.weights_to_save`
+    tokenizer: PreTrainedTokenizerBase
+    state: Mapping[str, Any]  # `state_of`
 
-    Raises: NonFiniteWeightsError if a trained weight is not finite; nothing is written then.
+
+def content_of(run: Run, progress: Progress) -> Content:
+    """Return the content of the checkpoint of the last finished step, not a copy."""
+    policy = run.models.policy
+    return _content(progress, policy.weights_to_save(), policy.tokenizer, state_of(run, progress))
+
+
+def _content(
+    progress: Progress, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
+) -> Content:
+    best = progress.best.get("step")
+    best_step = None if best is None else int(best)
+    return Content(step=progress.step, best=best_step, weights=weights, tokenizer=tokenizer, state=state)
+
+
+def check_finite(run: Run) -> None:
+    """Raise `NonFiniteWeightsError` if a trained weight is not finite.
+
+    If the models are divided, all replicas have to call it.
     """
-    with span("save"):
-        if run.is_divided:
-            _save_parts(folder, run, progress)
-        elif leads():
-            checkpoint.save(folder.checkpoints, progress.step, run.models.policy.save, state_of(run, progress))
-        if leads():
-            best = progress.best.get("step")
-            checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, None if best is None else int(best))
-
-
-def _save_parts(folder: RunFolder, run: Run, progress: Progress) -> None:
-    """Write a checkpoint together with the other replicas, each a share of the tensors of all."""
-    policy, replicas = run.models.policy, current()
-    assert replicas is not None, "only replicas hold parts"
+    replicas = current() if run.is_divided else None
 
     def check() -> None:
-        policy.check_finite()
-        state_of(run, progress)  # checks the critic and the reward models
+        run.models.policy.check_finite()
+        for trained in (run.models, *run.online_reward_models):
+            trained.state()  # checks the critic and the reward models
 
-    replicas.together(check)
-    checkpoints = replicas.from_first(lambda: folder.checkpoints)  # the folder of another replica is temporary
-    with translated():
-        weights = policy.share_of_weights(replicas.rank, len(replicas))
-        write = partial(policy.save_part, weights=weights, label=part_label(replicas), first=replicas.first)
-        checkpoint.save(checkpoints, progress.step, write, state_of(run, progress), replicas)
+    (replicas or Alone()).together(check)
+
+
+def write(folder: RunFolder, run: Run, content: Content, replicas: Replicas | None) -> None:
+    """Write a checkpoint, and remove those that need not be kept.
+
+    If the models are divided, all `replicas` call this, and each writes a share of the tensors of all. The parts of
+    these are exchanged over the meshes of the tensors, everything else over the group of `replicas`.
+    """
+    policy, writers = run.models.policy, replicas or Alone()
+    checkpoints = writers.from_first(lambda: folder.checkpoints)  # the folder of another replica is temporary
+    with translated() if replicas else nullcontext():
+        if replicas:
+            weights = policy.share_of_weights(content.weights, replicas.rank, len(replicas))
+            label, first = part_label(replicas), replicas.first
+            write_model = partial(
+                policy.write_part, weights=weights, tokenizer=content.tokenizer, label=label, first=first
+            )
+        else:
+            write_model = partial(policy.write, weights=content.weights, tokenizer=content.tokenizer)
+        checkpoint.save(checkpoints, content.step, write_model, content.state, writers)
+    writers.from_first(lambda: len(checkpoint.prune(checkpoints, run.recipe.checkpoint.keep, content.best)))
 
 
 def restore(run: Run, state: Mapping[str, Any]) -> Progress:
@@ -147,10 +176,14 @@ def restore(run: Run, state: Mapping[str, Any]) -> Progress:
 
 
 class Copy:
-    """A copy of a finished step in main memory: everything that its checkpoint holds. `step` is 0 if there is none."""
+    """A copy of a finished step in main memory: everything that its checkpoint holds. `step` is 0 if there is none.
 
-    def __init__(self) -> None:
+    Of divided models it has the parts that this replica holds. They are exchanged over `mesh`.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.step = 0
+        self.mesh = mesh
         self._state: dict[str, Any] = {}
         self._tensors: dict[str, Tensor] = {}  # their memory is used for every copy
         self._times = SaveTimes()
@@ -162,12 +195,39 @@ class Copy:
         """
         if not self._times.are_long_ago(0.0) or run.is_divided:
             return
-        state = {"weights": run.models.policy.optimiser.weights, **state_of(run, progress)}
-        if not self._tensors and state_bytes(state) > COPY_SHARE * free_memory(torch.device("cpu")):
-            return
+        state = self._all_of(run, progress)
+        if self._has_room(state):
+            with span("copy"):
+                self._take(state, progress)
+
+    def take_to_save(self, run: Run, progress: Progress, replicas: Replicas | None) -> bool:
+        """Copy the last finished step, however long that takes; return False if memory is too scarce.
+
+        `replicas` copy their parts, or none of them does.
+        """
+        state = self._all_of(run, progress)
+        has_room = all((replicas or Alone()).together(lambda: self._has_room(state)))
+        if has_room:
+            self._take(state, progress)
+        return has_room
+
+    def content(self, run: Run, progress: Progress, tokenizer: PreTrainedTokenizerBase) -> Content:
+        """Return the content of the checkpoint of the copied step, which is that of `progress`."""
+        state = {name: each for name, each in self._state.items() if name != "weights"}
+        return _content(progress, run.models.policy.weights_to_save(self._state["weights"]), tokenizer, state)
+
+    def _all_of(self, run: Run, progress: Progress) -> dict[str, Any]:
+        return {"weights": run.models.policy.optimiser.weights, **state_of(run, progress)}
+
+    def _has_room(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the replicas with parts of the models on this machine, or this process, have room for it."""
+        copies = 1 if self.mesh is None else int(os.environ.get("LOCAL_WORLD_SIZE", self.mesh.size()))
+        return bool(self._tensors) or copies * state_bytes(state) <= COPY_SHARE * free_memory(torch.device("cpu"))
+
+    def _take(self, state: Mapping[str, Any], progress: Progress) -> None:
         self.step = 0  # while the copy is neither the earlier nor the new one
-        with span("copy"), self._times.measured():
-            self._state = copied(state, self._tensors)
+        with self._times.measured():
+            self._state = copied(state, self._tensors, self.mesh)
         self.step = progress.step
 
     @torch.no_grad()

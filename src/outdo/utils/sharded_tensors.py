@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def is_sharded(value: Any) -> bool:
@@ -55,6 +58,21 @@ def share_of(
         if mine:
             share[name] = found.cpu().contiguous()
     return share
+
+
+def copied(value: Tensor, mesh: "DeviceMesh | None" = None) -> Tensor:
+    """Return a copy of a tensor in main memory; of a divided one, a copy of the part that this process holds.
+
+    The parts of such copies are exchanged over `mesh` (`whole`), and not over that of the tensor.
+    """
+    if not is_sharded(value):
+        return value.to("cpu", copy=True)
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(value, DTensor), "a tensor that is divided"
+    assert mesh is not None, "parts are exchanged over a mesh"
+    part = value.to_local().to("cpu", copy=True)
+    return DTensor.from_local(part, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride())
 
 
 def own_part(value: Tensor) -> Tensor:
