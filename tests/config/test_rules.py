@@ -116,10 +116,6 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             ["train.max_staleness=1", VLLM, "rewards={name='reward_model', path='m', labels='exact', every=2}"],
             "train.max_staleness = 1: a reward model with `labels` learns after each step",
         ),
-        (
-            ["train.max_staleness=1", VLLM, "cluster.replicas=2"],
-            "train.max_staleness = 1: several replicas (cluster.replicas = 2) do not sample ahead of training",
-        ),
         (["cluster.shard=3"], "cluster.shard: expected true, false, or a table such as {offload = true}"),
         (["cluster.shard={ofload = true}"], "cluster.shard.ofload: unknown setting"),
         (["cluster.shard={reduce_dtype = 'int8'}"], "cluster.shard.reduce_dtype: expected 'float32' or 'bfloat16'"),

@@ -172,10 +172,13 @@ def test_nothing_is_sampled_while_an_evaluation_has_the_engine():
             return super().__call__(policy, questions, step=step)
 
     ahead = sampling_ahead(Beginning(), lag=1)
-    with ahead.engine_lock:
-        first = Thread(target=lambda: next(iter(ahead)))
+    first = Thread(target=lambda: next(iter(ahead)))
+
+    def evaluation(policy) -> None:
         first.start()
         assert not began.wait(0.5)
+
+    ahead.with_engine(evaluation)
     assert began.wait(600)
     first.join()
     closed(ahead)

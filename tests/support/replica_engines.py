@@ -17,9 +17,9 @@ from outdo.distributed.replicas import Replicas
 from outdo.distributed.sharding import DividingReplicas
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.on_first import EngineOnFirst
+from outdo.rollouts.engines.on_first import EngineOnFirst, OnFirst
 from outdo.rollouts.engines.proof import FLOAT32, Proof
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import SeparateEngine
@@ -70,6 +70,41 @@ def frozen_weights_of_parts(replicas: Replicas) -> None:
     without = engine_with("no load", divided_adapter(replicas, updates=0), replicas)
     with pytest.raises(DeliveryError, match="the adapter is not loaded"):
         without.update_weights(policy)
+
+
+def a_thread_of_the_first(replicas: Replicas) -> None:
+    """The first replica samples, and evaluates, from copies, while the weights of the replicas are divided."""
+    for policy in (divided(fresh(), replicas), divided_adapter(replicas)):
+        on_first = OnFirst(policy, replicas)
+        engine = open_engine(ONE, policy, seed=3, on_first=on_first)
+        alone = BuiltinEngine(policy, seed=3)
+        with policy.forward.gathered():
+            before = alone.generate(requests(siblings=2), SAMPLING)
+        copied = on_first.copied()
+        assert (copied is not None) == replicas.first
+        updated(policy)
+        if copied is not None:  # the other replica does nothing meanwhile
+            engine.update_weights(copied)
+            assert engine.generate(requests(siblings=2), SAMPLING) == before
+            processes = engine.engine._processes
+        with policy.forward.gathered():
+            after = alone.generate(requests(siblings=2), SAMPLING)
+
+        def evaluation(newest: PolicyView) -> list[Completion]:
+            engine.update_weights(newest)
+            return engine.generate(requests(siblings=2), SAMPLING)
+
+        assert on_first.with_policy(evaluation) == after != before
+        if replicas.first:
+            assert engine.engine._processes is processes  # they were not started anew
+        engine.close()
+
+        def defect(newest: PolicyView) -> None:
+            raise EngineLostError("it has ended")
+
+        with pytest.raises(EngineLostError, match="it has ended"):
+            on_first.with_policy(defect)
+    assert replicas.together(lambda: replicas.rank) == [0, 1]
 
 
 def faults_of_an_engine(replicas: Replicas) -> None:

@@ -93,9 +93,6 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
             f"{ahead}: needs an engine with a copy of the weights, because the trainer changes its own meanwhile: "
             'engine = {name = "builtin", processes = 1}, {name = "vllm", python = "path"} or {name = "vllm", url = ...}'
         )
-    if recipe.cluster.replicas > 1:
-        replicas = f"cluster.replicas = {recipe.cluster.replicas}"
-        yield f"{ahead}: several replicas ({replicas}) do not sample ahead of training"
     if any(each.name == REWARD_MODEL and "labels" in each.options for each in recipe.rewards):
         yield f"{ahead}: a reward model with `labels` learns after each step, so rewards would depend on speed"
 
@@ -131,7 +128,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
-    _sampling_ahead: ("train.max_staleness", "engine", "rewards", "cluster.replicas"),
+    _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     check_trackers: ("track",),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),

@@ -231,6 +231,11 @@ def on_same_base(model: Model) -> Model:
     return sharding.on_same_parts(model, shared)
 
 
+def with_own_frozen(model: Model) -> Model:
+    """Return a copy of a model that is not divided, which has frozen weights of its own, and shares the trained ones."""
+    return copy.deepcopy(model, {id(weight): weight for weight in trained_weights(model).values()})
+
+
 @torch.no_grad()
 def changes_nothing(forward: Forward, token_ids: Tensor) -> bool:
     """Return whether the logits of `token_ids` [R, L] with the adapter are those without it, bit for bit.

@@ -6,27 +6,30 @@ and the tokens of a run are a function of its recipe.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.saved_groups import groups_of_state, state_of_groups
 from outdo.types import Group, Prompt, Sampled
 from outdo.utils.errors import EngineError
 from outdo.utils.timing import span
+
+Value = TypeVar("Value")
 
 PATIENCE = 60.0
 """Seconds in which the thread has to end, after the engine and the rewards are closed."""
@@ -58,7 +61,7 @@ class _Answers:
 @dataclass(slots=True)
 class _Batch:
     step: int  # that it is trained in
-    policy: Policy | PolicySnapshot | None  # what samples it; None when it is sampled
+    policy: PolicyView | None  # what samples it; None when it is sampled, and on a replica that samples nothing
     answers: Future[_Answers] = field(default_factory=Future)
 
     @property
@@ -75,24 +78,36 @@ class AheadSampler:
 
     To iterate waits for the answers of the next step and yields their questions; to call returns the answers.
 
+    Of several replicas the first one samples ahead, for all of them: its thread exchanges nothing with the others. In
+    the main threads, all replicas copy the weights together where a step begins, and get the answers of the step.
+
     Args:
         sampler: samples and scores the answers to the questions of a step.
         questions: where these come from, and those that `sampler` takes besides.
         policy: what is trained.
         lag: the number of steps.
         last: the last step; batches after it are not sampled.
+        on_first: the policy as the first of several replicas samples from it; None without a lag.
     """
 
     def __init__(
-        self, sampler: GroupSampler | DynamicSampling, questions: Questions, policy: Policy, *, lag: int, last: int
+        self,
+        sampler: GroupSampler | DynamicSampling,
+        questions: Questions,
+        policy: Policy,
+        *,
+        lag: int,
+        last: int,
+        on_first: OnFirst | None = None,
     ) -> None:
         self.sampler = sampler
         self.questions = questions
         self.policy = policy
         self.lag = lag
         self.last = last
-        self.engine_lock = Lock()
-        """Held while a batch is sampled. Whoever else uses the engine or the rewards has to hold it."""
+        self.on_first = on_first
+        self._samples = on_first is None or on_first.replicas.first
+        self._engine_lock = Lock()  # of the engine and the rewards
         self._step = 0  # the newest that `train` has got
         self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it
         self._versions: dict[int, int] = {}  # of the policy, after each of the last steps
@@ -116,7 +131,7 @@ class AheadSampler:
             self._request(step)
             if self.lag:
                 with span("wait"):
-                    answers = self._batches[step].answers.result()
+                    answers = self._received(self._batches[step])
             else:
                 answers = self._sample(self._batches[step])
             self._step = step
@@ -136,9 +151,21 @@ class AheadSampler:
         metrics |= {} if answers.seconds is None else {"time/ahead": answers.seconds}
         return Sampled(groups=answers.sampled.groups, metrics={**answers.sampled.metrics, **metrics})
 
+    def with_engine(self, work: Callable[[PolicyView], Value]) -> Value:
+        """Return what `work` returns for the newest weights; nothing else uses the engine and the rewards meanwhile.
+
+        If one replica samples for all, it works for all.
+        """
+
+        def alone(policy: PolicyView) -> Value:
+            with self._engine_lock:
+                return work(policy)
+
+        return alone(self.policy) if self.on_first is None else self.on_first.with_policy(alone)
+
     def wait(self) -> None:
-        """Wait until every requested batch is sampled, or one has failed."""
-        for batch in self._batches.values():
+        """Wait until every requested batch is sampled, or one has failed. A replica that samples nothing waits not."""
+        for batch in self._batches.values() if self._samples else ():
             if batch.answers.exception() is not None:
                 return
 
@@ -160,13 +187,33 @@ class AheadSampler:
         due = range(first, min(step + self.lag, max(step, self.last)) + 1)
         if due:
             with span("copy"):
-                weights = PolicySnapshot.copied(self.policy) if self.lag else self.policy
+                weights = self._copied() if self.lag else self.policy
             self._batches |= {each: _Batch(each, weights) for each in due}
-        if self.lag:
+        if self.lag and self._samples:
             for each in due:
                 self._queue.put(self._batches[each])
             if self._thread.ident is None:
                 self._thread.start()
+
+    def _copied(self) -> PolicySnapshot | None:
+        return PolicySnapshot.copied(self.policy) if self.on_first is None else self.on_first.copied()
+
+    def _received(self, batch: _Batch) -> _Answers:
+        """Wait for the answers of a batch, on all replicas."""
+        if self.on_first is None:
+            return batch.answers.result()
+        known = self._known()
+
+        def state() -> tuple[dict[str, Any], float | None]:
+            return _state_of(batch, known), batch.answers.result().seconds
+
+        found, seconds = self.on_first.call(state)
+        if not batch.answers.done():
+            batch.answers.set_result(replace(_answers_of(found, known), seconds=seconds))
+        return batch.answers.result()
+
+    def _known(self) -> dict[str, Prompt]:
+        return {prompt.id: prompt for prompt in self.questions.prompts}
 
     def _work(self) -> None:
         """Sample one batch after the other, in the thread.
@@ -190,7 +237,7 @@ class AheadSampler:
 
     def _sample(self, batch: _Batch) -> _Answers:
         assert batch.policy is not None
-        with self.engine_lock:
+        with self._engine_lock:
             started = perf_counter()
             questions = self.questions.take(self.questions.per_step)
             sampled = Sampled.of(self.sampler(batch.policy, questions, step=batch.step))
@@ -206,12 +253,18 @@ class AheadSampler:
         """Return what a checkpoint of step `after` holds: the newest finished step, or the one before it.
 
         These are the answers for later steps, the weights for those that are not sampled yet, the position in the data
-        and the `ledger`. After `wait` all are sampled, and the state does not depend on speed.
+        and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas of divided
+        models, which write a checkpoint together, have to call it together.
         """
+        if self.on_first is not None and self.policy.forward.sharding is not None:
+            return self.on_first.call(lambda: self._state(after))
+        return self._state(after)
+
+    def _state(self, after: int) -> dict[str, Any]:
         ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.lag]
         sampled = [each for each, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
         waiting = [(each.step, policy) for each, policy in ahead[len(sampled) :] if policy is not None]
-        known = {prompt.id: prompt for prompt in self.questions.prompts}
+        known = self._known()
         versions = {step: version for step, version in self._versions.items() if after - self.lag <= step < after}
         return {
             "step": after,
@@ -232,7 +285,7 @@ class AheadSampler:
         self._counts = Counter({"trained": ledger["trained"], **ledger["why"]})
         self._batches = {}
         if state["lag"] == self.lag:
-            known = {prompt.id: prompt for prompt in self.questions.prompts}
+            known = self._known()
             for each in state["sampled"]:
                 answers = _answers_of(each, known)
                 self._batches[each["step"]] = _Batch(each["step"], None)
@@ -273,9 +326,10 @@ class AheadSampler:
         return position, counts
 
     @torch.no_grad()
-    def _copy_with(self, weights: Mapping[str, Tensor], version: int) -> PolicySnapshot:
+    def _copy_with(self, weights: Mapping[str, Tensor], version: int) -> PolicySnapshot | None:
         """Return a copy of the policy with saved weights."""
-        copied = PolicySnapshot.copied(self.policy)
+        if (copied := self._copied()) is None:
+            return None
         for name, weight in trained_weights(copied.model).items():
             weight.copy_(weights[name])
         return replace(copied, version=version)

@@ -59,7 +59,7 @@ from outdo.trainer.build_rewards import asked_together, rewards_of, whole_notes
 from outdo.trainer.engines import engine_notes, open_engine, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment, tools_of
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
-from outdo.trainer.replicated import is_divided
+from outdo.trainer.replicated import is_divided, sampled_on_first
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -124,19 +124,22 @@ def build_run(
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
     replicas = _replicas(recipe)
-    reward, online_reward_models = rewards_of(recipe, folder, division_of(replicas))
+    asked_by_all = not recipe.train.max_staleness  # else by the thread of the first replica
+    division = division_of(replicas) if asked_by_all else None
+    reward, online_reward_models = rewards_of(recipe, folder, division)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     policy = _policy(recipe, facts, optimiser, replicas)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
-    engine = open_engine(recipe.engine, policy, seed=recipe.seed)
+    on_first = sampled_on_first(policy, recipe.train.max_staleness)
+    engine = open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
     in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
     environment_with = partial(open_environment, recipe.environment, policy, **in_prompts)
     environment = environment_with(
-        asked_together(reward),
+        reward if on_first else asked_together(reward),
         max_failed=recipe.reward_limits.max_failed,
         step_timeout=recipe.reward_limits.step_timeout,
     )
@@ -150,7 +153,9 @@ def build_run(
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=sampler,
-        ahead=AheadSampler(sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps),
+        ahead=AheadSampler(
+            sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps, on_first=on_first
+        ),
         advantage=advantage,
         objective=objective,
         stop=stop,

@@ -52,7 +52,8 @@ def whole_notes(recipe: Recipe, reward: WeightedSum) -> list[str]:
     models = [each for each in reward.rewards if isinstance(each, RewardModel | OnlineRewardModel)]
     if not recipe.cluster.shard or current() is None or all(map(is_divided, models)):
         return []
-    return ["cluster.shard: a reward model with an adapter or quantised weights is whole on each replica"]
+    why = "train.max_staleness" if recipe.train.max_staleness else "an adapter or quantised weights"
+    return [f"cluster.shard: a reward model with {why} is whole on each replica"]
 
 
 def _with_cache(spec: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:

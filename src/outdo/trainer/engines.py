@@ -24,7 +24,7 @@ from outdo.rollouts.engines.builtin.probe import TOLERANCE, SamplingChoice
 from outdo.rollouts.engines.builtin.processes import BuiltinProcesses
 from outdo.rollouts.engines.builtin.ray_actors import RayActors
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
-from outdo.rollouts.engines.on_first import EngineOnFirst
+from outdo.rollouts.engines.on_first import EngineOnFirst, OnFirst
 from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
 from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.rollouts.engines.vllm.engine import VllmEngine
@@ -61,12 +61,13 @@ def _parse(argument: str) -> Piece:
         raise UserError([f"--engine: expected a name, or a table such as {example}, found {argument!r}"]) from None
 
 
-def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
+def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirst | None = None) -> Engine:
     """Return an engine that samples from `policy`, with its weights.
 
     The built-in engine samples in this process, or in every process of the policy's pool or replica. Every other one,
     and the built-in one in processes of its own, has a copy of the weights, and each delivery to it is proved. Beside
-    several replicas it is the first one's; all of them have to call this together.
+    several replicas it is the first one's; all of them have to call this together. With `on_first` that replica alone
+    uses it from then on.
 
     Raises: EngineError if it does not start, and DeliveryError if it does not have the policy's weights.
     """
@@ -89,11 +90,17 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0) -> Engine:
     proof, replicas = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences), current()
     if replicas is None:
         separate = SeparateEngine(make(policy, seed=seed, **options), proof)
-    else:
+    elif on_first is None:
         engine = EngineOnFirst(partial(make, seed=seed, **options), policy, replicas)
         separate = SeparateEngine(engine, proof, quiet=not replicas.first)
+    else:
+        with policy.forward.gathered():
+            separate = SeparateEngine(make(on_first.view, seed=seed, **options), proof)
     try:
-        separate.update_weights(policy)
+        if on_first is None:
+            separate.update_weights(policy)
+        else:
+            on_first.with_policy(separate.update_weights)
     except BaseException:
         separate.close()
         raise

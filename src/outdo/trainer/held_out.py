@@ -1,8 +1,10 @@
 """The evaluations of a run: greedy and sampled answers to its held-out questions."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outdo.rollouts.engines.base import PolicyView
 from outdo.storage import held_out_answers
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
@@ -19,15 +21,15 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     """
     if not run.held_out:
         return {}
-    with span("evaluate"), run.ahead.engine_lock:
-        numbers, answers = _evaluate(run, step)
+    with span("evaluate"):
+        numbers, answers = run.ahead.with_engine(partial(_evaluate, run, step))
     held_out_answers.write(held_out_answers.path_of(folder, step), answers)
     display.evaluated(step, numbers)
     return numbers
 
 
-def _evaluate(run: Run, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    run.engine.update_weights(run.models.policy)
+def _evaluate(run: Run, step: int, policy: PolicyView) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    run.engine.update_weights(policy)
     settings, numbers, answers = run.recipe.eval, {"questions": float(len(run.held_out))}, []
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:

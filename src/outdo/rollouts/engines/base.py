@@ -6,7 +6,7 @@ from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outdo.models.adapter import on_same_base
+from outdo.models.adapter import on_same_base, with_own_frozen
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -102,12 +102,17 @@ class PolicySnapshot:
         )
 
     @classmethod
-    def whole(cls, policy: PolicyView) -> "PolicySnapshot":
-        """Return a snapshot whose model is not divided among replicas, and has its weights while they are gathered."""
+    def whole(cls, policy: PolicyView, *, keep_frozen: bool = False) -> "PolicySnapshot":
+        """Return a snapshot whose model is not divided among replicas, and has its weights while they are gathered.
+
+        With `keep_frozen`, frozen weights are copies, which it keeps.
+        """
         sharding = policy.forward.sharding
         if sharding is None:
             return cls.of(policy)
         model = sharding.whole(policy.model)
+        if keep_frozen:
+            model = with_own_frozen(model)
         forward = policy.forward.with_model(model)
         forward.routers = policy.forward.routers
         return replace(cls.of(policy), model=model, forward=forward)

@@ -1,4 +1,10 @@
-"""An engine beside several replicas: the first one holds it for all of them."""
+"""An engine beside several replicas: the first one holds it for all of them.
+
+`EngineOnFirst` is for sampling that alternates with training: all replicas make each call of the engine together. For
+sampling ahead (`outdo.rollouts.ahead`) the engine, the environment and the rewards work in a thread of the first
+replica, where no call to the others would have a place in the order of all calls. So they get a policy that the first
+replica has for itself (`OnFirst`), and the answers are sent when they are used.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,11 +55,11 @@ class EngineOnFirst:
             self.engine.update_weights(view)
             return self.engine.version, getattr(self.engine, "delivered_bytes", 0)  # one of the user may lack it
 
-        self._version, self.delivered_bytes = self._on_first(deliver)
+        self._version, self.delivered_bytes = call_on_first(self.replicas, deliver)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        return self._on_first(lambda: self.engine.generate(requests, sampling))
+        return call_on_first(self.replicas, lambda: self.engine.generate(requests, sampling))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -61,29 +67,71 @@ class EngineOnFirst:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
-        return self._on_first(lambda: self.engine.score(sequences))
+        return call_on_first(self.replicas, lambda: self.engine.score(sequences))
 
     def health(self) -> None:
         """Raise `EngineError` unless the engine can answer."""
-        self._on_first(self.engine.health)
+        call_on_first(self.replicas, self.engine.health)
 
     def restart(self) -> None:
         """Start again, without weights."""
         self._version = None
-        self._on_first(self.engine.restart)
+        call_on_first(self.replicas, self.engine.restart)
 
     def close(self) -> None:
         """Release what the engine of this replica holds, without waiting for the others."""
         self.engine.close()
 
-    def _on_first(self, call: Callable[[], Value]) -> Value:
-        def attempt() -> tuple[list[Value], EngineError | None]:
-            try:
-                return [call()], None
-            except EngineError as error:
-                return [], error
 
-        values, error = self.replicas.from_first(attempt)
-        if error is not None:
-            raise error
-        return values[0]
+class OnFirst:
+    """A policy of several replicas, as an engine of the first one reads it without the others.
+
+    All replicas make each call together. Weights that are divided among them are gathered for it, and only the first
+    replica keeps a copy: `view` is the policy as a whole model, whose frozen weights are copies, and whose trained ones
+    are there while they are gathered.
+    """
+
+    def __init__(self, policy: PolicyView, replicas: Replicas) -> None:
+        self.policy = policy
+        self.replicas = replicas
+        with policy.forward.gathered():
+            self.view = PolicySnapshot.whole(policy, keep_frozen=replicas.first)
+
+    def copied(self) -> PolicySnapshot | None:
+        """Return a snapshot of the policy with trained weights of its own; None on the other replicas."""
+        with self.policy.forward.gathered():
+            return self._copied() if self.replicas.first else None
+
+    def with_policy(self, work: Callable[[PolicyView], Value]) -> Value:
+        """Return on all replicas what `work` returns on the first one, for a policy with the newest weights."""
+        if self.policy.forward.sharding is None:
+            return call_on_first(self.replicas, lambda: work(self.policy))
+        copied = self.copied()
+
+        def with_copy() -> Value:
+            assert copied is not None, "the first replica has one"
+            return work(copied)
+
+        return call_on_first(self.replicas, with_copy)
+
+    def call(self, compute: Callable[[], Value]) -> Value:
+        """Compute on the first replica alone; return the result, or raise its `EngineError`, on all."""
+        return call_on_first(self.replicas, compute)
+
+    def _copied(self) -> PolicySnapshot:
+        return PolicySnapshot.copied(replace(self.view, version=self.policy.version))
+
+
+def call_on_first(replicas: Replicas, call: Callable[[], Value]) -> Value:
+    """Call on the first replica alone; return the result, or raise its `EngineError`, on all."""
+
+    def attempt() -> tuple[list[Value], EngineError | None]:
+        try:
+            return [call()], None
+        except EngineError as error:
+            return [], error
+
+    values, error = replicas.from_first(attempt)
+    if error is not None:
+        raise error
+    return values[0]
