@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
@@ -27,7 +26,7 @@ from outdo.utils.errors import CheckpointError, DiskFullError
 
 PLAIN = ("steps=7", "checkpoint.every=3", "checkpoint.keep=9", "eval.every=0", "optim.lr=1e-2")
 KINDS = {
-    "critic, reference, coefficient": (
+    "all": (
         "train.objective=ppo",
         'train.critic={name = "model", lr = 1e-3}',
         'train.kl_in_reward={name = "k1", beta = {start = 0.05, target = 0.01}}',
@@ -145,6 +144,7 @@ def test_a_full_disk_in_the_background_ends_the_run_with_the_earlier_checkpoints
 HOLDS = """
 import time
 from pathlib import Path
+from outdo.algorithms.objectives.presets import grpo
 from outdo.storage import checkpoint
 
 publish = checkpoint._publish
@@ -158,18 +158,19 @@ def held(temporary, target):
 
 checkpoint._publish = held
 
-def score(completion, answer):
-    return sum(each.isalnum() for each in completion) / 8
+def objective():
+    return grpo(beta=0.0)
 """
-HELD = ("steps=8", "checkpoint.every=2", "checkpoint.keep=9", "eval.every=0")
+HELD = ("steps=8", "checkpoint.every=2", "checkpoint.keep=9", "eval.every=0", "train.objective=held.py:objective")
 
 
 @pytest.fixture
 def held(own_home: Path) -> Command:
-    """A run whose step 4 is being saved, while step 6 has been computed."""
-    (own_home / "score.py").write_text(HOLDS)
+    """A run that has computed step 5 while step 4 is being saved."""
+    (own_home / "held.py").write_text(HOLDS)
     command = Command(own_home, "train", "recipe.toml", "run=./run", *HELD)
     wait_until(lambda: (own_home / "saving").exists() and steps_done(own_home / "run") >= 5, command)
+    assert command.running, command.said
     return command
 
 
@@ -193,8 +194,6 @@ def test_a_signal_waits_for_the_checkpoint_in_the_background_and_saves_the_last_
 ):
     os.kill(held.pid, signal.SIGTERM)
     wait_until(lambda: "saving" in held.said or "saved" in held.said, held)
-    time.sleep(0.2)
-    assert held.running
     assert saved(own_home / "run") == [2]
     (own_home / "go").touch()
     assert held.wait() == 143, held.said
