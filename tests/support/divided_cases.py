@@ -342,11 +342,13 @@ def a_checkpoint_is_written_while_the_replicas_compute(replicas: Replicas) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", later)
         checkpoints.save(Progress(step=1), wait=False)
-        for number in range(3):
-            assert replicas.together(lambda: (replicas.rank, number)) == [(0, number), (1, number)]  # noqa: B023
-            step_of(models)
-        assert not list(folder.glob("step*"))
-        go_on.set()
+        try:
+            for number in range(3):
+                assert replicas.together(lambda: (replicas.rank, number)) == [(0, number), (1, number)]  # noqa: B023
+                step_of(models)
+            assert not list(folder.glob("step*"))
+        finally:
+            go_on.set()
         checkpoints.wait()
     assert checkpoint.verify(folder / before.name) == []
     files = [
