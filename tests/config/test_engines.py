@@ -35,7 +35,7 @@ def test_the_engine_is_built_in_unless_the_recipe_names_another():
     ("piece", "mistake"),
     [
         (Piece(name="vlm"), 'nothing is called "vlm"; did you mean vllm?'),
-        (builtin(rows=3), "engine.rows: unknown option; it takes processes, place, devices, timeout, max_difference"),
+        (builtin(rows=3), "engine.rows: unknown option; it takes processes, place, folder, devices, timeout,"),
         (builtin(proceses=2), "engine.proceses: unknown option; did you mean processes?"),
         (builtin(processes=0), "engine.processes: expected a whole number of 1 or more, found 0"),
         (builtin(processes="2"), "engine.processes: expected a whole number of 1 or more, found '2'"),
@@ -50,6 +50,10 @@ def test_the_engine_is_built_in_unless_the_recipe_names_another():
         (builtin(processes=1, place="ray", devices=["cpu"]), 'engine.devices: has no effect with place = "ray"'),
         (builtin(place="ray"), "engine.place: has an effect only with engine.processes"),
         (builtin(devices=["cpu"]), "engine.devices: has an effect only with engine.processes"),
+        (builtin(processes=1, folder="f"), 'engine.folder: has an effect only with place = "ray"'),
+        (builtin(processes=1, place="ray", folder=3), "engine.folder: expected text, found 3"),
+        (vllm(python="p", folder="f"), "engine.folder: has an effect only with engine.url"),
+        (vllm(url="http://h", folder=["f"]), "engine.folder: expected text, found ['f']"),
         (vllm(), "vllm needs either python"),
         (vllm(python="p", url="http://h"), "set only one of them"),
         (vllm(python=3), "engine.python: expected text, found 3"),
@@ -107,6 +111,17 @@ def test_the_path_of_the_interpreter_becomes_absolute_and_keeps_its_links(tmp_pa
     recipe = with_absolute_paths(load(None, [*NEEDED, 'engine={name = "vllm", python = "python"}']))
     assert recipe.engine.options["python"] == str(tmp_path / "python")
     assert with_file_names(recipe).engine.options["python"] == "python"
+
+
+def test_a_folder_of_weights_has_to_be_there(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shared").mkdir()
+    assert environment_mistakes(vllm(url="http://h", folder="shared")) == []
+    (mistake,) = environment_mistakes(vllm(url="http://h", folder="sharde"))
+    assert mistake == "engine.folder: sharde is no folder of this machine that can be written to"
+    recipe = with_absolute_paths(load(None, [*NEEDED, 'engine={name = "vllm", url = "http://h", folder = "shared"}']))
+    assert recipe.engine.options["folder"] == str(tmp_path / "shared")
+    assert with_file_names(recipe).engine.options["folder"] == "shared"
 
 
 def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):

@@ -26,7 +26,7 @@ from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import ray_actors
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.ray_actors import _Watch, buckets
+from outdo.rollouts.engines.builtin.ray_actors import _Watch, buckets, files
 from outdo.rollouts.engines.proof import fixed_sequences
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import SeparateEngine
@@ -105,6 +105,35 @@ def test_each_delivery_replaces_the_weights_in_buckets_and_is_measured(opened, m
     trained = sum(weight.numel() for weight in trained_weights(policy.model).values())
     assert metrics["engine/delivery_bytes"] == 4 * trained < policy.model.num_parameters()
     assert 0 < metrics["engine/delivery_seconds"] < 600
+
+
+def test_weights_go_through_files_of_a_shared_folder(opened, monkeypatch, tmp_path):
+    """The engine that is here gets the folder, so that no other actor has to start; it starts anew at the end."""
+    policy, engine = opened
+    monkeypatch.setattr(ray_actors, "FILE", 4000)  # several files
+    monkeypatch.setattr(ray_actors, "buckets", lambda weights: pytest.fail("sent by Ray"))
+    engine.engine._parent = tmp_path
+    for _ in range(3):
+        updated(policy)
+        engine.update_weights(policy)
+        assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
+    (own,) = tmp_path.iterdir()
+    steps = policy.version
+    assert sorted(path.name for path in own.iterdir()) == [f"{steps - 1}-2", f"{steps}-3", "lock"]
+    assert len(list((own / f"{steps}-3").iterdir())) > 1
+    trained = sum(weight.numel() for weight in trained_weights(policy.model).values())
+    assert engine_metrics(engine)["engine/delivery_bytes"] == 4 * trained
+
+    updated(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_actors, "files", lambda weights: list(files(weights))[1:])
+        with pytest.raises(DeliveryError, match="process 1 of the engine does not have the policy's weights"):
+            engine.update_weights(policy)
+        patch.setattr(ray_actors, "files", lambda weights: [lambda folder: (folder / "x.safetensors").write_text("")])
+        with pytest.raises(EngineError, match=r"cannot read .*x.safetensors: .*a folder that all machines share"):
+            engine.update_weights(policy)
+    engine.engine._folder.close()
+    engine.engine._folder = engine.engine._parent = None
 
 
 def test_a_weight_that_does_not_arrive_is_named(opened, monkeypatch):

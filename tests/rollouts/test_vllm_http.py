@@ -93,6 +93,21 @@ def test_each_version_of_an_adapter_has_a_name_and_a_folder_of_its_own(server):
     assert not Path(second["lora_path"]).exists()
 
 
+def test_a_folder_that_the_server_shares_has_whole_versions(server, tmp_path):
+    policy = adapted()
+    engine = vllm(policy, url=url(server), folder=str(tmp_path))
+    for steps in (0, 1, 2):
+        policy.optimiser.steps = steps
+        engine.update_weights(policy)
+    loaded = [Path(body["lora_path"]) for path, body in server.seen if path == "/v1/load_lora_adapter"]
+    assert [path.name for path in loaded] == ["0-1", "1-2", "2-3"]
+    assert {path.parent.parent for path in loaded} == {tmp_path}
+    assert [path.exists() for path in loaded] == [False, True, True]
+    assert engine.delivered_bytes == (loaded[2] / "adapter_model.safetensors").stat().st_size
+    engine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_token_ids_go_in_and_come_out(server):
     policy = fresh()
     engine = vllm(policy, url=url(server), seed=4)

@@ -1,6 +1,5 @@
 """The process of the vLLM engine, with a server in place of vLLM: what it is sent, and what happens when it fails."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -170,21 +169,6 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_the_weights_of_a_process_that_was_killed_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path)
-    abandoned = tmp_path / f"{weights.PREFIX}old"
-    abandoned.mkdir()
-    (abandoned / "lock").touch()
-    (abandoned / "model.safetensors").touch()
-    used = weights.WeightsFolder(0)
-    other = weights.WeightsFolder(0)
-    assert not abandoned.exists()
-    assert used.path.exists()
-    used.close()
-    other.close()
-    assert os.listdir(tmp_path) == []
 
 
 # ------------------------------------------------------------------------------------------------- what is delivered

@@ -4,6 +4,7 @@ vLLM is never imported here. Its options are read from its source, in the enviro
 """
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,10 @@ VLLM = "vllm"
 ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
 """Where vLLM defines its options, in its package."""
 
-OWN_OPTIONS = ("python", "url", "served_model", "timeout", "max_difference", "dtype")
+OWN_OPTIONS = ("python", "url", "served_model", "folder", "timeout", "max_difference", "dtype")
 """The options of the engine that are not vLLM's own."""
 
-OPTIONS_OF_PROCESSES = ("processes", "place", "devices", "timeout", "max_difference")
+OPTIONS_OF_PROCESSES = ("processes", "place", "folder", "devices", "timeout", "max_difference")
 """The options of the built-in engine, all of them for processes of its own."""
 
 RAY = "ray"
@@ -91,6 +92,13 @@ def environment_mistakes(piece: Piece) -> list[str]:
     """
     if piece.options.get("place") == RAY and piece.name == BUILTIN_ENGINE and find_spec("ray") is None:
         return ['engine.place: Ray is not installed: pip install "outdo[ray]"']
+    folder = piece.options.get("folder")
+    if (
+        piece.name in ENGINES
+        and isinstance(folder, str)
+        and not os.access(Path(folder).expanduser(), os.W_OK | os.X_OK)
+    ):
+        return [f"engine.folder: {folder} is no folder of this machine that can be written to"]
     python = piece.options.get("python")
     if piece.name != VLLM or not isinstance(python, str):
         return []
@@ -124,6 +132,10 @@ def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     if not _is_positive(processes) or not isinstance(processes, int):
         yield f"engine.processes: expected a whole number of 1 or more, found {processes!r}"
     yield from _limits(options)
+    if "folder" in options and options.get("place") != RAY:
+        yield f'engine.folder: has an effect only with place = "{RAY}": processes of this machine share its memory'
+    elif "folder" in options:
+        yield from _text("folder", options["folder"])
     if "place" in options and options["place"] != RAY:
         yield f'engine.place: expected "{RAY}", found {options["place"]!r}; leave it out for processes of this machine'
     elif "place" in options and "devices" in options:
@@ -155,15 +167,22 @@ def _vllm_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     yield from _limits(options)
     if "url" in options:
         yield from _unknown(options, OWN_OPTIONS)
+    elif "folder" in options:
+        yield "engine.folder: has an effect only with engine.url: a process of this machine shares its memory"
 
 
 def _vllm_option(name: str, value: Any) -> Iterator[str]:
     if name in SET_BY_OUTDO:
         yield f"engine.{name}: is set by outdo: {SET_BY_OUTDO[name]}"
-    elif name in ("python", "url", "dtype", "served_model") and not isinstance(value, str):
-        yield f"engine.{name}: expected text, found {value!r}"
-    elif name == "url" and not value.startswith(("http://", "https://")):
+    elif name in ("python", "url", "dtype", "served_model", "folder"):
+        yield from _text(name, value)
+    if name == "url" and isinstance(value, str) and not value.startswith(("http://", "https://")):
         yield f'engine.url: expected a URL such as "http://host:8000", found {value!r}'
+
+
+def _text(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, str):
+        yield f"engine.{name}: expected text, found {value!r}"
 
 
 def _limits(options: Mapping[str, Any]) -> Iterator[str]:

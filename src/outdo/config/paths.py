@@ -14,7 +14,7 @@ _CODE = re.compile(r"\S+\.py:\w+|[\w.]+:\w+")
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
     """Return the recipe with every path and every `file.py:name` absolute; other names stay as they are."""
-    return _with_python(_with_paths(recipe, absolute, absolute_data), os.path.abspath)
+    return _with_engine_paths(_with_paths(recipe, absolute, absolute_data), os.path.abspath)
 
 
 def with_file_names(recipe: Recipe) -> Recipe:
@@ -27,7 +27,7 @@ def with_file_names(recipe: Recipe) -> Recipe:
             return [change(value) for value in option]
         return file_name(option) if isinstance(option, str) else option
 
-    recipe = _with_python(_with_paths(recipe, file_name, file_name), file_name)
+    recipe = _with_engine_paths(_with_paths(recipe, file_name, file_name), file_name)
     rewards = tuple(reward.model_copy(update={"options": change(reward.options)}) for reward in recipe.rewards)
     run = recipe.run and file_name(recipe.run)
     return recipe.model_copy(update={"run": run, "rewards": rewards})
@@ -113,13 +113,12 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
     )
 
 
-def _with_python(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
-    """Return the recipe with another path of the engine's interpreter: links in it are kept, as they name a venv."""
-    python = recipe.engine.options.get("python")
-    if not isinstance(python, str):
-        return recipe
-    options = {**recipe.engine.options, "python": change(os.path.expanduser(python))}
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"options": options})})
+def _with_engine_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
+    """Return the recipe with other paths of the engine: links in them are kept, as they name a venv."""
+    given = {name: recipe.engine.options.get(name) for name in ("python", "folder")}
+    changed = {name: change(os.path.expanduser(path)) for name, path in given.items() if isinstance(path, str)}
+    engine = recipe.engine.model_copy(update={"options": {**recipe.engine.options, **changed}})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def _change_piece(piece: Piece, change: Callable[[str], str]) -> Piece:

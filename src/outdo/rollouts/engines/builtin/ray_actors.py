@@ -1,7 +1,8 @@
 """The built-in engine in actors of Ray, on any machine of its cluster, each with a copy of the weights.
 
 Ray starts the actors, all of them or none (one placement group), and carries calls and weights. A delivery sends the
-trained weights in buckets of bounded size; frozen weights are sent once, in the same way, when an actor has started.
+trained weights in buckets of bounded size, or through files in a folder that all machines share; frozen weights are
+sent once, in the same way, when an actor has started.
 
 Ray does not notice that an actor hangs, or that it is stopped. So no wait here is without end: each call watches the
 progress of the actors, and an actor that is silent or gets nowhere is lost, as one that has ended is. Ray itself
@@ -12,12 +13,16 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import outdo.distributed.process as limits
@@ -26,11 +31,14 @@ from outdo.models.adapter import trained_weights
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice
 from outdo.rollouts.engines.builtin.processes import BuiltinProcesses, EngineInProcess
-from outdo.utils.errors import EngineLostError
+from outdo.rollouts.engines.weights_folder import Part, WeightsFolder
+from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.malloc import disable_trim
 
 BUCKET = 2**26
 """Bytes of weights that are sent at a time."""
+FILE = 2**30
+"""Bytes of weights, about, in a file of a folder that the machines share."""
 POLL = 1.0
 """Seconds between two looks at the progress of the actors."""
 
@@ -46,12 +54,16 @@ class Piece(NamedTuple):
 class RayActors(BuiltinProcesses):
     """Samples in one actor for each of `devices`, all of one type. Ray chooses the machines, and the GPU of each actor.
 
-    The other arguments are those of `BuiltinProcesses`. Every method raises `EngineLostError` if an actor has ended,
-    hangs, or makes no progress for `timeout` seconds.
+    With `folder`, weights go through files there. The other arguments are those of `BuiltinProcesses`. Every method
+    raises `EngineLostError` if an actor has ended, hangs, or makes no progress for `timeout` seconds.
     """
 
-    def __init__(self, policy: PolicyView, *, devices: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, policy: PolicyView, *, devices: Sequence[str], folder: str | None = None, **options: Any
+    ) -> None:
         super().__init__(policy, devices=devices, **options)
+        self._parent = None if folder is None else Path(folder).expanduser().absolute()
+        self._folder: WeightsFolder | None = None
         self._actors: list[Any] = []
         self._group: Any = None
         self._nodes: list[str] = []
@@ -81,12 +93,15 @@ class RayActors(BuiltinProcesses):
         finally:
             self._actors, self._group, self._version = [], None, None
             connected.close()
+            if self._folder is not None:
+                self._folder.close()
+                self._folder = None
 
     def _deliver(self, policy: PolicyView) -> int:
-        """Send the trained weights to all actors, bucket by bucket; return their bytes."""
+        """Send the trained weights to all actors; return their bytes."""
         if not self._actors:
             self._begin(policy)
-        return self._send(trained_weights(policy.model))
+        return self._send(trained_weights(policy.model), policy.version)
 
     def _begin(self, policy: PolicyView) -> None:
         """Start the actors, with the frozen weights."""
@@ -107,15 +122,23 @@ class RayActors(BuiltinProcesses):
             model_of_all = (view, shapes, list(trained), self.seed, self.choice)
             held = connected.ask(lambda ray: ray.put(model_of_all))
             self._call("hold", [(held,)] * count, limits.START)
-            self._send({name: weight for name, weight in weights.items() if name not in trained})
+            frozen = {name: weight for name, weight in weights.items() if name not in trained}
+            self._send(frozen, policy.version)
         except BaseException:
             self.restart()
             raise
 
-    def _send(self, weights: Mapping[str, Tensor]) -> int:
-        for bucket in buckets(weights):
-            sent = connected.ask(lambda ray, bucket=bucket: ray.put(bucket))
-            self._call("take", [(sent,)] * len(self._actors), limits.PATIENCE)
+    def _send(self, weights: Mapping[str, Tensor], version: int) -> int:
+        """Send weights to all actors, bucket by bucket or file by file; return their bytes."""
+        if self._parent is not None:
+            self._folder = self._folder or WeightsFolder(parent=self._parent)
+            published = self._folder.publish(version, files(weights))
+            for file in sorted(published.iterdir()):
+                self._call("read", [(str(file),)] * len(self._actors), limits.PATIENCE)
+        else:
+            for bucket in buckets(weights):
+                sent = connected.ask(lambda ray, bucket=bucket: ray.put(bucket))
+                self._call("take", [(sent,)] * len(self._actors), limits.PATIENCE)
         return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
     def _call(self, method: str, calls: Sequence[tuple[Any, ...]], seconds: float | None = None) -> list[Any]:
@@ -179,8 +202,8 @@ class EngineActor:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of this class, or else of the engine."""
         torch.set_num_threads(self.threads)  # it is a number of each thread
-        of_actor = {"node": self.node, "hold": self.hold, "take": self.take, "load": self.load}
-        return (of_actor[method] if method in of_actor else getattr(self.engine, method))(*arguments)
+        of_actor = method in ("node", "hold", "take", "read", "load")
+        return getattr(self if of_actor else self.engine, method)(*arguments)
 
     def progress(self) -> int:
         """Return a number that changes while the engine samples."""
@@ -214,6 +237,33 @@ class EngineActor:
         for piece in bucket:
             whole = _bytes_of(self.weights[piece.name])
             whole[piece.start : piece.start + len(piece.content)] = piece.content
+
+    def read(self, file: str) -> None:
+        """Copy the weights of a file to their places, as `take` does."""
+        try:
+            for name, weight in load_file(file).items():
+                self.weights[name].copy_(weight)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(
+                f"{self.node()} cannot read {file}: {error}; engine.folder has to be a folder that all machines share"
+            ) from error
+
+
+def files(weights: Mapping[str, Tensor]) -> Iterator[Part]:
+    """Yield what writes some weights, whole, into files of about `FILE` bytes."""
+    content, size = dict[str, Tensor](), 0
+    for name, weight in weights.items():
+        content[name] = weight.detach().to("cpu", copy=True).contiguous()
+        size += weight.numel() * weight.element_size()
+        if size >= FILE:
+            yield partial(_save, content, f"from-{next(iter(content))}.safetensors")
+            content, size = {}, 0
+    if content:
+        yield partial(_save, content, f"from-{next(iter(content))}.safetensors")
+
+
+def _save(weights: dict[str, Tensor], name: str, folder: Path) -> None:
+    save_file(weights, folder / name)
 
 
 def buckets(weights: Mapping[str, Tensor]) -> Iterator[list[Piece]]:

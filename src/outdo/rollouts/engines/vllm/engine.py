@@ -57,19 +57,22 @@ def vllm(
     python: str | None = None,
     url: str | None = None,
     served_model: str | None = None,
+    folder: str | None = None,
     timeout: float = TIMEOUT,
     **options: Any,
 ) -> RestartableEngine:
     """Return an engine that samples by vLLM; it has no weights before the first `update_weights`.
 
     With `python`, the interpreter of an environment that has vLLM, it is a process of its own, and `options` are those
-    of `vllm.LLM`. With `url` it is a server that runs already, and `served_model` is the name of the model there.
+    of `vllm.LLM`. With `url` it is a server that runs already; `served_model` is the name of the model there, and
+    `folder` one that it shares with the trainer, for adapters.
     """
     if python is not None:
         server: Server = ProcessServer(str(Path(python).expanduser()), options, timeout=timeout)
     else:
         assert url is not None
-        server = HttpServer(url, model=served_model, timeout=timeout)
+        shared = None if folder is None else Path(folder).expanduser()
+        server = HttpServer(url, model=served_model, timeout=timeout, folder=shared)
     return VllmEngine(server, policy, seed=seed)
 
 

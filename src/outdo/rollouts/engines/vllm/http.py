@@ -10,12 +10,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from outdo.models.adapter import has_adapter
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.vllm.weights import WeightsFolder, bytes_in, bytes_of, why_merged, write_weights
+from outdo.rollouts.engines.vllm.weights import bytes_in, bytes_of, why_merged, write_weights
+from outdo.rollouts.engines.weights_folder import WeightsFolder
 from outdo.utils.errors import EngineError, EngineLostError
 
 CONNECTIONS = 64
@@ -25,14 +28,18 @@ WAIT = 600.0
 
 
 class HttpServer:
-    """A server of vLLM. `model` is the name that it serves; unset, it is the only one."""
+    """A server of vLLM. `model` is the name that it serves; unset, it is the only one.
 
-    def __init__(self, url: str, *, model: str | None, timeout: float) -> None:
+    It reads adapters from `folder`, which it shares with the trainer; unset, from the trainer's shared memory.
+    """
+
+    def __init__(self, url: str, *, model: str | None, timeout: float, folder: Path | None = None) -> None:
         self.url = url.rstrip("/")
         self.timeout = timeout
         self.base = model
         self.model: str | None = None  # the name that requests have
         self.version: int | None = None
+        self.parent = folder
         self.folder: WeightsFolder | None = None
 
     def update(self, policy: PolicyView) -> int:
@@ -51,15 +58,13 @@ class HttpServer:
             return 0
         if why := why_merged(policy.model):
             raise EngineError(f"{self.url}: {why}; a server gets no merged weights, so use engine.python")
-        self.folder = self.folder or WeightsFolder(bytes_of(policy.model))
-        folder = self.folder.new()
-        write_weights(policy, folder, as_adapter=True)
+        self.folder = self.folder or WeightsFolder(bytes_of(policy.model), self.parent)
+        folder = self.folder.publish(policy.version, [partial(write_weights, policy, as_adapter=True)])
         name = f"outdo-{folder.parent.name}-{folder.name}"
         self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         earlier, self.model, self.version = self.model, name, policy.version
         if earlier not in (None, base):
             self._post("/v1/unload_lora_adapter", {"lora_name": earlier})
-        self.folder.drop_others(folder)
         return bytes_in(folder)
 
     def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:

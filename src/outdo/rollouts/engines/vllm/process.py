@@ -13,7 +13,6 @@ from outdo.models.adapter import has_adapter
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.vllm.child import Child, command
 from outdo.rollouts.engines.vllm.weights import (
-    WeightsFolder,
     base_folder,
     bytes_in,
     bytes_of,
@@ -23,6 +22,7 @@ from outdo.rollouts.engines.vllm.weights import (
     write_tokenizer,
     write_weights,
 )
+from outdo.rollouts.engines.weights_folder import WeightsFolder
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process to kill

@@ -1,11 +1,6 @@
 """Write the weights of a policy into a folder that vLLM reads: the whole model, or its adapter alone."""
 
-import contextlib
 import copy
-import fcntl
-import shutil
-import tempfile
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +14,6 @@ from outdo.models.base_weights import is_quantised
 from outdo.models.loading import without_bars
 from outdo.rollouts.engines.base import PolicyView
 from outdo.utils.errors import EngineError
-
-SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "outdo-engine-"
-_LOCK = "lock"
-
-
-class WeightsFolder:
-    """A folder in shared memory, or on disk where that is too small, with a folder for each delivery.
-
-    The folders of processes that were killed are removed: they are those whose lock nobody holds.
-    """
-
-    def __init__(self, needed: int) -> None:
-        room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
-        parent = SHARED_MEMORY if room else Path(tempfile.gettempdir())
-        _remove_abandoned(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        self._lock = (self.path / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._number = 0
-        self.close = weakref.finalize(self, _remove, self.path, self._lock)
-
-    def new(self) -> Path:
-        """Return an empty folder that no delivery had before."""
-        self._number += 1
-        folder = self.path / str(self._number)
-        folder.mkdir()
-        return folder
-
-    def drop_others(self, folder: Path) -> None:
-        """Remove all deliveries except the one in `folder`."""
-        for other in self.path.iterdir():
-            if other.is_dir() and other != folder:
-                shutil.rmtree(other)
-
-
-def _remove(path: Path, lock: Any) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    lock.close()
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def bytes_of(model: PreTrainedModel) -> int:
