@@ -69,7 +69,8 @@ class Completion:
     token_ids: tuple[int, ...]  # the sampled tokens, including the end-of-sequence token
     logprobs: tuple[float, ...]  # of each token, at the sampling temperature, over the whole vocabulary
     finish_reason: FinishReason
-    policy_version: int  # number of optimiser steps before the sampling
+    policy_version: int  # number of optimiser steps before the sampling, of the last token
+    versions: tuple[int, ...] | None = None  # the same for each token, if the answer went on across updates
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
 
     def __post_init__(self) -> None:
@@ -90,7 +91,8 @@ class Rollout:
     status: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · unavailable · no_baseline
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     finish_reason: FinishReason
-    policy_version: int
+    policy_version: int  # number of optimiser steps before the sampling, of the last token
+    versions: tuple[int, ...] | None = None  # the same for each token, if the answer went on across updates
     temperature: float = 1.0  # sampling and training both use softmax(logits / temperature)
     token_rewards: tuple[float, ...] | None = None  # where an environment rewards single steps; their sum is `reward`
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
@@ -99,10 +101,10 @@ class Rollout:
     def __post_init__(self) -> None:
         if self.token_rewards is not None and len(self.token_rewards) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.token_rewards)} rewards per token")
-        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
+        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.versions or self.token_ids):
             raise ValueError(
-                f"{len(self.token_ids)} tokens, but {len(self.loss_mask)} mask entries and {len(self.logprobs)} "
-                "log-probabilities"
+                f"{len(self.token_ids)} tokens, but {len(self.loss_mask)} mask entries, {len(self.logprobs)} "
+                f"log-probabilities and {len(self.versions or self.token_ids)} versions"
             )
 
     @property

@@ -119,6 +119,18 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         (["cluster.shard=3"], "cluster.shard: expected true, false, or a table such as {offload = true}"),
         (["cluster.shard={ofload = true}"], "cluster.shard.ofload: unknown setting"),
         (["cluster.shard={reduce_dtype = 'int8'}"], "cluster.shard.reduce_dtype: expected 'float32' or 'bfloat16'"),
+        (
+            ["engine={name='builtin', processes=1, across_updates=true}", "train.max_staleness=1"],
+            "engine.across_updates = true: needs train.max_staleness = 2 or more, found 1",
+        ),
+        (
+            ["engine={name='builtin', processes=1, across_updates=1}", "train.max_staleness=2"],
+            "engine.across_updates: expected true or false, found 1",
+        ),
+        (
+            ["engine={name='builtin', processes=1, across_updates=true}", "train.max_staleness=2", "environment=tools"],
+            "engine.across_updates = true: an environment asks for the turns of an answer one after the other",
+        ),
         (["rewards=[]"], "rewards: expected at least one"),
         (["data.system=the key is hf_aaaaaaaaaaaaaaaaaaaaaaaa"], "data.system: looks like a secret"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),

@@ -17,13 +17,14 @@ from outdo.loop import train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import load_reward
-from outdo.rollouts.ahead import AheadSampler, staleness
+from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.rollouts.saved_groups import groups_of_state, state_of_groups
+from outdo.rollouts.versions import staleness
 from outdo.storage.checkpoint import weights_hash
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ScriptedEngine
@@ -188,7 +189,7 @@ def test_nothing_is_sampled_while_an_evaluation_has_the_engine():
 def test_answers_of_weights_that_are_too_old_or_unknown_are_refused_where_they_would_be_trained(version):
     versions = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6}
     group = Group(prompt=QUESTIONS[0], rollouts=(rollout(4), rollout(version)))
-    assert staleness([replace(group, rollouts=(rollout(4), rollout(6)))], versions, step=6, lag=1) == [1, 0]
+    assert staleness([replace(group, rollouts=(rollout(4), rollout(6)))], versions, step=6, lag=1) == {0: 1, 1: 1}
     with pytest.raises(EngineError, match=f"step 6, question 0: .* after {version} optimiser .* are those after 4, 6"):
         staleness([group], versions, step=6, lag=1)
 

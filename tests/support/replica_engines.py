@@ -75,36 +75,40 @@ def frozen_weights_of_parts(replicas: Replicas) -> None:
 def a_thread_of_the_first(replicas: Replicas) -> None:
     """The first replica samples, and evaluates, from copies, while the weights of the replicas are divided."""
     for policy in (divided(fresh(), replicas), divided_adapter(replicas)):
-        on_first = OnFirst(policy, replicas)
-        engine = open_engine(ONE, policy, seed=3, on_first=on_first)
-        alone = BuiltinEngine(policy, seed=3)
-        with policy.forward.gathered():
-            before = alone.generate(requests(siblings=2), SAMPLING)
-        copied = on_first.copied()
-        assert (copied is not None) == replicas.first
-        updated(policy)
-        if copied is not None:  # the other replica does nothing meanwhile
-            engine.update_weights(copied)
-            assert engine.generate(requests(siblings=2), SAMPLING) == before
-            processes = engine.engine._processes
-        with policy.forward.gathered():
-            after = alone.generate(requests(siblings=2), SAMPLING)
-
-        def evaluation(newest: PolicyView) -> list[Completion]:
-            engine.update_weights(newest)
-            return engine.generate(requests(siblings=2), SAMPLING)
-
-        assert on_first.with_policy(evaluation) == after != before
-        if replicas.first:
-            assert engine.engine._processes is processes  # they were not started anew
-        engine.close()
-
-        def defect(newest: PolicyView) -> None:
-            raise EngineLostError("it has ended")
-
-        with pytest.raises(EngineLostError, match="it has ended"):
-            on_first.with_policy(defect)
+        _without_the_other(policy, replicas)
     assert replicas.together(lambda: replicas.rank) == [0, 1]
+
+
+def _without_the_other(policy: Policy, replicas: Replicas) -> None:
+    on_first = OnFirst(policy, replicas)
+    engine = open_engine(ONE, policy, seed=3, on_first=on_first)
+    alone, asked = BuiltinEngine(policy, seed=3), requests(siblings=2)
+    with policy.forward.gathered():
+        before = alone.generate(asked, SAMPLING)
+    copied = on_first.copied()
+    assert (copied is not None) == replicas.first
+    updated(policy)
+    if copied is not None:  # the other replica does nothing meanwhile
+        engine.update_weights(copied)
+        assert engine.generate(asked, SAMPLING) == before
+        processes = engine.engine._processes
+    with policy.forward.gathered():
+        after = alone.generate(asked, SAMPLING)
+
+    def evaluation(newest: PolicyView) -> list[Completion]:
+        engine.update_weights(newest)
+        return engine.generate(asked, SAMPLING)
+
+    assert on_first.with_policy(evaluation) == after != before
+    if replicas.first:
+        assert engine.engine._processes is processes  # they were not started anew
+    engine.close()
+
+    def lost(newest: PolicyView) -> None:
+        raise EngineLostError("it has ended")
+
+    with pytest.raises(EngineLostError, match="it has ended"):
+        on_first.with_policy(lost)
 
 
 def faults_of_an_engine(replicas: Replicas) -> None:

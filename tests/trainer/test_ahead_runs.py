@@ -10,8 +10,11 @@ from ahead_cases import COPYING, sampled_by, write_ahead
 from kill_cases import assert_same, killed_and_resumed
 from run_cases import Command, metrics, outdo_, saved, timeless, wait_until, weights
 
+from outdo.observability.record.parquet import read
+
 LAG = 2
 STEPS = 8
+ACROSS = 'engine={name="engine.py:Copying",across_updates=true}'
 AHEAD = (f"steps={STEPS}", f"train.max_staleness={LAG}", "eval.every=3")
 
 
@@ -22,6 +25,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outdo_(home, "train", "recipe.toml", "run=./straight", COPYING, *AHEAD)
     (home / "sampled.txt").rename(home / "straight.txt")
     return home
+
+
+@pytest.fixture(scope="module")
+def across(home: Path) -> Path:
+    """A run whose answers go on across updates, which was not disturbed."""
+    said = outdo_(home, "train", "recipe.toml", "run=./across", ACROSS, *AHEAD)
+    assert "warning" not in said.lower()
+    (home / "sampled.txt").rename(home / "across.txt")
+    return home / "across"
 
 
 @pytest.fixture
@@ -73,3 +85,35 @@ def test_a_batch_that_is_not_sampled_when_the_run_ends_is_sampled_by_its_weights
     assert sampled_by(own)[len(before) :] == [(5, 2), (6, 3), (7, 4), (8, 5)]
     assert weights(own / "run") == weights(home / "straight")
     assert timeless(own / "run") == timeless(home / "straight")
+
+
+def test_answers_go_on_with_newer_weights_and_the_record_has_the_version_of_each_token(home, across):
+    assert [line["staleness/max"] for line in metrics(across)] == [min(step, LAG) for step in range(STEPS)]
+    assert all(1 < line["staleness/mean"] < LAG for line in metrics(across)[LAG:])
+    rows = read(across, STEPS).to_pylist()
+    assert {row["policy_version"] for row in rows} == {STEPS - 2}
+    for row in rows:
+        versions = row["policy_versions"]
+        assert versions == [STEPS - 3] * 4 + [STEPS - 2] * (len(row["token_ids"]) - 4)
+    assert {row["policy_version"] for row in read(home / "straight", STEPS).to_pylist()} == {STEPS - 3}
+    assert read(home / "straight", STEPS).column("policy_versions").null_count == len(rows)
+    questions = json.loads((across / "summary.json").read_text())["questions"]
+    assert questions == {"asked": 16, "answered": 16, "trained": 16, "dropped": 0, "why": {}}
+
+
+def test_a_killed_run_whose_answers_go_on_across_updates_equals_an_uninterrupted_one(home, across):
+    kills = killed_and_resumed(home, home / "killed-across", 2, ACROSS, *AHEAD)
+    assert any(kill.saved for kill in kills)
+    assert_same(home / "killed-across", across)
+
+
+def test_unfinished_answers_go_on_after_an_engine_was_lost_and_other_settings_are_refused(own, across):
+    engine = 'engine={name="engine.py:Copying",lost=5,across_updates=true}'
+    assert outdo_(own, "train", "recipe.toml", "run=./run", engine, *AHEAD, status=75)
+    assert saved(own / "run")[-1] == 4
+    said = outdo_(own, "resume", "run", "--changed", "train.max_staleness=3", status=1)
+    assert "answers are unfinished, so that train.max_staleness and engine.across_updates cannot change" in said
+    (own / "mended").touch()
+    outdo_(own, "resume", "run")
+    assert weights(own / "run") == weights(across)
+    assert timeless(own / "run") == timeless(across)

@@ -22,10 +22,13 @@ VLLM = "vllm"
 ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
 """Where vLLM defines its options, in its package."""
 
-OWN_OPTIONS = ("python", "url", "served_model", "folder", "timeout", "max_difference", "dtype")
+ACROSS_UPDATES = "across_updates"
+"""The option of every engine with a copy of the weights: answers go on with newer ones."""
+
+OWN_OPTIONS = ("python", "url", "served_model", "folder", "timeout", "max_difference", "dtype", ACROSS_UPDATES)
 """The options of the engine that are not vLLM's own."""
 
-OPTIONS_OF_PROCESSES = ("processes", "place", "folder", "devices", "timeout", "max_difference")
+OPTIONS_OF_PROCESSES = ("processes", "place", "folder", "devices", "timeout", "max_difference", ACROSS_UPDATES)
 """The options of the built-in engine, all of them for processes of its own."""
 
 RAY = "ray"
@@ -72,6 +75,8 @@ def engine_mistakes(piece: Piece) -> Iterator[str]:
         expected = did_you_mean(piece.name, list(ENGINES)) or f"; expected {', '.join(ENGINES)} or file.py:name"
         yield f'engine: nothing is called "{piece.name}"{expected}'
         return
+    if not isinstance(across := piece.options.get(ACROSS_UPDATES, False), bool):
+        yield f"engine.{ACROSS_UPDATES}: expected true or false, found {across!r}"
     if piece.name == VLLM:
         yield from _vllm_mistakes(piece.options)
     elif piece.name == BUILTIN_ENGINE:
@@ -83,6 +88,11 @@ def engine_mistakes(piece: Piece) -> Iterator[str]:
 def is_separate(piece: Piece) -> bool:
     """Return whether an engine samples in processes of its own, from a copy of the weights."""
     return piece.name != BUILTIN_ENGINE or "processes" in piece.options
+
+
+def goes_across_updates(piece: Piece) -> bool:
+    """Return whether an answer is continued with newer weights (`outdo.rollouts.across_updates`)."""
+    return piece.options.get(ACROSS_UPDATES) is True
 
 
 def environment_mistakes(piece: Piece) -> list[str]:
@@ -118,7 +128,7 @@ def _mistakes_of_own(piece: Piece) -> Iterator[str]:
         yield from (f"engine: {mistake}" for mistake in error.problems)
         return
     if not signature.accepts_any:
-        known = [*(name for name in signature.options if name != "seed"), "max_difference", "dtype"]
+        known = [*(name for name in signature.options if name != "seed"), "max_difference", "dtype", ACROSS_UPDATES]
         yield from _unknown(piece.options, known)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from outdo.config import method_notes, method_rules
 from outdo.config.adapters import check_adapter, divided_adapter, mixed_reference, weights_in_few_bytes
 from outdo.config.attention import check_attention
-from outdo.config.engines import check_engine, is_separate
+from outdo.config.engines import check_engine, goes_across_updates, is_separate
 from outdo.config.environments import check_environment
 from outdo.config.method_rules import Rule
 from outdo.config.names import OBJECTIVES, REWARD_MODEL
@@ -97,6 +97,19 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
         yield f"{ahead}: a reward model with `labels` learns after each step, so rewards would depend on speed"
 
 
+def _answers_across_updates(recipe: Recipe) -> Iterator[str]:
+    if not goes_across_updates(recipe.engine):
+        return
+    across, staleness = "engine.across_updates = true", recipe.train.max_staleness
+    if staleness < 2:
+        yield (
+            f"{across}: needs train.max_staleness = 2 or more, found {staleness}: an answer has as many parts, each "
+            "sampled with newer weights than the one before"
+        )
+    if recipe.environment is not None:
+        yield f"{across}: an environment asks for the turns of an answer one after the other; leave one of them out"
+
+
 def _template(recipe: Recipe) -> Iterator[str]:
     template = recipe.data.template
     if template is None:
@@ -129,6 +142,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
+    _answers_across_updates: ("train.max_staleness", "engine", "environment"),
     check_trackers: ("track",),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),

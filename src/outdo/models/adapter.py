@@ -232,7 +232,7 @@ def on_same_base(model: Model) -> Model:
 
 
 def with_own_frozen(model: Model) -> Model:
-    """Return a copy of a model that is not divided, which has frozen weights of its own, and shares the trained ones."""
+    """Return a copy of a whole model that has frozen weights of its own, and shares the trained ones."""
     return copy.deepcopy(model, {id(weight): weight for weight in trained_weights(model).values()})
 
 

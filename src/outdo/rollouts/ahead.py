@@ -25,8 +25,8 @@ from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.saved_groups import groups_of_state, state_of_groups
-from outdo.types import Group, Prompt, Sampled
-from outdo.utils.errors import EngineError
+from outdo.rollouts.versions import staleness
+from outdo.types import Prompt, Sampled
 from outdo.utils.timing import span
 
 Value = TypeVar("Value")
@@ -54,7 +54,8 @@ class Questions(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
     sampled: Sampled
-    position: int  # in the data, after the questions of this batch
+    position: int  # in the data, after all questions that were taken up to this batch
+    asked: int  # questions, with those that dynamic sampling has taken besides
     seconds: float | None = None  # of sampling and scoring; None if they were read from a checkpoint
 
 
@@ -104,6 +105,7 @@ class AheadSampler:
         self.questions = questions
         self.policy = policy
         self.lag = lag
+        self.ahead = lag  # the steps before its own in which the answers of a batch are finished
         self.last = last
         self.on_first = on_first
         self._samples = on_first is None or on_first.replicas.first
@@ -145,9 +147,11 @@ class AheadSampler:
         """
         answers = self._batches[step].answers.result()
         ages = staleness(answers.sampled.groups, self._versions, step=step, lag=self.lag)
+        tokens = max(1, ages.total())
         if not self.lag:
             return answers.sampled
-        metrics = {"staleness/mean": sum(ages) / max(1, len(ages)), "staleness/max": float(max(ages, default=0))}
+        mean = sum(age * count for age, count in ages.items()) / tokens
+        metrics = {"staleness/mean": mean, "staleness/max": float(max(ages, default=0))}
         metrics |= {} if answers.seconds is None else {"time/ahead": answers.seconds}
         return Sampled(groups=answers.sampled.groups, metrics={**answers.sampled.metrics, **metrics})
 
@@ -184,7 +188,7 @@ class AheadSampler:
     def _request(self, step: int) -> None:
         """Request every batch that the weights before `step` have to sample."""
         first = max([step, *(known + 1 for known in self._batches)])
-        due = range(first, min(step + self.lag, max(step, self.last)) + 1)
+        due = range(first, min(step + self.ahead, max(step, self.last)) + 1)
         if due:
             with span("copy"):
                 weights = self._copied() if self.lag else self.policy
@@ -227,11 +231,15 @@ class AheadSampler:
                 batch.answers.set_exception(error)
                 return
 
+    def _begin(self, policy: PolicyView, step: int) -> Sequence[Prompt]:
+        """Return the questions of a step, which `sampler` samples next with this policy."""
+        return self.questions.take(self.questions.per_step)
+
     def _forget(self, *, before: int) -> None:
         """Keep no batch of the steps before a step but their counts and their place in the data."""
         for step in [step for step in self._batches if step < before]:
             batch = self._batches.pop(step)
-            self._counts += _counts(batch, self._position)
+            self._counts += _counts(batch)
             self._position = batch.answers.result().position
         self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
 
@@ -239,10 +247,13 @@ class AheadSampler:
         assert batch.policy is not None
         with self._engine_lock:
             started = perf_counter()
-            questions = self.questions.take(self.questions.per_step)
+            questions = self._begin(batch.policy, batch.step)
+            before = self.questions.position
             sampled = Sampled.of(self.sampler(batch.policy, questions, step=batch.step))
             seconds = perf_counter() - started
-        answers = _Answers(sampled=sampled, position=self.questions.position, seconds=seconds)
+        position = self.questions.position
+        asked = len(questions) + position - before
+        answers = _Answers(sampled=sampled, position=position, asked=asked, seconds=seconds)
         batch.answers.set_result(answers)
         batch.policy = None
         return answers
@@ -261,7 +272,7 @@ class AheadSampler:
         return self._state(after)
 
     def _state(self, after: int) -> dict[str, Any]:
-        ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.lag]
+        ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.ahead]
         sampled = [each for each, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
         waiting = [(each.step, policy) for each, policy in ahead[len(sampled) :] if policy is not None]
         known = self._known()
@@ -269,6 +280,7 @@ class AheadSampler:
         return {
             "step": after,
             "lag": self.lag,
+            "ahead": self.ahead,
             "position": self._finished(after)[0],
             "ledger": self.ledger(after=after),
             "versions": versions,
@@ -278,13 +290,21 @@ class AheadSampler:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. With another `lag` all batches after its step are sampled anew."""
+        """Continue from a saved state. With another `lag` all batches after its step are sampled anew.
+
+        Raises ValueError if it holds answers that go on across updates, and this object would not continue them.
+        """
+        is_same = (state["lag"], state["ahead"]) == (self.lag, self.ahead)
+        if state.get("begun") and not is_same:
+            raise ValueError(
+                "answers are unfinished, so that train.max_staleness and engine.across_updates cannot change"
+            )
         self._step, position = state["step"], state["position"]
         self._position, self._versions = position, dict(state["versions"])
         ledger = state["ledger"]
         self._counts = Counter({"trained": ledger["trained"], **ledger["why"]})
         self._batches = {}
-        if state["lag"] == self.lag:
+        if is_same:
             known = self._known()
             for each in state["sampled"]:
                 answers = _answers_of(each, known)
@@ -303,25 +323,30 @@ class AheadSampler:
         Each question that was `asked` is in one place: `trained`, `dropped` with the reason in `why`, or ahead:
         answered, or still with the engine.
         """
-        position, counts = self._finished(after)
-        ahead = [each for each in self._batches.values() if after < each.step <= after + self.lag]
-        answered = max([position, *(each.answers.result().position for each in ahead if each.is_sampled)])
-        underway = sum(not each.is_sampled for each in ahead) * self.questions.per_step
+        _, counts = self._finished(after)
+        ahead = [each for each in self._batches.values() if after < each.step <= after + self.ahead]
+        sampled = [each for each in ahead if each.is_sampled]
+        answered = counts.total() + sum(each.answers.result().asked for each in sampled)
+        unfinished = len(ahead) - len(sampled) + self._begun_after(sampled[-1].step if sampled else after)
         trained = counts.pop("trained", 0)
         return {
-            "asked": answered + underway,
+            "asked": answered + unfinished * self.questions.per_step,
             "answered": answered,
             "trained": trained,
             "dropped": counts.total(),
             "why": dict(counts),
         }
 
+    def _begun_after(self, step: int) -> int:
+        """Return how many later batches were begun when that of `step` was finished."""
+        return 0
+
     def _finished(self, after: int) -> tuple[int, Counter[str]]:
         """Return the position in the data after the batch of step `after`, and the counts of all questions up to it."""
         position, counts = self._position, Counter(self._counts)
         for batch in self._batches.values():
             if batch.step <= after:
-                counts += _counts(batch, position)
+                counts += _counts(batch)
                 position = batch.answers.result().position
         return position, counts
 
@@ -335,38 +360,22 @@ class AheadSampler:
         return replace(copied, version=version)
 
 
-def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int, lag: int) -> list[int]:
-    """Return for each rollout how many steps the weights that sampled it are behind those that `step` begins with.
-
-    `versions` has the number of optimiser steps after each training step. Raises `EngineError` for a rollout whose
-    weights are more than `lag` steps behind.
-    """
-    allowed = {each: step - 1 - after for after, each in sorted(versions.items()) if after >= step - 1 - lag}
-    rollouts = [(group.prompt.id, rollout.policy_version) for group in groups for rollout in group.rollouts]
-    for prompt, version in rollouts:
-        if version not in allowed:
-            raise EngineError(
-                f"step {step}, question {prompt}: an answer was sampled from the weights after {version} optimiser "
-                f"steps; at most {lag} training steps behind are those after {', '.join(map(str, allowed))}"
-            )
-    return [allowed[version] for _, version in rollouts]
-
-
-def _counts(batch: _Batch, position: int) -> Counter[str]:
-    """Return what became of the questions of a batch, the first of which had the `position` in the data."""
+def _counts(batch: _Batch) -> Counter[str]:
+    """Return what became of the questions of a batch."""
     answers = batch.answers.result()
     groups = answers.sampled.groups
     trained = sum(any(rollout.scored for rollout in group.rollouts) for group in groups)
-    asked = answers.position - position
-    return Counter(trained=trained, no_reward=len(groups) - trained, rewards_all_equal=asked - len(groups))
+    dropped = answers.asked - len(groups)
+    return Counter(trained=trained, no_reward=len(groups) - trained, rewards_all_equal=dropped)
 
 
 def _state_of(batch: _Batch, known: Mapping[str, Prompt]) -> dict[str, Any]:
     answers = batch.answers.result()
     groups = state_of_groups(answers.sampled.groups, known)
-    return {"step": batch.step, "position": answers.position, "metrics": {**answers.sampled.metrics}, **groups}
+    counted = {"position": answers.position, "asked": answers.asked}
+    return {"step": batch.step, **counted, "metrics": {**answers.sampled.metrics}, **groups}
 
 
 def _answers_of(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> _Answers:
     sampled = Sampled(groups=groups_of_state(state, known), metrics=state["metrics"])
-    return _Answers(sampled=sampled, position=state["position"])
+    return _Answers(sampled=sampled, position=state["position"], asked=state["asked"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ OF_TOKENS = {"token_ids": torch.int64, "loss_mask": torch.bool, "logprobs": torc
 def state_of_groups(groups: Sequence[Group], known: Mapping[str, Prompt]) -> dict[str, Any]:
     """Return the groups in the form that `state_file.pack` takes. Of a prompt in `known` only the id is saved."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    others = [field.name for field in fields(Rollout) if field.name not in OF_TOKENS]
+    others = [field.name for field in fields(Rollout) if field.name not in (*OF_TOKENS, "versions")]
     tokens = {
         name: torch.tensor([each for rollout in rollouts for each in getattr(rollout, name)], dtype=dtype)
         for name, dtype in OF_TOKENS.items()
@@ -28,6 +28,7 @@ def state_of_groups(groups: Sequence[Group], known: Mapping[str, Prompt]) -> dic
         ],
         "rollouts": [{name: getattr(rollout, name) for name in others} for rollout in rollouts],
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
+        "versions": _state_of_versions(rollouts),
         **tokens,
     }
 
@@ -35,9 +36,13 @@ def state_of_groups(groups: Sequence[Group], known: Mapping[str, Prompt]) -> dic
 def groups_of_state(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> list[Group]:
     """Return the groups whose state was saved. Raises `KeyError` for a prompt that `known` lacks."""
     tokens = {name: iter(state[name].tolist()) for name in OF_TOKENS}
+    versions = state["versions"]
     rollouts = (
-        _rollout(each, {name: tuple(islice(values, length)) for name, values in tokens.items()})
-        for each, length in zip(state["rollouts"], state["lengths"], strict=True)
+        _rollout(
+            {**each, "versions": versions and _versions_of(versions[index])},
+            {name: tuple(islice(values, length)) for name, values in tokens.items()},
+        )
+        for index, (each, length) in enumerate(zip(state["rollouts"], state["lengths"], strict=True))
     )
     return [
         Group(
@@ -47,6 +52,20 @@ def groups_of_state(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> li
         )
         for each in state["groups"]
     ]
+
+
+def _state_of_versions(rollouts: Sequence[Rollout]) -> list[list[list[int]] | None] | None:
+    """Return for each rollout its versions, and how many tokens have each; None if no answer went on across updates."""
+    if all(rollout.versions is None for rollout in rollouts):
+        return None
+    return [
+        None if each.versions is None else [[version, len(list(same))] for version, same in groupby(each.versions)]
+        for each in rollouts
+    ]
+
+
+def _versions_of(runs: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
+    return None if runs is None else tuple(version for version, tokens in runs for _ in range(tokens))
 
 
 def _rollout(others: Mapping[str, Any], tokens: Mapping[str, Any]) -> Rollout:

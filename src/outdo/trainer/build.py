@@ -14,6 +14,7 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.attention import sequence_replicas
+from outdo.config.engines import goes_across_updates
 from outdo.config.file import dump
 from outdo.config.names import REWARD_MODEL
 from outdo.config.paths import with_absolute_paths
@@ -38,8 +39,10 @@ from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
+from outdo.rollouts.across_updates import AheadAcrossUpdates
 from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.continued import AnsweredEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -153,7 +156,7 @@ def build_run(
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=sampler,
-        ahead=AheadSampler(
+        ahead=(AheadAcrossUpdates if goes_across_updates(recipe.engine) else AheadSampler)(
             sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps, on_first=on_first
         ),
         advantage=advantage,
@@ -347,7 +350,7 @@ def _sampler(
     routes: bool,
 ) -> GroupSampler | DynamicSampling:
     sampler = GroupSampler(
-        engine,
+        AnsweredEngine(engine) if goes_across_updates(recipe.engine) else engine,
         environment,
         group_size=recipe.train.group_size,
         sampling=sampling_params(recipe, routes=routes),

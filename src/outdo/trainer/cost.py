@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outdo.config.engines import is_separate
+from outdo.config.engines import goes_across_updates, is_separate
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
@@ -173,12 +173,18 @@ def kept(
         name: round(trained * bytes_per_weight(hidden)),
         "reference weights": weights if reference and adapter is None else 0,
         "critic with gradients and moments": 4 * weights if critic else 0,
-        "copies of the weights, to sample ahead": (ahead + 1) * weights if (ahead := recipe.train.max_staleness) else 0,
+        "copies of the weights, to sample ahead": _copies_ahead(recipe) * weights,
     }
     if _on_cpu(recipe):  # otherwise it is in main memory, not on the device
         copied = weights + parts[name] + parts["reference weights"] + 3 * weights * critic
         parts["copy of the last finished step"] = copied
     return {name: size for name, size in parts.items() if size}
+
+
+def _copies_ahead(recipe: Recipe) -> int:
+    """Return how many copies of the trained weights wait for the engine, or are with it, at most."""
+    ahead = recipe.train.max_staleness
+    return (1 if goes_across_updates(recipe.engine) else ahead) + 1 if ahead else 0
 
 
 def _on_cpu(recipe: Recipe) -> bool:

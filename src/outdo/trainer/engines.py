@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outdo.config.engines import RAY, engine_mistakes, environment_mistakes, is_separate
+from outdo.config.engines import ACROSS_UPDATES, RAY, engine_mistakes, environment_mistakes, is_separate
 from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
 from outdo.distributed.ray_cluster import joins
@@ -31,6 +31,9 @@ from outdo.rollouts.engines.vllm.engine import VllmEngine
 from outdo.rollouts.engines.vllm.process import ProcessServer
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
+
+OF_THE_RUN = ("max_difference", ACROSS_UPDATES)
+"""Options of an engine that are not its own."""
 
 BUILTIN = BuiltinEngine | MultiprocessEngine | ReplicatedEngine | BuiltinProcesses
 """The ways in which the built-in engine runs."""
@@ -77,7 +80,7 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirs
         engine = BuiltinEngine(policy, seed=seed)
         replicas = current()
         return engine if replicas is None else ReplicatedEngine(engine, replicas)
-    options = {name: value for name, value in piece.options.items() if name != "max_difference"}
+    options = {name: value for name, value in piece.options.items() if name not in OF_THE_RUN}
     sequences = SEQUENCES
     if "url" in options:
         options.pop("dtype", None)

@@ -89,6 +89,7 @@ def record_table(
         **_outcomes(rollouts),
         "advantage": lists.means(record.advantages),
         "policy_version": pa.array([each.policy_version for each in rollouts], pa.int64()),
+        "policy_versions": pa.array([each.versions for each in rollouts], pa.list_(pa.int64())),
         "temperature": pa.array([each.temperature for each in rollouts], pa.float64()),
         "measured": pa.array(measured, pa.bool_()),
         "loss_mask": lists.per_completion(pa.array(lists.flat(batch.loss_mask), pa.bool_())),

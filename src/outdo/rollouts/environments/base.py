@@ -1,7 +1,7 @@
 """The interface of an environment, and `GroupSampler`: the usual `sample` of the training loop."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -66,6 +66,8 @@ class GroupSampler:
         self.group_size = group_size
         self.sampling = sampling
         self.greedy_baseline = greedy_baseline
+        self.earlier: Collection[int] = ()
+        """Versions of the policy that may have sampled the first tokens of an answer: see `across_updates`."""
 
     def __call__(
         self,
@@ -93,7 +95,7 @@ class GroupSampler:
             purpose=purpose,
             failures=failures,
         )
-        check_policy(groups, policy)
+        check_policy(groups, policy, earlier=self.earlier)
         if not self.greedy_baseline:
             return groups
         greedy = self.environment.rollouts(
@@ -129,8 +131,11 @@ def check_completions(requests: Sequence[Request], completions: Sequence[Complet
                 raise EngineError(f"{where}: the engine returned an answer with {fault}")
 
 
-def check_policy(groups: Sequence[Group], policy: PolicyView) -> None:
-    """Raise `EngineError` unless all tokens are in the policy's vocabulary, and sampled from its present weights."""
+def check_policy(groups: Sequence[Group], policy: PolicyView, *, earlier: Collection[int] = ()) -> None:
+    """Raise `EngineError` unless all tokens are in the policy's vocabulary, and sampled from its present weights.
+
+    Answers may be of the `earlier` versions of the policy, too.
+    """
     rows = len(policy.model.get_input_embeddings().get_parameter("weight"))
     for group in groups:
         for rollout in group.rollouts:
@@ -138,7 +143,7 @@ def check_policy(groups: Sequence[Group], policy: PolicyView) -> None:
                 raise EngineError(
                     f"question {group.prompt.id}: the engine returned the token {largest}, and the model has {rows}"
                 )
-            if rollout.policy_version != policy.version:
+            if rollout.policy_version not in (policy.version, *earlier):
                 raise EngineError(
                     f"question {group.prompt.id}: the engine sampled from the weights after {rollout.policy_version} "
                     f"optimiser steps, and the policy has had {policy.version}"

@@ -26,18 +26,10 @@ class SingleTurn:
         self.max_failed = max_failed
         self.step_timeout = math.inf if step_timeout is None else step_timeout
 
-    def rollouts(
-        self,
-        engine: Engine,
-        prompts: Sequence[Prompt],
-        n: int,
-        sampling: SamplingParams,
-        *,
-        step: int,
-        purpose: str,
-        failures: FailureCount | None = None,
-    ) -> list[Group]:
-        """Return `n` rollouts of each prompt.
+    def requests(
+        self, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
+    ) -> list[Request]:
+        """Return the requests for `n` answers to each prompt.
 
         The requests of a prompt are neighbours, so that the engine prefills it once. A prompt that is in `prompts`
         twice gets 2n different samples: no random number is used twice.
@@ -55,6 +47,21 @@ class SingleTurn:
                 for sample in range(first, first + n)
             ]
             samples_before[prompt.id] += n
+        return requests
+
+    def rollouts(
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: SamplingParams,
+        *,
+        step: int,
+        purpose: str,
+        failures: FailureCount | None = None,
+    ) -> list[Group]:
+        """Return `n` rollouts of each prompt, sampled by `requests`."""
+        requests = self.requests(prompts, n, sampling, step=step, purpose=purpose)
         with span("sample"):
             completions = engine.generate(requests, sampling)
         check_completions(requests, completions)
@@ -92,6 +99,7 @@ def _to_rollout(completion: Completion, text: str, output: RewardOutput, tempera
         reward_parts=output.parts,
         finish_reason=completion.finish_reason,
         policy_version=completion.policy_version,
+        versions=completion.versions,
         routes=completion.routes,
         temperature=temperature,
     )

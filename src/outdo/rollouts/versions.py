@@ -1,0 +1,34 @@
+"""Which weights sampled which token, and how many steps they are behind."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from outdo.types import Completion, Group, Rollout
+from outdo.utils.errors import EngineError
+
+
+def token_versions(answer: Completion | Rollout) -> tuple[int, ...]:
+    """Return for each token of an answer the number of optimiser steps before it was sampled."""
+    return (answer.policy_version,) * len(answer.token_ids) if answer.versions is None else answer.versions
+
+
+def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int, lag: int) -> Counter[int]:
+    """Return how many tokens were sampled by weights so many steps behind those that `step` begins with.
+
+    `versions` has the number of optimiser steps after each training step. Raises `EngineError` for an answer with
+    weights that are more than `lag` steps behind.
+    """
+    allowed = {each: step - 1 - after for after, each in sorted(versions.items()) if after >= step - 1 - lag}
+    found: Counter[int] = Counter()
+    for group in groups:
+        for rollout in group.rollouts:
+            of_tokens = Counter(token_versions(rollout))
+            for version in {rollout.policy_version, *of_tokens}:
+                if version not in allowed:
+                    raise EngineError(
+                        f"step {step}, question {group.prompt.id}: an answer was sampled from the weights after "
+                        f"{version} optimiser steps; at most {lag} training steps behind are those after "
+                        f"{', '.join(map(str, allowed))}"
+                    )
+                found[allowed[version]] += of_tokens[version]
+    return found
