@@ -127,10 +127,6 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             ["engine={name='builtin', processes=1, across_updates=1}", "train.max_staleness=2"],
             "engine.across_updates: expected true or false, found 1",
         ),
-        (
-            ["engine={name='builtin', processes=1, across_updates=true}", "train.max_staleness=2", "environment=tools"],
-            "engine.across_updates = true: an environment asks for the turns of an answer one after the other",
-        ),
         (["rewards=[]"], "rewards: expected at least one"),
         (["data.system=the key is hf_aaaaaaaaaaaaaaaaaaaaaaaa"], "data.system: looks like a secret"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),
@@ -221,3 +217,9 @@ def test_the_options_of_a_users_own_piece_are_checked_without_running_it(tmp_pat
         ["train.objective.kind", "expected text such as 'a', found 3"],
         ["train.objective.sharpness", f"required by {tmp_path}/mine.py:mine"],
     ]
+
+
+def test_the_turns_of_an_environment_are_not_parts_of_one_answer():
+    across = ["engine={name='builtin', processes=1, across_updates=true}", "train.max_staleness=2"]
+    with pytest.raises(UserError, match="across_updates = true: an environment asks for the turns of an answer one"):
+        load(None, [*NEEDED, *across, "environment=tools"])

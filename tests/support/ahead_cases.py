@@ -46,6 +46,7 @@ class Copying(BuiltinEngine):
 '''
 
 COPYING = "engine=engine.py:Copying"
+ACROSS = 'engine={name="engine.py:Copying",across_updates=true}'
 
 
 def write_ahead(folder: Path) -> Path:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ahead_cases import COPYING, sampled_by, write_ahead
+from ahead_cases import ACROSS, COPYING, sampled_by, write_ahead
 from kill_cases import assert_same
 from run_cases import alive, cold, outdo_, saved, steps_done, timeless, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
@@ -27,6 +27,7 @@ DIVIDED = ("cluster.replicas=2", "cluster.shard=true")
 WAYS = {
     "divided": (),
     "divided-adapter": ("train.adapter=lora",),
+    "divided-across-updates": (),
     "critic": ("train.objective=ppo", "train.advantage=gae"),
 }
 
@@ -46,11 +47,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_two_replicas_sample_ahead_what_one_process_does(home: Path, way: str):
     alone, both = home / f"alone-{way}", home / way
-    outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", COPYING, *AHEAD, *WAYS[way])
+    engine = ACROSS if way.endswith("across-updates") else COPYING
+    outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", engine, *AHEAD, *WAYS[way])
     if not both.exists():
         replicas = DIVIDED if way.startswith("divided") else DIVIDED[:1]
         said, status = finished(
-            cold(home, "train", "recipe.toml", f"run=./{both.name}", COPYING, *AHEAD, *replicas, *WAYS[way])
+            cold(home, "train", "recipe.toml", f"run=./{both.name}", engine, *AHEAD, *replicas, *WAYS[way])
         )
         assert status == 0, said
     for step in range(1, STEPS + 1):

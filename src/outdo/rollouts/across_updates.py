@@ -9,10 +9,13 @@ Partial rollouts: Kimi k1.5, arXiv 2501.12599; PipelineRL, arXiv 2509.19128; ARe
 PipelineRL an answer goes on with newer weights wherever it is when they arrive; here speed decides nothing.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from outdo.models.policy import Policy
 from outdo.rollouts.ahead import AheadSampler, Questions
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.continued import AnsweredEngine, continue_answers
@@ -45,7 +48,7 @@ class AheadAcrossUpdates(AheadSampler):
         self,
         sampler: GroupSampler | DynamicSampling,
         questions: Questions,
-        policy: Any,
+        policy: Policy,
         *,
         lag: int,
         last: int,
@@ -66,22 +69,16 @@ class AheadAcrossUpdates(AheadSampler):
         steps = range(step, min(step + self.lag - 1, max(step, self.last)) + 1)
         begun = {each: known[each] if each in known else self._first_questions() for each in steps}
         requests = {each: self._requests(begun[each].questions, each) for each in steps}
+        limits = [self._limit(each - step) for each in steps for _ in requests[each]]
+        answers = ChainMap(*(dict(each.answers) for each in begun.values()))
         answers = continue_answers(
-            engine.engine,
-            policy,
-            self.groups.sampling,
-            [request for each in steps for request in requests[each]],
-            {stream: answer for each in steps for stream, answer in begun[each].answers.items()},
-            [self._limit(each - step) for each in steps for _ in requests[each]],
+            engine.engine, policy, self.groups.sampling, [*chain(*requests.values())], answers, limits
         )
-        of_step = {
-            each: _Begun(begun[each].questions, {one.stream: answers[one.stream] for one in requests[each]})
-            for each in steps
-        }
-        finished = of_step.pop(step)
+        of_steps = {each: _answered(begun[each].questions, requests[each], answers) for each in steps}
+        finished = of_steps.pop(step)
         engine.answers = dict(finished.answers)
-        self.groups.earlier = {version for each in finished.answers.values() for version in token_versions(each)}
-        self._begun[step] = of_step
+        self.groups.earlier = set(chain(*map(token_versions, finished.answers.values())))
+        self._begun[step] = of_steps
         return finished.questions
 
     def _first_questions(self) -> _Begun:
@@ -136,6 +133,10 @@ class AheadAcrossUpdates(AheadSampler):
         answers = [_as_completion(rollout) for group in groups for rollout in group.rollouts]
         requests = self._requests(questions, state["step"])
         return _Begun(questions, {one.stream: answer for one, answer in zip(requests, answers, strict=True)})
+
+
+def _answered(questions: Sequence[Prompt], requests: Sequence[Request], answers: Mapping[Stream, Completion]) -> _Begun:
+    return _Begun(questions, {request.stream: answers[request.stream] for request in requests})
 
 
 def _newest(state: Mapping[str, Any]) -> int:

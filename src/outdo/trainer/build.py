@@ -39,7 +39,6 @@ from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
-from outdo.rollouts.across_updates import AheadAcrossUpdates
 from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.continued import AnsweredEngine
@@ -59,10 +58,11 @@ from outdo.trainer.build_method import (
     stop_of,
 )
 from outdo.trainer.build_rewards import asked_together, rewards_of, whole_notes
-from outdo.trainer.engines import engine_notes, open_engine, replays_routes
+from outdo.trainer.engines import engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment, tools_of
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
-from outdo.trainer.replicated import is_divided, sampled_on_first
+from outdo.trainer.replicated import is_divided
+from outdo.trainer.sampling_ahead import open_engine_of_run, open_sampling
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -135,8 +135,7 @@ def build_run(
     policy = _policy(recipe, facts, optimiser, replicas)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
-    on_first = sampled_on_first(policy, recipe.train.max_staleness)
-    engine = open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first)
+    engine, on_first = open_engine_of_run(recipe, policy)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
     in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
@@ -156,9 +155,7 @@ def build_run(
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=sampler,
-        ahead=(AheadAcrossUpdates if goes_across_updates(recipe.engine) else AheadSampler)(
-            sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps, on_first=on_first
-        ),
+        ahead=open_sampling(recipe, sampler, prompts, policy, on_first),
         advantage=advantage,
         objective=objective,
         stop=stop,

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import Forward
 from outdo.models.device import choose_device
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.builtin.probe import TOLERANCE, SamplingChoice
@@ -26,7 +26,7 @@ from outdo.rollouts.engines.builtin.ray_actors import RayActors
 from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.on_first import EngineOnFirst, OnFirst
 from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
-from outdo.rollouts.engines.separate import SeparateEngine
+from outdo.rollouts.engines.separate import RestartableEngine, SeparateEngine
 from outdo.rollouts.engines.vllm.engine import VllmEngine
 from outdo.rollouts.engines.vllm.process import ProcessServer
 from outdo.utils.errors import UserError
@@ -90,15 +90,8 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirs
         sequences = max(SEQUENCES, len(options["devices"]))  # each process is proved
     else:
         make = resolve(ENGINES.get(piece.name, piece.name))
-    proof, replicas = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences), current()
-    if replicas is None:
-        separate = SeparateEngine(make(policy, seed=seed, **options), proof)
-    elif on_first is None:
-        engine = EngineOnFirst(partial(make, seed=seed, **options), policy, replicas)
-        separate = SeparateEngine(engine, proof, quiet=not replicas.first)
-    else:
-        with policy.forward.gathered():
-            separate = SeparateEngine(make(on_first.view, seed=seed, **options), proof)
+    proof = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences)
+    separate = _beside(policy, partial(make, seed=seed, **options), proof, on_first)
     try:
         if on_first is None:
             separate.update_weights(policy)
@@ -108,6 +101,19 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirs
         separate.close()
         raise
     return separate
+
+
+def _beside(
+    policy: Policy, make: Callable[[PolicyView], RestartableEngine], proof: Proof, on_first: OnFirst | None
+) -> SeparateEngine:
+    """Return an engine beside the trainer, or beside all replicas; with `on_first`, for the first one alone."""
+    replicas = current()
+    if replicas is None:
+        return SeparateEngine(make(policy), proof)
+    if on_first is None:
+        return SeparateEngine(EngineOnFirst(make, policy, replicas), proof, quiet=not replicas.first)
+    with policy.forward.gathered():
+        return SeparateEngine(make(on_first.view), proof)
 
 
 def _bound(piece: Piece, precision: str) -> Bound:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from outdo.distributed.launch import FOLDER
 from outdo.distributed.replicas import Replicas, current
-from outdo.models.policy import Policy
 from outdo.rewards import WeightedSum
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
-from outdo.rollouts.engines.on_first import OnFirst
 
 
 def leads() -> bool:
@@ -47,12 +45,6 @@ def scored_together(total: WeightedSum, replicas: Replicas) -> WeightedSum:
 def is_divided(reward: Reward) -> bool:
     """Return whether a reward is a model of which this process holds a part."""
     return getattr(reward, "is_divided", False)
-
-
-def sampled_on_first(policy: Policy, lag: int) -> OnFirst | None:
-    """Return the policy as the first of several replicas samples `lag` steps ahead from it; None without these."""
-    replicas = current()
-    return OnFirst(policy, replicas) if replicas is not None and lag else None
 
 
 class RewardOnce:

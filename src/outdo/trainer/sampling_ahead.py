@@ -1,0 +1,34 @@
+"""How the batches of a run are sampled: in turn with training, or ahead of it."""
+
+from outdo.config.engines import goes_across_updates
+from outdo.config.recipe import Recipe
+from outdo.data.prompts import Prompts
+from outdo.distributed.replicas import current
+from outdo.models.policy import Policy
+from outdo.rollouts.across_updates import AheadAcrossUpdates
+from outdo.rollouts.ahead import AheadSampler
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.on_first import OnFirst
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.trainer.engines import open_engine
+from outdo.types import Prompt
+
+
+def open_engine_of_run(recipe: Recipe, policy: Policy) -> tuple[Engine, OnFirst | None]:
+    """Return the engine, and the policy as the first of several replicas samples ahead from it, if it does."""
+    replicas = current()
+    on_first = OnFirst(policy, replicas) if replicas is not None and recipe.train.max_staleness else None
+    return open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first), on_first
+
+
+def open_sampling(
+    recipe: Recipe,
+    sampler: GroupSampler | DynamicSampling,
+    prompts: Prompts[Prompt],
+    policy: Policy,
+    on_first: OnFirst | None,
+) -> AheadSampler:
+    """Return what samples the batches of a run by `sampler`, and yields them to the loop."""
+    make = AheadAcrossUpdates if goes_across_updates(recipe.engine) else AheadSampler
+    return make(sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps, on_first=on_first)
