@@ -1,6 +1,8 @@
 """Runs whose engine is in actors of Ray: the tokens of one process, and no process of Ray is left however they end."""
 
+import json
 import os
+import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,9 +46,13 @@ def test_divided_replicas_beside_an_engine_under_ray_train_as_one_process(home: 
 @needs_ray
 @pytest.mark.long
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(home: Path, six_steps: Path, ending: int):
+def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(
+    home: Path, six_steps: Path, tmp_path: Path, ending: int
+):
+    """Its weights go through files: also of them nothing is left, at the latest when the resumed run ends."""
     run = home / f"ray-ended-{ending}"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", RAY)
+    folder = f'engine={{name = "builtin", processes = 1, place = "ray", folder = "{tmp_path}"}}'
+    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", folder)
     wait_until(lambda: steps_done(run) >= 2, command)
     started = family(command.pid)
     assert len(actors(started)) == 1
@@ -55,9 +61,33 @@ def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(home: 
     assert status == (-9 if ending == signal.SIGKILL else 143), said
     wait_until(lambda: not any(map(alive, started)))
     assert 1 <= saved(run)[-1] < 6
+    assert len(list(tmp_path.iterdir())) == (ending == signal.SIGKILL)
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said
+    assert list(tmp_path.iterdir()) == []
     assert_same(run, six_steps)
+
+
+@needs_ray
+@pytest.mark.long
+def test_the_quickstart_on_two_divided_trainers_and_an_engine_of_ray_ends_as_usual(tmp_path: Path):
+    """It takes minutes: the whole quickstart, as it is typed."""
+    engine = '{name = "builtin", processes = 1, place = "ray"}'
+    command = cold(tmp_path, "quickstart", *DIVIDED, "--engine", engine)
+    said, _ = command.communicate(timeout=7200)
+    assert command.returncode == 0, said
+    run = tmp_path / "quickstart" / "seed-0" / "run-1"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["accuracy_after"] >= 0.95
+    questions = summary["questions"]
+    assert [questions[name] for name in ("asked", "answered", "trained", "dropped")] == [2560, 2560, 2560, 0]
+    assert [line["engine/restarts"] for line in metrics(run)] == [0.0] * 80
+    data = re.search(r'id="outdo-data">(.*?)</script>', (run / "report.html").read_text(), re.DOTALL)
+    assert data
+    (page,) = json.loads(data[1])["runs"]
+    assert page["state"] == "finished after 80 steps"
+    assert page["recorded"] == list(range(1, 81))
+    assert "of the greedy answers to held-out questions are right" in outdo_(tmp_path, "doctor", str(run))
 
 
 def actors(processes: list[int]) -> list[int]:

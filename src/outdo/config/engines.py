@@ -142,6 +142,13 @@ def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     if not _is_positive(processes) or not isinstance(processes, int):
         yield f"engine.processes: expected a whole number of 1 or more, found {processes!r}"
     yield from _limits(options)
+    yield from _place(options)
+    if "devices" in options and "place" not in options:
+        yield from _devices(options["devices"], processes)
+
+
+def _place(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the place of the processes, and with what depends on it."""
     if "folder" in options and options.get("place") != RAY:
         yield f'engine.folder: has an effect only with place = "{RAY}": processes of this machine share its memory'
     elif "folder" in options:
@@ -150,8 +157,6 @@ def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
         yield f'engine.place: expected "{RAY}", found {options["place"]!r}; leave it out for processes of this machine'
     elif "place" in options and "devices" in options:
         yield f'engine.devices: has no effect with place = "{RAY}": Ray gives a GPU to each process'
-    elif "devices" in options:
-        yield from _devices(options["devices"], processes)
 
 
 def _devices(devices: Any, processes: Any) -> Iterator[str]:

@@ -253,7 +253,7 @@ def files(weights: Mapping[str, Tensor]) -> Iterator[Part]:
     """Yield what writes some weights, whole, into files of about `FILE` bytes."""
     content, size = dict[str, Tensor](), 0
     for name, weight in weights.items():
-        content[name] = weight.detach().to("cpu", copy=True).contiguous()
+        content[name] = _copied(weight)
         size += weight.numel() * weight.element_size()
         if size >= FILE:
             yield partial(_save, content, f"from-{next(iter(content))}.safetensors")
@@ -270,8 +270,7 @@ def buckets(weights: Mapping[str, Tensor]) -> Iterator[list[Piece]]:
     """Yield all bytes of some weights in lists of pieces, with at most `BUCKET` bytes in each list."""
     bucket, room = list[Piece](), BUCKET
     for name, weight in weights.items():
-        # A copy: memory that an array refers to cannot be dropped, as the gathered weights of a divided model are.
-        whole, start = _bytes_of(weight.detach().to("cpu", copy=True).contiguous()), 0
+        whole, start = _bytes_of(_copied(weight)), 0
         while start < len(whole):
             content = whole[start : start + room]
             bucket.append(Piece(name, start, content))
@@ -281,6 +280,11 @@ def buckets(weights: Mapping[str, Tensor]) -> Iterator[list[Piece]]:
                 bucket, room = [], BUCKET
     if bucket:
         yield bucket
+
+
+def _copied(weight: Tensor) -> Tensor:
+    """Return a copy: memory that an array refers to cannot be dropped, as gathered weights of a divided model are."""
+    return weight.detach().to("cpu", copy=True).contiguous()
 
 
 def _bytes_of(weight: Tensor) -> NDArray[np.uint8]:
