@@ -6,9 +6,11 @@ from divided_options import (
     gradients_are_summed_in_the_dtype_that_is_asked_for,
     offloaded_models_compute_the_same_bits,
     parts_in_main_memory_are_read_there,
+    the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
 )
 
 CHECKS = [
+    the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
     offloaded_models_compute_the_same_bits,
     parts_in_main_memory_are_read_there,
     gradients_are_summed_in_the_dtype_that_is_asked_for,

@@ -1,20 +1,26 @@
 """What the options of divided models change, checked by two replicas together: main memory, and narrow gradients."""
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from divided_cases import OBJECTIVE, assert_equal, saved_model, step_of
+from divided_cases import M_MMAP_THRESHOLD, OBJECTIVE, assert_equal, peak_memory, saved_model, step_of
+from policy_cases import prepared
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from outdo.algorithms.advantages import gae
+from outdo.config.file import load
 from outdo.distributed import sharding
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.sharding import DividingReplicas
 from outdo.models import loading
 from outdo.models.bundle import Models
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
+from outdo.testing import tiny_model
+from outdo.trainer import cost
 from outdo.utils.sharded_tensors import whole
 
 CPU = torch.device("cpu")
@@ -90,3 +96,24 @@ def gradients_are_summed_in_the_dtype_that_is_asked_for(replicas: Replicas) -> N
         assert {each.dtype for each in models.policy.optimiser.weights.values()} == {torch.float32}
     difference = float((norms[0] - norms[1]).norm() / norms[0].norm())
     assert 1e-5 < difference < 1e-2
+
+
+def the_memory_of_a_replica_is_what_the_check_of_a_recipe_says(replicas: Replicas) -> None:
+    """In training, and while the policy is gathered."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**18)  # freed memory is given back at once
+    folder = Path("estimated")
+    replicas.from_first(lambda: tiny_model(folder, hidden=512, layers=12)[0].bfloat16().save_pretrained(folder))
+    lengths = ["train.prompts=1", "data.max_prompt_tokens=8", "sampling.max_tokens=8"]
+    recipe = load(None, [*lengths, "model=m", "data.path=x", "cluster.replicas=2", "cluster.shard=true", "device=cpu"])
+    expected = cost.memory(inspect_folder(folder), recipe, reference=True)
+    batch = prepared()
+    with peak_memory() as of_training:
+        policy = Policy.load(folder, device="cpu", pool=DividingReplicas(replicas, CPU))
+        models = Models.of(policy, OBJECTIVE)
+        models.update(batch.with_(ref_logprobs=models.reference.logprobs(batch)), OBJECTIVE)  # type: ignore[union-attr]
+    with peak_memory() as of_sampling, policy.forward.gathered():
+        pass
+    training = sum(size for name, size in expected.items() if not name.endswith("while sampling"))
+    ratios = of_training[0] / training, of_sampling[0] / expected["all weights, gathered while sampling"]
+    found = replicas.together(lambda: ratios)
+    assert all(0.75 < trained < 1.15 and 0.9 < sampled < 1.15 for trained, sampled in found), (found, expected)

@@ -231,6 +231,49 @@ def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(mo
     assert all(three[name] == 3 * one[name] for name in grown)
 
 
+DIVIDED = ("cluster.replicas=4", "cluster.shard=true")
+
+
+def test_replicas_divide_what_a_run_keeps_and_gather_some_of_it(model, data):
+    facts = inspect_folder(model)
+    whole, parts = (cost.memory(facts, recipe(model, data, *how), reference=True) for how in ((), DIVIDED))
+    for name in ("weights", "gradients", "reference weights", "Adam's two moments"):
+        assert parts[name] == whole[name] / 4
+    assert parts["all weights, gathered while sampling"] == 4 * PARAMETERS
+    assert parts["layers gathered while training"] == 2 * 4 * PARAMETERS  # weights and gradients of both layers
+    assert "copy of the last finished step" not in parts
+
+
+def test_an_adapter_of_a_divided_base_is_whole(model, data):
+    facts, adapter = inspect_folder(model), cost.AdapterSize(trained=100, base=4 * PARAMETERS)
+    asked = recipe(model, data, *DIVIDED, "train.adapter=lora")
+    parts = cost.memory(facts, asked, reference=True, adapter=adapter)
+    assert parts["frozen weights"] == PARAMETERS
+    assert (parts["weights of the adapter"], parts["gradients"], parts["Adam's two moments"]) == (400, 400, 800)
+    assert parts["layers gathered while training"] == 4 * PARAMETERS  # no gradients
+    assert "QLoRA" not in cost.alternatives(facts, asked, reference=True)
+
+
+def test_parts_in_main_memory_take_none_of_a_gpu(model, data):
+    facts, offload = inspect_folder(model), "cluster.shard={offload = true}"
+    for device, share in (("cuda", 0), ("cpu", 1)):
+        asked = recipe(model, data, "cluster.replicas=4", offload, f"device={device}")
+        parts = cost.memory(facts, asked, reference=True)
+        kept = ("weights", "gradients", "reference weights", "Adam's two moments")
+        assert [parts.get(name, 0) for name in kept] == [share * size * PARAMETERS for size in (1, 1, 1, 2)]
+        assert parts["all weights, gathered while sampling"] == 4 * PARAMETERS
+
+
+def test_replicas_that_share_sequences_divide_activations(model, data):
+    facts, name = inspect_folder(model), "activations while training"
+    tokens = "train.micro_batch_tokens=4096"
+    alone, four, pairs = (
+        cost.memory(facts, recipe(model, data, tokens, "cluster.replicas=4", *how), reference=True)[name]
+        for how in ((), ("attention=ulysses",), ('attention={name = "ulysses", replicas = 2}',))
+    )
+    assert alone == 4 * four == 2 * pairs
+
+
 def test_gradient_checkpointing_keeps_a_hidden_state_per_layer_and_one_whole_layer(model, data):
     facts, name = inspect_folder(model), "activations while training"
     plain, again = (

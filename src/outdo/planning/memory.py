@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from outdo.config.fields import Shard
 from outdo.config.recipe import Recipe
 from outdo.planning.hardware import Card
 from outdo.planning.shapes import BFLOAT16, Shape
@@ -52,7 +53,8 @@ def kept_by(
     size = None
     if adapter:
         size = cost.AdapterSize(trained=round(adapter * count), base=frozen * count)
-    on_a_device = recipe.model_copy(update={"device": "cuda"})
+    alone = recipe.cluster.model_copy(update={"replicas": 1, "shard": Shard(on=False)})
+    on_a_device = recipe.model_copy(update={"device": "cuda", "cluster": alone})
     return cost.kept(count, on_a_device, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outdo.config.attention import sequence_replicas
 from outdo.config.engines import goes_across_updates, is_separate
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
@@ -40,6 +41,11 @@ Qwen3 models with feed-forward layers of three and four times the hidden size, w
 ACTIVATIONS_WITH_ADAPTER = 36
 """The same with an adapter. Fewer numbers are kept, 23, but the sums of base and adapter leave gaps between them: from
 the peak memory of LoRA of rank 16 (`benchmarks/memory.py`)."""
+
+
+GATHERED_LAYERS = 3
+"""Layers of a divided model that a replica holds at one time, beside the weights outside of layers, in training: one
+that computes, the next one, and the copy of one that is sent. As many gradients exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,8 @@ def alternatives(
     narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", *QUANTISED) else recipe.weights == "bfloat16"
     quantised = recipe.weights if recipe.weights in QUANTISED else "nf4"
     stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": quantised}
+    if recipe.cluster.shard:
+        del stored["QLoRA"]  # quantised weights cannot be divided
     options = recipe.train.adapter.options if recipe.train.adapter else {}
     rank = options.get("rank", options.get("r", 8)) if recipe.train.adapter else RANK
     sizes = {name: weights and adapter_size(facts, weights, trained, rank=rank) for name, weights in stored.items()}
@@ -130,6 +138,8 @@ def memory(
 ) -> dict[str, int]:
     """Compute the bytes of training on one device, by purpose; parts that the model's files do not tell are left out.
 
+    With several replicas it is the device of one of them, which holds a part of the models with `cluster.shard`.
+
     Sampling and the backward pass alternate, so that the cache and the activations never exist at the same time. What
     an engine in another process takes is not part of it.
     """
@@ -144,6 +154,8 @@ def memory(
         "KV cache while sampling": kv_cache(facts, recipe) if own else None,
         "weights in another order while sampling": packed(facts, recipe, quantised) if own else None,
         "activations while training": activations(facts, recipe, has_adapter=adapter is not None),
+        "all weights, gathered while sampling": gathered(facts, recipe, adapter, layers=facts.layers),
+        "layers gathered while training": gathered(facts, recipe, adapter, layers=GATHERED_LAYERS, trained=True),
         "a chunk of logits": logits(facts, recipe),
     }
     return {name: size for name, size in parts.items() if size is not None}
@@ -161,7 +173,8 @@ def kept(
     """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
 
     Each worker has its own gradient. With an adapter, reference and critic share the frozen weights. A processor also
-    holds a copy of everything that changes in a step (`outdo.trainer.state`), unless memory is short.
+    holds a copy of everything that changes in a step (`outdo.trainer.state`), unless memory is short. With
+    `cluster.shard` the replicas divide all of it but an adapter, of which each has its own.
     """
     trained = parameters if adapter is None else adapter.trained
     weights = FLOAT32 * trained
@@ -173,11 +186,15 @@ def kept(
         name: round(trained * bytes_per_weight(hidden)),
         "reference weights": weights if reference and adapter is None else 0,
         "critic with gradients and moments": 4 * weights if critic else 0,
-        "copies of the weights, to sample ahead": _copies_ahead(recipe) * weights,
     }
     if _on_cpu(recipe):  # otherwise it is in main memory, not on the device
         copied = weights + parts[name] + parts["reference weights"] + 3 * weights * critic
         parts["copy of the last finished step"] = copied
+    divided = parts.keys() if adapter is None else {"frozen weights"}
+    parts = {each: size if each not in divided else round(size * _share(recipe)) for each, size in parts.items()}
+    parts["copies of the weights, to sample ahead"] = (
+        _copies_ahead(recipe) * weights
+    )  # the first replica has them whole
     return {name: size for name, size in parts.items() if size}
 
 
@@ -185,6 +202,30 @@ def _copies_ahead(recipe: Recipe) -> int:
     """Return how many copies of the trained weights wait for the engine, or are with it, at most."""
     ahead = recipe.train.max_staleness
     return (1 if goes_across_updates(recipe.engine) else ahead) + 1 if ahead else 0
+
+
+def _share(recipe: Recipe) -> float:
+    """Return the share of the models that a device holds: with parts in main memory, a GPU holds nothing of them."""
+    if not recipe.cluster.shard:
+        return 1.0
+    return 0.0 if recipe.cluster.shard.offload and not _on_cpu(recipe) else 1 / recipe.cluster.replicas
+
+
+def gathered(
+    facts: ModelFacts, recipe: Recipe, adapter: AdapterSize | None, *, layers: int | None, trained: bool = False
+) -> int | None:
+    """Compute the bytes of `layers` whole layers of a divided policy, and of what is outside of layers.
+
+    If it is `trained`, so many gradients exist as well, unless an adapter freezes it. None if models are not divided.
+    """
+    is_divided = recipe.cluster.shard and recipe.cluster.replicas > 1
+    if not (is_divided and facts.parameters and facts.layers and layers):
+        return None
+    size = FLOAT32 * facts.parameters if adapter is None else adapter.base
+    in_layers = min(1.0, sum(rows * columns for rows, columns in facts.layer_matrices) / facts.parameters)
+    of_them = min(1.0, layers / facts.layers)
+    gradients = 2 if trained and adapter is None else 1
+    return round(gradients * size * (1 - in_layers + in_layers * of_them))
 
 
 def _on_cpu(recipe: Recipe) -> bool:
@@ -198,13 +239,16 @@ def workers(recipe: Recipe) -> int:
 
 def peak(parts: Mapping[str, int]) -> int:
     """Return the most of `memory` that exists at one time."""
-    sampling = sum(size for name, size in parts.items() if name.endswith("while sampling"))
-    return sum(parts.values()) - min(sampling, parts.get("activations while training", 0))
+    sampling, training = (
+        sum(size for name, size in parts.items() if name.endswith(when))
+        for when in ("while sampling", "while training")
+    )
+    return sum(parts.values()) - min(sampling, training)
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Compute the bytes of keys and values of all sequences sampled at once, each at its longest."""
-    rows = min(recipe.train.prompts * recipe.train.group_size, SEQUENCES_AT_A_TIME)
+    rows = min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.replicas), SEQUENCES_AT_A_TIME)
     return _product(2 * FLOAT32 * rows * longest_sequence(recipe), facts.layers, facts.kv_heads, facts.head_dim)
 
 
@@ -236,12 +280,14 @@ def activations(facts: ModelFacts, recipe: Recipe, *, has_adapter: bool = False)
 def micro_batch(recipe: Recipe) -> int | None:
     """Return the tokens computed at once by all workers together; `None` where the run has yet to find them.
 
-    A sequence is never cut, so a single one may exceed `train.micro_batch_tokens`.
+    A sequence is never cut, so a single one may exceed `train.micro_batch_tokens`. Replicas divide the sequences;
+    those that share each sequence compute as many tokens together.
     """
-    longest, tokens = longest_sequence(recipe), recipe.train.micro_batch_tokens
+    longest, tokens, share = longest_sequence(recipe), recipe.train.micro_batch_tokens, sequence_replicas(recipe)
     if tokens == "auto":
         return None
-    return min(workers(recipe) * max(longest, tokens), recipe.train.prompts * recipe.train.group_size * longest)
+    sequences = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.replicas)
+    return -(-min(workers(recipe) * max(longest, tokens), sequences * longest) // share)
 
 
 def logits(facts: ModelFacts, recipe: Recipe) -> int | None:
