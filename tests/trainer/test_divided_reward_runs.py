@@ -37,7 +37,7 @@ def metrics(run: Path, name: str) -> list[float]:
     return found
 
 
-def test_a_run_with_a_divided_reward_model_is_that_of_one_process_and_resumes_exactly(judged: Path):
+def test_a_run_with_a_divided_reward_model_is_that_of_one_process(judged: Path):
     both, asked = (*SETTINGS, "cluster.replicas=2", DIVIDED), judged / "asked.txt"
     outdo_(judged, "train", "recipe.toml", "run=./judged-alone", *SETTINGS)
     of_one = asked.stat().st_size
@@ -51,7 +51,12 @@ def test_a_run_with_a_divided_reward_model_is_that_of_one_process_and_resumes_ex
         assert (found[key] - value).abs().max() <= 3e-6, key
     for name in ("reward_model/loss", "reward_model/label", "rewards/reward_model/mean"):
         assert metrics(whole, name) == pytest.approx(metrics(alone, name), rel=1e-4, abs=1e-5), name
-    run = judged / "judged-killed"
+
+
+@pytest.mark.long
+def test_a_run_with_a_divided_reward_model_that_is_killed_resumes_exactly(judged: Path):
+    both = (*SETTINGS, "cluster.replicas=2", DIVIDED)
+    whole, run = undisturbed(judged, "judged-both", both), judged / "judged-killed"
     command = cold(judged, "train", "recipe.toml", f"run=./{run.name}", *both)
     wait_until(lambda: steps_done(run) >= 3, command)
     os.kill(second_of(processes_of(command.pid)), signal.SIGKILL)
