@@ -223,11 +223,8 @@ class RewardModel:
                 scores.backward(torch.zeros_like(scores))  # the other processes exchange their gradients meanwhile
                 return 0.0, Ranking()
             counts = Counter(comparison_of[row] for row in micro_batch)  # rows of each comparison, all of them
-            losses, ranking = [], Ranking()
-            for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
-                losses.append(comparison_loss(own, comparisons[index].values, loss))
-                ranking += ranking_of(own.tolist(), comparisons[index].values)
-            mean = torch.stack(losses).sum() / len(comparisons)
+            total, ranking = _total_loss(scores, counts, comparisons, loss)
+            mean = total / len(comparisons)
             mean.backward()
             return float(mean.detach()), ranking
 
@@ -317,6 +314,17 @@ class RewardModel:
             reason = f"prompt and completion have {len(row)} tokens, and {self.name} has positions for {self.context}"
             return output_without_value(Status.failed, reason, self.name)
         return row
+
+
+def _total_loss(
+    scores: Tensor, counts: Mapping[int, int], comparisons: Sequence[Comparison], loss: Loss
+) -> tuple[Tensor, Ranking]:
+    """Return the sum of the losses of some comparisons, by index, and their ranking; `counts` are their rows."""
+    losses, ranking = [], Ranking()
+    for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
+        losses.append(comparison_loss(own, comparisons[index].values, loss))
+        ranking += ranking_of(own.tolist(), comparisons[index].values)
+    return torch.stack(losses).sum(), ranking
 
 
 def _attached(model: PreTrainedModel, facts: ModelFacts, new: "PeftConfig | None", seed: int) -> BaseModel | None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, get_args
 
-from outdo.models.inspect_folder import REWARD_MODEL, inspect_folder
+from outdo.models.inspect_folder import REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.scorer import Division
@@ -174,6 +174,11 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and value >= 1
 
 
+def _divides(division: Division | None, facts: ModelFacts, base_weights: str) -> Division | None:
+    """Return what divides a reward model: nothing if it has an adapter or quantised weights."""
+    return division if facts.adapter is None and base_weights in ("auto", *DIVISIBLE_WEIGHTS) else None
+
+
 def reward_model(
     division: Division | None,
     *,
@@ -217,12 +222,11 @@ def reward_model(
         why = f"all weights of {path} are trained, because it has no adapter"
         raise UserError([f'reward_model: base_weights = "{base_weights}": {why}'])
     label_reward = None if labels is None else load_reward(labels)
-    divisible = facts.adapter is None and base_weights in ("auto", *DIVISIBLE_WEIGHTS)
     model = RewardModel.load(
         path,
         device=device,
         base_weights=base_weights,
-        division=division if divisible else None,
+        division=_divides(division, facts, base_weights),
         optimiser=OptimiserSettings(lr=lr),
     )
     if label_reward is None or every is None:

@@ -166,14 +166,11 @@ def build_run(
         identity=identity_of(recipe, questions),
         notes=(
             *hardware_notes,
-            *_adapter_note(policy, recipe.weights),
-            _attention_note(recipe, policy),
+            *_model_notes(recipe, policy, reward),
             *engine_notes(engine),
             *routing_notes,
             *environment_notes(recipe.environment),
             *memory_notes,
-            *whole_notes(recipe, reward),
-            *_offload_note(recipe, policy),
             *data_notes,
         ),
     )
@@ -262,6 +259,12 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
         return []
     trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
     return [f"adapter: {trained:,} weights are trained; those of {policy.base.name} are frozen, in {weights}"]
+
+
+def _model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum) -> list[str]:
+    """Return what is trained, how it computes, and what `cluster.shard` does not do."""
+    divided = [*whole_notes(recipe, reward), *_offload_note(recipe, policy)]
+    return [*_adapter_note(policy, recipe.weights), _attention_note(recipe, policy), *divided]
 
 
 def _offload_note(recipe: Recipe, policy: Policy) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from outdo.config.attention import sequence_replicas
 from outdo.config.engines import goes_across_updates, is_separate
@@ -114,11 +115,7 @@ def alternatives(
     """
     if facts.parameters is None or not facts.layer_matrices:
         return {}
-    narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", *QUANTISED) else recipe.weights == "bfloat16"
-    quantised = recipe.weights if recipe.weights in QUANTISED else "nf4"
-    stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": quantised}
-    if recipe.cluster.shard:
-        del stored["QLoRA"]  # quantised weights cannot be divided
+    stored = _stored(facts, recipe)
     options = recipe.train.adapter.options if recipe.train.adapter else {}
     rank = options.get("rank", options.get("r", 8)) if recipe.train.adapter else RANK
     sizes = {name: weights and adapter_size(facts, weights, trained, rank=rank) for name, weights in stored.items()}
@@ -126,6 +123,14 @@ def alternatives(
         name: memory(facts, recipe, reference=reference, critic=critic, adapter=size or None)
         for name, size in sizes.items()
     }
+
+
+def _stored(facts: ModelFacts, recipe: Recipe) -> dict[str, Any]:
+    """Return how each way to train stores frozen weights; quantised ones cannot be divided among replicas."""
+    narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", *QUANTISED) else recipe.weights == "bfloat16"
+    quantised = recipe.weights if recipe.weights in QUANTISED else "nf4"
+    stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": quantised}
+    return {name: each for name, each in stored.items() if name != "QLoRA" or not recipe.cluster.shard}
 
 
 def memory(
@@ -190,12 +195,18 @@ def kept(
     if _on_cpu(recipe):  # otherwise it is in main memory, not on the device
         copied = weights + parts[name] + parts["reference weights"] + 3 * weights * critic
         parts["copy of the last finished step"] = copied
-    divided = parts.keys() if adapter is None else {"frozen weights"}
-    parts = {each: size if each not in divided else round(size * _share(recipe)) for each, size in parts.items()}
-    parts["copies of the weights, to sample ahead"] = (
-        _copies_ahead(recipe) * weights
-    )  # the first replica has them whole
-    return {name: size for name, size in parts.items() if size}
+    return _of_one_replica(parts, recipe, whole=adapter is not None, ahead=_copies_ahead(recipe) * weights)
+
+
+def _of_one_replica(parts: Mapping[str, int], recipe: Recipe, *, whole: bool, ahead: int) -> dict[str, int]:
+    """Return what one replica holds of `parts`, of which it has an adapter `whole`.
+
+    The copies of weights to sample `ahead` are whole as well: the first replica has them.
+    """
+    divided = {"frozen weights"} if whole else parts.keys()
+    found = {each: size if each not in divided else round(size * _share(recipe)) for each, size in parts.items()}
+    found["copies of the weights, to sample ahead"] = ahead
+    return {name: size for name, size in found.items() if size}
 
 
 def _copies_ahead(recipe: Recipe) -> int:
