@@ -339,6 +339,8 @@ def a_checkpoint_is_written_while_the_replicas_compute(replicas: Replicas) -> No
     before = save_together(models, replicas, Path("waiting"), step=1)
     folder = Path("background")
     checkpoints = checkpoints_of(models, replicas, folder)
+    assert checkpoints._beside
+    assert checkpoints._beside.objects.group_name != replicas.objects.group_name
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", later)
         checkpoints.save(Progress(step=1), wait=False)

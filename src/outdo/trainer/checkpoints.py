@@ -1,8 +1,8 @@
 """When and how the checkpoints of a run are written: in a thread while training goes on, or while the run waits."""
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class Checkpoints:
 
     def _begin(self, progress: Progress) -> None:
         policy = self.run.models.policy
-        self._tokenizer = self._tokenizer or copy.deepcopy(policy.tokenizer)
+        self._tokenizer = self._tokenizer or deepcopy(policy.tokenizer)
         content = self._copy.content(self.run, progress, self._tokenizer)
         self.times.begin()
         self._pending = self._thread.submit(self._write, content.step, partial(write, self.folder, self.run, content))
@@ -134,7 +134,7 @@ class Checkpoints:
 
     # ----------------------------------------------------------------------------------------------------- the copy
 
-    def copy(self, progress: Progress) -> None:
+    def copy_finished(self, progress: Progress) -> None:
         """Copy the last finished step before weights change, if it has no checkpoint and the copy is not in use."""
         is_busy = self._pending is not None and not self._pending.done()
         if self.saved < progress.step and leads() and not is_busy:

@@ -184,7 +184,7 @@ class _Training:
         sampled = self.run.ahead(policy, questions, step=step)
         with span("record"):
             self.run.recorder.before(step, sampled.groups)
-        self.checkpoints.copy(self.progress)
+        self.checkpoints.copy_finished(self.progress)
         return sampled
 
     def evaluate_before(self) -> None:
