@@ -211,7 +211,6 @@ def test_an_error_waits_for_the_checkpoint_in_the_background(own_home: Path, mon
         "from pathlib import Path\n"
         "def score(completion):\n"
         "    if Path('run/metrics.jsonl').exists() and Path('run/metrics.jsonl').read_bytes().count(b'\\n') == 2:\n"
-        "        Path('failed').touch()\n"
         "        raise KeyError('lost')\n"
         "    return len(completion) % 3\n"
     )
