@@ -1,6 +1,6 @@
 """The quickstart's task with `train.max_staleness` 0, 1, 2 and 4: what older answers cost, and what waiting is saved.
 
-    python benchmarks/staleness.py [--staleness 0 1 2 4] [--seeds 0 1 2] [--steps 30] [--across] [--results FILE]
+    python benchmarks/staleness.py [--staleness 0 1 2 4] [--seeds 0 1 2] [--steps 20] [--across] [--results FILE]
 
 Each run samples by the built-in engine in one process, beside a trainer with one thread, so that it needs two cores.
 With `--across` the runs with 2 or more are made once more with `across_updates = true`. Results are appended to a file
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--across", action="store_true", help="also let answers go on across updates")
     parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
     parser.add_argument("--results", type=Path, default=Path("runs/benchmarks/staleness.jsonl"))
