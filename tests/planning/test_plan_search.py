@@ -1,11 +1,14 @@
 """The search over layouts: what fits is found, what does not is named, and more of anything is never worse."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outdo.config.recipe import Recipe
 from outdo.planning.hardware import cluster_named
+from outdo.planning.layout import Layout
 from outdo.planning.search import Problem, plan, settings_of
 from outdo.planning.shapes import known_shapes
 from outdo.planning.workload import workload_of
@@ -90,8 +93,15 @@ def test_one_trainer_and_one_engine_are_compared_and_the_plan_names_their_settin
         "together": None,
         "apart": """engine='{name = "vllm", python = "..."}' train.max_staleness=2""",
     }
-    more = [each.prediction.layout for each in plan(problem("4xH100", "qwen2.5-0.5b")).options]
-    assert all(settings_of(layout) is None for layout in more if layout.kind == "apart")
+
+
+def test_the_plan_names_the_settings_of_several_trainers_beside_one_engine():
+    split = Layout(kind="apart", trainers=4, samplers=2, width=2, shards=4, staleness=1)
+    engine = 'engine=\'{name = "vllm", python = "...", tensor_parallel_size = 2}\''
+    assert settings_of(split) == f"cluster.replicas=4 cluster.shard=true {engine} train.max_staleness=1"
+    assert settings_of(replace(split, shards=1)) == f"cluster.replicas=4 {engine} train.max_staleness=1"
+    assert settings_of(replace(split, samplers=4)) is None  # two engines
+    assert settings_of(replace(split, shards=2)) is None  # replicas of divided models
 
 
 def test_cost_of_failures_grows_with_the_cluster():

@@ -110,10 +110,18 @@ def _what_fits(problem: Problem) -> Iterator[str]:
 def settings_of(layout: Layout) -> str | None:
     """Return the settings with which outdo trains in a layout; None if it cannot yet."""
     if layout.kind in TODAY:
-        return f"cluster.replicas={layout.trainers}" + " cluster.shard=true" * (layout.kind == "sharded")
-    if layout.kind == "apart" and layout.trainers == layout.samplers == 1:
-        return f"""engine='{{name = "vllm", python = "..."}}' train.max_staleness={layout.staleness:g}"""
+        return _replicas(layout.trainers, sharded=layout.kind == "sharded")
+    is_one_engine, is_whole_or_shared = layout.samplers == layout.width, layout.shards in (1, layout.trainers)
+    if layout.kind == "apart" and is_one_engine and is_whole_or_shared:
+        replicas = _replicas(layout.trainers, sharded=layout.shards > 1) + " " if layout.trainers > 1 else ""
+        width = f", tensor_parallel_size = {layout.width}" if layout.width > 1 else ""
+        engine = f"""engine='{{name = "vllm", python = "..."{width}}}'"""
+        return f"{replicas}{engine} train.max_staleness={layout.staleness:g}"
     return None
+
+
+def _replicas(count: int, *, sharded: bool) -> str:
+    return f"cluster.replicas={count}" + " cluster.shard=true" * sharded
 
 
 def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Prediction:

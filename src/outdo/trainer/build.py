@@ -34,7 +34,7 @@ from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes, ReplicaPool, ScoringPool, division_of
+from outdo.models.scorer import BatchSizes, Division, ReplicaPool, ScoringPool, division_of
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
 from outdo.rewards.online_model import OnlineRewardModel
@@ -127,9 +127,7 @@ def build_run(
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)
     replicas = _replicas(recipe)
-    asked_by_all = not recipe.train.max_staleness  # else by the thread of the first replica
-    division = division_of(replicas) if asked_by_all else None
-    reward, online_reward_models = rewards_of(recipe, folder, division)
+    reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, replicas))
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     policy = _policy(recipe, facts, optimiser, replicas)
@@ -174,6 +172,11 @@ def build_run(
             *data_notes,
         ),
     )
+
+
+def _division_of_rewards(recipe: Recipe, replicas: ScoringPool | None) -> Division | None:
+    """Return what divides the reward models; nothing if the thread of the first replica asks them alone."""
+    return None if recipe.train.max_staleness else division_of(replicas)
 
 
 def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
