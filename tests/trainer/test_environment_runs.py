@@ -1,11 +1,14 @@
 """Test runs whose environment has turns and tools: train, kill, resume and evaluate, from the command line."""
 
+import re
 from pathlib import Path
 
 import pytest
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
 from run_cases import metrics, outdo_, write_home
+
+from outdo.observability.record.parquet import read
 
 GAME = '''
 import helper
@@ -130,3 +133,24 @@ def test_a_template_that_has_no_place_for_tools_is_refused_by_check_and_train(ga
     for command in ("check", "train"):
         said = outdo_(game, command, "recipe.toml", f"model={home / 'model'}", *SETTINGS, status=2)
         assert "chat template" in said
+
+
+def test_one_episode_is_played_as_in_the_run_and_its_tokens_are_shown(game: Path) -> None:
+    files = {each for each in game.rglob("*") if not each.name.startswith("log-")}
+    said = outdo_(game, "env", "try", "recipe.toml", *SETTINGS, "--question", "2")
+    assert {each for each in game.rglob("*") if not each.name.startswith("log-")} == files
+    rows = read(game / "whole", 1).to_pylist()
+    *_, second = dict.fromkeys(each["prompt_id"] for each in rows)
+    row = next(each for each in rows if each["prompt_id"] == second)
+    assert f"question {second}, " in said
+    turns = [int(each) for each in re.findall(r"turn \d, policy: (\d+) tokens, trained", said)]
+    between = [int(each) for each in re.findall(r"environment: (\d+) tokens, read and not trained", said)]
+    assert len(turns) == 3
+    assert sum(turns) == sum(row["loss_mask"])
+    assert sum(turns) + sum(between) == len(row["token_ids"])
+    assert f"the episode: reward {row['reward']:g}, ended by {row['finish_reason']}" in said
+
+
+def test_a_recipe_without_an_environment_has_no_episode_to_play(home: Path) -> None:
+    said = outdo_(home, "env", "try", "recipe.toml", status=2)
+    assert "the recipe has no `environment`" in said

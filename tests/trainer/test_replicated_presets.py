@@ -22,6 +22,9 @@ OTHERS = {
     "a reward model that is refreshed": (f"rewards={JUDGE}", "train.objective=grpo", "train.objective.beta=0.1"),
     "a reference that follows": ("train.objective=grpo", "train.objective.beta=0.1", "reference.sync.every=4"),
 }
+BOUNDS = {"prime_rl": 1e-5, "prime_rl_ipo": 1e-5}
+"""Their pull on log π/π_rollout is a rounding error in the first pass. A weight that has no other gradient moves by it,
+and AdamW divides the gradient by its own size."""
 CASES = {name: (f"train.objective={name}", *NEEDED.get(name, ())) for name in OBJECTIVES} | OTHERS
 
 
@@ -39,7 +42,7 @@ def test_any_number_of_replicas_samples_the_same_tokens_and_learns_the_same_weig
         for step in range(1, STEPS + 1):
             for column in ("token_ids", "reward"):
                 assert read(run, step).column(column).equals(read(alone, step).column(column)), (step, column)
-        assert furthest_apart(run, alone) <= 3e-6
+        assert furthest_apart(run, alone) <= BOUNDS.get(case, 3e-6)
         assert [line.keys() for line in timeless(run)] == [line.keys() for line in timeless(alone)]
 
 

@@ -1,5 +1,6 @@
 """`outdo train --dry-run`: sample and score one group, and show it."""
 
+from outdo.config.fields import Shard
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.trainer.build import build_run
@@ -10,11 +11,7 @@ from outdo.utils.text import excerpt
 
 def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> int:
     """Build the run of a recipe in one process, and show the answers to its first question; nothing is written."""
-    one_process = recipe.cluster.model_copy(update={"replicas": 1, "shard": False})
-    alone = recipe.attention.model_copy(update={"options": {}})  # as one process computes the sequences
-    one_round = recipe.train.model_copy(update={"dynamic_sampling": 0})
-    changes = {"cluster": one_process, "train": one_round, "attention": alone}
-    run = build_run(recipe.model_copy(update=changes), facts=facts)
+    run = build_run(in_one_process(recipe), facts=facts)
     try:
         for note in run.notes:
             display.say(note)
@@ -25,6 +22,14 @@ def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> in
         run.close()
     display.say("dry run: nothing was trained, and nothing was written")
     return 0
+
+
+def in_one_process(recipe: Recipe) -> Recipe:
+    """Return the recipe for one process that samples the groups of a step, without replacing any."""
+    one_process = recipe.cluster.model_copy(update={"replicas": 1, "shard": Shard(on=False)})
+    alone = recipe.attention.model_copy(update={"options": {}})  # as one process computes the sequences
+    one_round = recipe.train.model_copy(update={"dynamic_sampling": 0})
+    return recipe.model_copy(update={"cluster": one_process, "train": one_round, "attention": alone})
 
 
 def _show(group: Group, display: Display) -> None:

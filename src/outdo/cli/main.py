@@ -41,6 +41,8 @@ app = typer.Typer(
 
 cluster = typer.Typer(no_args_is_help=True, help="Several processes and machines.")
 app.add_typer(cluster, name="cluster")
+env = typer.Typer(no_args_is_help=True, help="Environments: episodes of several turns.")
+app.add_typer(env, name="env")
 
 
 def _print_version(wanted: bool) -> None:
@@ -135,6 +137,18 @@ def plan(
         run_validation(settings, arguments, Console(), as_json=as_json)
         return
     run_plan(settings, arguments, Console(), as_json=as_json)
+
+
+@env.command(name="try")
+def env_try(
+    settings: Settings = None,
+    *,
+    question: Annotated[int, typer.Option(min=1, help="which question, in the order of training")] = 1,
+) -> None:
+    """Play one episode of the recipe's environment, and show its tokens: which are trained, and which are read."""
+    from outdo.cli.env import run_env_try
+
+    raise typer.Exit(run_env_try(settings, Display(), question=question))
 
 
 @app.command()
