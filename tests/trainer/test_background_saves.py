@@ -256,7 +256,7 @@ class FirstOfTwo:
 def test_an_error_in_the_background_of_the_first_replica_is_one_of_all(monkeypatch: pytest.MonkeyPatch):
     replicas = FirstOfTwo()
     monkeypatch.setattr(checkpoints_module, "current", lambda: replicas)
-    run = type("Run", (), {"models": type("Models", (), {"is_divided": False})})
+    run = type("Run", (), {"is_divided": False})
     checkpoints = Checkpoints(None, run, saved=0)  # type: ignore[arg-type]
 
     def fail() -> None:
