@@ -36,7 +36,8 @@ checkpoint = {every = 1000}
 """
 SCORE = "def score(completion, answer):\n    return sum(each.isalnum() for each in completion) / 48\n"
 MODELS = {"0.8 M weights": (128, 4), "14 M weights": (384, 8)}
-BATCHES = {"8 x 8 answers": 8, "32 x 8 answers": 32}
+CASES = (("0.8 M weights", 8), ("0.8 M weights", 32), ("14 M weights", 8))
+"""Models, and how many questions a step has, with 8 answers each."""
 WAYS = {
     "one thread": ("threads=1", "workers=1"),
     "two threads": ("threads=2", "workers=1"),
@@ -53,15 +54,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
+        homes = {model: Path(folder) / str(number) for number, model in enumerate(MODELS)}
         for model, (hidden, layers) in MODELS.items():
-            home = Path(folder) / model.replace(" ", "-")
-            prepare(home, hidden, layers)
-            for batch, prompts in BATCHES.items():
-                found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-                for _ in range(arguments.rounds):
-                    for way, settings in WAYS.items():
-                        found[way].append(measure(home, arguments.steps, f"train.prompts={prompts}", *settings))
-                print_table(f"{model}, {batch}", found)
+            prepare(homes[model], hidden, layers)
+        for model, prompts in CASES:
+            found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+            for _ in range(arguments.rounds):
+                for way, settings in WAYS.items():
+                    found[way].append(measure(homes[model], arguments.steps, f"train.prompts={prompts}", *settings))
+            print_table(f"{model}, {prompts} x 8 answers", found)
 
 
 def prepare(home: Path, hidden: int, layers: int) -> None:
