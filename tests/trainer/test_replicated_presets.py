@@ -14,7 +14,12 @@ from outdo.observability.record.parquet import read
 
 STEPS = 20
 USUAL = (f"steps={STEPS}", "eval.every=10", "workers=1", "checkpoint.every=20", "optim.lr=1e-4", ENDING)
+LARGER_EPS = 'optim.algorithm={name = "adamw", eps = 1e-5}'
+"""Some gradients of these methods are rounding errors alone: of a pull on log π/π_rollout, 0 in the first pass,
+and of a group whose probabilities are already those of the target. AdamW divides a gradient by its own size."""
 NEEDED = {"distillation": ('reference.model="teacher"',), "ppo": ("train.advantage=gae", "train.critic=head")}
+NEEDED["rejection"] = ("rewards=rewards.py:rare", "eval.right=rare")
+NEEDED |= dict.fromkeys(("prime_rl", "prime_rl_ipo", "tpo"), (LARGER_EPS,))
 JUDGE = '{name = "reward_model", path = "judge", labels = "score.py:score", every = 5, replay = 0.5, lr = 1e-4}'
 OTHERS = {
     "a critic with a body of its own": ("train.objective=ppo", "train.passes=2"),
@@ -22,9 +27,6 @@ OTHERS = {
     "a reward model that is refreshed": (f"rewards={JUDGE}", "train.objective=grpo", "train.objective.beta=0.1"),
     "a reference that follows": ("train.objective=grpo", "train.objective.beta=0.1", "reference.sync.every=4"),
 }
-BOUNDS = {"prime_rl": 1e-5, "prime_rl_ipo": 1e-5}
-"""Their pull on log π/π_rollout is a rounding error in the first pass. A weight that has no other gradient moves by it,
-and AdamW divides the gradient by its own size."""
 CASES = {name: (f"train.objective={name}", *NEEDED.get(name, ())) for name in OBJECTIVES} | OTHERS
 
 
@@ -42,7 +44,7 @@ def test_any_number_of_replicas_samples_the_same_tokens_and_learns_the_same_weig
         for step in range(1, STEPS + 1):
             for column in ("token_ids", "reward"):
                 assert read(run, step).column(column).equals(read(alone, step).column(column)), (step, column)
-        assert furthest_apart(run, alone) <= BOUNDS.get(case, 3e-6)
+        assert furthest_apart(run, alone) <= 3e-6
         assert [line.keys() for line in timeless(run)] == [line.keys() for line in timeless(alone)]
 
 
