@@ -196,8 +196,8 @@ def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(ho
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said
     assert_same(run, whole)
-    outdo_(home, "export", run, home / "exported-adapter")
-    exported = load_file(home / "exported-adapter" / "adapter_model.safetensors")
+    outdo_(home, "export", run, home / "exported-divided-adapter")
+    exported = load_file(home / "exported-divided-adapter" / "adapter_model.safetensors")
     assert all(exported[name].equal(weight) for name, weight in weights(run).items())
     outdo_(home, "resume", run, f"steps={STEPS + 1}", "cluster.replicas=1", "cluster.shard=false")
     assert saved(run)[-1] == STEPS + 1

@@ -115,10 +115,14 @@ def test_a_training_that_is_damaged_on_disk_is_not_resumed(own_home, home):
 
 
 def test_two_trainings_of_one_folder_exclude_each_other(own_home):
-    first = Command(own_home, *arguments(own_home, "sft", "tuned", "--steps", 100_000))
-    wait_until(lambda: steps_said(first) >= 1 or re.search("first example", first.said), first)
-    said = outdo_(own_home, *arguments(own_home, "sft", "tuned"), status=1)
-    assert f"in use by process {first.pid}" in said
+    first = Command(own_home, *arguments(own_home, "sft", "tuned", "--steps", 100_000, "--checkpoint-every", 20))
+    for has_begun in (
+        lambda: steps_said(first) >= 1 or re.search("first example", first.said),
+        lambda: any((own_home / "tuned.unfinished/checkpoints").glob("step_*")),
+    ):
+        wait_until(has_begun, first)
+        said = outdo_(own_home, *arguments(own_home, "sft", "tuned"), status=1)
+        assert f"in use by process {first.pid}" in said
     os.kill(first.pid, signal.SIGTERM)
     assert first.wait() == 143
 

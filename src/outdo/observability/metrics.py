@@ -93,7 +93,7 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     turns = step.batch.turn.amax(1) + 1 if len(step.batch) else step.batch.turn[:, 0]
     if (turns > 1).any():
         at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
-        metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / len(rollouts)}
+        metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / max(1, len(rollouts))}
     return metrics | _tool_metrics(counts, [rollout.counts.get("tools/calls", 0) for rollout in rollouts])
 
 

@@ -22,7 +22,7 @@ from outdo.storage import atomic, checkpoint, free_space
 from outdo.storage.checkpoint import CheckpointInfo
 from outdo.storage.model_folder import save_model_folder
 from outdo.storage.provenance import versions
-from outdo.storage.run_folder import RunFolder
+from outdo.storage.run_folder import RunFolder, is_alive
 from outdo.trainer.display import Display
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.saving import SaveTimes, save_after_error
@@ -101,7 +101,8 @@ def unfinished_folder(out: Path) -> Path:
 
 def not_started_yet(out: Path) -> str | None:
     """Return why no training can start that makes `out`, if an earlier one has saved steps that would be lost."""
-    if not has_steps(folder := unfinished_folder(out)):
+    folder = unfinished_folder(out)
+    if not has_steps(folder) or is_alive(folder):  # one that is under way holds the lock, which names its process
         return None
     return f"{folder}: an unfinished training; `outdo resume {out}` continues it, or remove this folder"
 
