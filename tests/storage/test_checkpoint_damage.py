@@ -44,7 +44,7 @@ def list_again(path: Path) -> None:
 
 
 def write_manifest(path: Path, listed: dict, step: int = 40) -> None:
-    content = {"files": listed, "format": 3, "step": step}
+    content = {"files": listed, "format": 4, "step": step}
     (path / "manifest.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
@@ -97,7 +97,7 @@ def nested_manifest(path: Path) -> None:
 
 def later_format(path: Path) -> None:
     manifest = path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 4'))
+    manifest.write_text(manifest.read_text().replace('"format": 4', '"format": 5'))
 
 
 def extra_file(path: Path) -> None:
@@ -160,7 +160,7 @@ def not_a_folder(path: Path) -> None:
         (no_manifest, "manifest.json: missing"),
         (bad_manifest, "manifest.json: not a manifest"),
         (nested_manifest, "manifest.json: not a manifest"),
-        (later_format, "manifest.json: checkpoint format 4, and outdo "),
+        (later_format, "manifest.json: checkpoint format 5, and outdo "),
         (extra_file, "model-00002.safetensors: not in the manifest"),
         (another_step, "manifest.json: of step 20, in the folder step_000040"),
         (no_optimizer, "state/tensors.safetensors: missing"),
@@ -266,7 +266,7 @@ def test_every_forged_state_raises_a_checkpoint_error(folder, content):
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=40)
-    | JSON.map(lambda tree: json.dumps({"files": tree, "format": 3, "step": 40}).encode())
+    | JSON.map(lambda tree: json.dumps({"files": tree, "format": 4, "step": 40}).encode())
 )
 def test_every_forged_manifest_is_refused_without_a_crash(folder, content):
     (folder / "step_000040" / "manifest.json").write_bytes(content)

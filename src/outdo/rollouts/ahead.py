@@ -168,7 +168,7 @@ class AheadSampler:
         return alone(self.policy) if self.on_first is None else self.on_first.with_policy(alone)
 
     def wait(self) -> None:
-        """Wait until every requested batch is sampled, or one has failed. A replica that samples nothing waits not."""
+        """Wait until each requested batch is sampled, or one has failed, where this process samples them."""
         for batch in self._batches.values() if self._samples else ():
             if batch.answers.exception() is not None:
                 return

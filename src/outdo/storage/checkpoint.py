@@ -39,7 +39,7 @@ from outdo.utils.errors import CheckpointError, DiskFullError
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
 from outdo.utils.sharded_tensors import share_of
 
-FORMAT = 3
+FORMAT = 4
 """Version of the manifest and of `state/`."""
 
 MANIFEST = "manifest.json"
