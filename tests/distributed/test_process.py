@@ -146,9 +146,10 @@ def test_a_silent_process_is_killed_at_its_deadline_and_not_later(process: Proce
     wake_up = threading.Timer(20.0, os.kill, (process._process.pid, signal.SIGCONT))
     wake_up.start()
     process.call(0, "echo", ("late",))
-    result = process.result()
-    wake_up.cancel()
-    assert isinstance(result, WorkerError)
+    try:
+        assert isinstance(process.result(), WorkerError)
+    finally:
+        wake_up.cancel()
 
 
 def test_a_call_ends_at_its_deadline_and_not_later(process: Process):

@@ -225,13 +225,18 @@ def test_a_ray_that_is_stopped_holds_no_delivery_up(opened, monkeypatch):
     policy, engine = opened
     updated(policy)
     (raylet,) = [each for each in family(os.getpid()) if b"raylet\0" in command_line(each)]
+    wake_up = Timer(20.0, os.kill, (raylet, signal.SIGCONT))  # the test ends also if nobody gives up
     os.kill(raylet, signal.SIGSTOP)
-    Timer(20.0, os.kill, (raylet, signal.SIGCONT)).start()  # the test ends also if nobody gives up
-    with monkeypatch.context() as patch:
-        patch.setattr(ray_cluster, "ANSWER", 1.0)
-        with pytest.raises(EngineLostError, match="Ray gave no answer for 1 s"):
-            engine.engine.update_weights(policy)
-    os.kill(raylet, signal.SIGCONT)
+    wake_up.start()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(ray_cluster, "ANSWER", 1.0)
+            with pytest.raises(EngineLostError, match="Ray gave no answer for 1 s"):
+                engine.engine.update_weights(policy)
+    finally:
+        wake_up.cancel()
+        wake_up.join()  # afterwards, raylet's process id may be another process's
+        os.kill(raylet, signal.SIGCONT)
     engine.update_weights(policy)
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
 

@@ -28,7 +28,7 @@ WAYS = {
     "divided": (),
     "divided-adapter": ("train.adapter=lora",),
     "divided-across-updates": (),
-    "critic": ("train.objective=ppo", "train.advantage=gae"),
+    "critic": ("train.objective=ppo", "train.advantage=gae", "train.dynamic_sampling=0"),
 }
 
 

@@ -264,10 +264,10 @@ class AheadSampler:
         """Return what a checkpoint of step `after` holds: the newest finished step, or the one before it.
 
         These are the answers for later steps, the weights for those that are not sampled yet, the position in the data
-        and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas of divided
-        models, which write a checkpoint together, have to call it together.
+        and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas with parts of
+        the trained weights, which write a checkpoint together, have to call it together.
         """
-        if self.on_first is not None and self.policy.forward.sharding is not None:
+        if self.on_first is not None and self.policy.optimiser.is_sharded:
             return self.on_first.call(lambda: self._state(after))
         return self._state(after)
 
