@@ -45,6 +45,7 @@ WAYS = {
     "two replicas": ("threads=2", "workers=1", "cluster.replicas=2"),
 }
 WARM_UP = 2
+LOOK = 2.0  # seconds between two looks at the memory, which stop the process for a moment
 
 
 def main() -> None:
@@ -94,10 +95,13 @@ def measure(home: Path, steps: int, *settings: str) -> tuple[float, float, float
 
 def watch_process(process: "subprocess.Popen[bytes]", metrics: Path, seen: dict[str, float]) -> None:
     """Note the largest memory, and when the first step ended, until the process has ended."""
+    looked = time.monotonic()
     while process.poll() is None:
         if "first" not in seen and metrics.exists() and metrics.stat().st_size:
             seen["first"] = time.monotonic()
-        seen["memory"] = max(seen["memory"], sum(map(proportional, family(process.pid))))
+        if time.monotonic() - looked > LOOK:
+            seen["memory"] = max(seen["memory"], sum(map(proportional, family(process.pid))))
+            looked = time.monotonic()
         time.sleep(0.05)
 
 

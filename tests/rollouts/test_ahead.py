@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -240,6 +241,19 @@ def test_a_state_goes_on_with_the_same_questions_and_the_same_weights(lag, is_sa
     closed(resumed)
     assert asked == IN_ORDER[4 : 2 * LAST]
     assert not {each["step"] for each in state["sampled"]} & sampler.versions.keys()  # no reward is computed again
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_replicas_take_a_state_together_only_where_each_writes_a_part_of_the_weights(monkeypatch, is_sharded):
+    """A first replica that writes alone would wait for the others for ever; LoRA divides frozen weights alone."""
+    ahead = sampling_ahead(Sampler(), lag=1)
+    alone = ahead.state(after=0)
+    calls = []
+    ahead.on_first = SimpleNamespace(call=lambda compute: calls.append(1) or compute())
+    monkeypatch.setattr(type(ahead.policy.forward), "sharding", object())
+    monkeypatch.setattr(ahead.policy.optimiser, "is_sharded", is_sharded)
+    assert ahead.state(after=0) == alone
+    assert len(calls) == is_sharded
 
 
 def test_with_another_lag_the_batches_ahead_are_sampled_again():
