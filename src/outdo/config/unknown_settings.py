@@ -37,8 +37,7 @@ def listed_hint(key: str) -> str | None:
         name, options = ".".join(parts[:end]), parts[end:]
         if name in table["renamed"]:
             return f"it is now {'.'.join([table['renamed'][name], *options])}"
-    for start in range(len(parts)):
-        name = ".".join(parts[start:])
+    for name in _endings(key):
         if name in table["instead"]:
             libraries, instead, *note = table["instead"][name]
             return f"outdo has {'; '.join([instead, *note])} (in {libraries}: {name})"
@@ -46,6 +45,19 @@ def listed_hint(key: str) -> str | None:
             libraries, reason = table["none"][name]
             return f"outdo has no such setting, because {reason} (in {libraries}: {name})"
     return None
+
+
+def instead_of(key: str) -> tuple[str, ...] | None:
+    """Return what outdo has instead of another library's setting, as `other_libraries.toml` lists it, or None."""
+    table = other_libraries()
+    listed = next((name for name in _endings(key) if name in table["instead"] or name in table["none"]), "")
+    return tuple(table["instead"][listed]) if listed in table["instead"] else None
+
+
+def _endings(key: str) -> list[str]:
+    """Return a dotted key as the table spells it, whole, then without its first part, and so on."""
+    parts = key.lower().replace("-", "_").split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
 
 
 @lru_cache(maxsize=1)
