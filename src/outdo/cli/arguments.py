@@ -11,6 +11,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(help="recipe.toml and key=value settings, such as optim.lr=2e-6", show_default=False),
 ]
+OtherSettings = Annotated[
+    list[str],
+    typer.Argument(help="its script.py, config.yaml or script.sh, key=value settings, or --flags", show_default=False),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings", show_default=False)]
 Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and show where the time of all steps went")]
 Restarts = Annotated[

@@ -18,6 +18,7 @@ from outdo.cli.arguments import (
     Engine,
     Limit,
     MaxTokens,
+    OtherSettings,
     Overrides,
     Profile,
     Restarts,
@@ -87,6 +88,21 @@ def check(
     from outdo.cli.check import run_check
 
     raise typer.Exit(run_check(settings, Console(), strict=strict))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def convert(
+    library: Annotated[Literal["trl", "verl", "openrlhf"], typer.Argument(show_default=False)],
+    settings: OtherSettings,
+    *,
+    out: Annotated[Path, typer.Option(help="the recipe to write")] = Path("recipe.toml"),
+    rows: Annotated[int | None, typer.Option(min=1, help="training questions, to turn epochs into steps")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="processes that TRL is started with")] = 1,
+) -> None:
+    """Write the recipe for a configuration of TRL, verl or OpenRLHF; a script is read and never run."""
+    from outdo.cli.convert import run_convert
+
+    raise typer.Exit(run_convert(library, settings, out, Console(), rows=rows, processes=processes))
 
 
 @cluster.command(name="check")

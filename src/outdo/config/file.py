@@ -102,7 +102,7 @@ def _parse(path: Path) -> dict[str, Any]:
         if len(content) > LARGEST_FILE:
             raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so it is not a recipe"])
         text = content.decode("utf-8-sig")
-        return _parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        return parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except UserError as error:
         raise UserError([f"{path}: {mistake.removeprefix(f'{path}: ')}" for mistake in error.problems]) from None
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError([f"{path}: not valid TOML: {error}"]) from None
 
 
-def _parse_yaml(text: str) -> dict[str, Any]:
+def parse_yaml(text: str) -> dict[str, Any]:
     """Parse YAML with plain values only.
 
     Anchors and aliases, which can grow without bound, and tags, which can run code, are refused.

@@ -1,0 +1,1 @@
+"""Convert a configuration of another library into a recipe: TRL, verl and OpenRLHF."""

@@ -1,0 +1,227 @@
+"""The settings of another library while they become a recipe, and the file that this recipe is written to.
+
+The rules of a library read its settings from `Given` and put those of outdo into a `Conversion`. What no rule reads is
+looked up in `other_libraries.toml`: it is copied to the setting that has the same meaning there, or reported.
+"""
+
+import difflib
+import math
+import re
+import textwrap
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from outdo.config.messages import format_value, to_toml
+from outdo.config.names import TRACKERS
+from outdo.config.settings import leaves, settings
+from outdo.config.unknown_settings import instead_of, listed_hint
+
+TABLES = Path(__file__).parent
+MISSPELT = 0.85
+"""Similarity, of at most 1, from which on an unknown name is a typing error, and not a setting of another version."""
+
+
+TEXT_OR_LIST = ("report_to", "train_files", "val_files", "target_modules")
+"""Last parts of settings that are a text or a list of them."""
+
+
+class Given:
+    """The settings of another library: those that are written down, over the library's defaults.
+
+    It remembers which ones were read. A setting without a value and without a default is None.
+    """
+
+    def __init__(self, written: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.defaults = defaults
+        self.written = {name: _number(value, defaults.get(name)) for name, value in written.items()}
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self.written.get(name, self.defaults.get(name))
+
+    def changed(self, name: str) -> bool:
+        """Return whether a setting is written down with another value than the default. This does not read it."""
+        return name in self.written and self.written[name] != self.defaults.get(name)
+
+
+@dataclass(kw_only=True)
+class Conversion:
+    """The settings of a recipe, by their dotted keys, and what the user has to know about them."""
+
+    library: str
+    """Its name, as in `other_libraries.toml`."""
+    given: Given
+    settings: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    mistakes: list[str] = field(default_factory=list)
+    updates: int = 1
+    """Optimiser steps in one step of outdo; the other library counts its steps in these."""
+
+    def remark(self, name: str, sentence: str) -> None:
+        """Report a setting of the other library."""
+        value = self.given[name]
+        shown = to_toml(value) if isinstance(value, list) else format_value(value)
+        self.remarks.append(f"{name} = {'none' if value is None else shown}: {sentence}")
+
+    def check_types(self, numbers: Collection[str]) -> bool:
+        """Report values of another kind than the default, and return whether there are none.
+
+        `numbers` are the names of the numbers that may be none. Where none has no meaning, the default counts.
+        """
+        written, defaults = self.given.written, self.given.defaults
+        for name, value in list(written.items()):
+            default = defaults.get(name)
+            wanted = 0.0 if name in numbers and not isinstance(default, int) else default
+            if value is None and default is not None and name not in numbers:
+                self.remark(name, f"the recipe has what {self.library} has by default, {format_value(default)}")
+                del written[name]
+            elif isinstance(value, list) and name.rpartition(".")[2] in TEXT_OR_LIST:
+                continue
+            elif wanted is not None and value is not None and not _of_kind(value, wanted):
+                expected = {bool: "true or false", str: "text", list: "a list"}.get(type(wanted), "a number")
+                self.mistakes.append(f"{name}: expected {expected}, found {format_value(value)}")
+        return not self.mistakes
+
+    def pair(self, name: str, otherwise: tuple[float, float]) -> tuple[float, float]:
+        """Return a setting that is two numbers; `otherwise` if it is not set, and after reporting another value."""
+        value = self.given[name]
+        if value is None:
+            return otherwise
+        if isinstance(value, list) and [_of_kind(each, 0.0) for each in value] == [True, True]:
+            return value[0], value[1]
+        self.mistakes.append(f"{name}: expected two numbers, found {format_value(value)}")
+        return otherwise
+
+    def steps_of(self, count: float) -> int:
+        """Return how many steps of outdo have `count` optimiser steps; at least 1."""
+        return max(1, -(-int(count) // self.updates))
+
+
+Rule = Callable[[Conversion], None]
+
+
+@cache
+def table_of(library: str) -> Mapping[str, Any]:
+    """Return the table of a library: `defaults` of its settings, and `others`, the names of all that have none."""
+    return tomllib.loads((TABLES / f"{library}.toml").read_text(encoding="utf-8"))
+
+
+def finish(conversion: Conversion, names: Collection[str]) -> None:
+    """Copy, report or refuse the settings that no rule has read. `names` are those that the library has."""
+    given = conversion.given
+    last_parts = sorted({name.rpartition(".")[2] for name in names})
+    for name in [name for name in given.written if name not in given.read]:
+        target = same_setting(name, conversion.library)
+        hint = listed_hint(name)
+        value = given[name]
+        if target is not None:
+            _copy(conversion, name, target)
+        elif hint is not None:
+            conversion.remark(name, hint.partition(" (in ")[0])
+        elif name in names or name.rpartition(".")[2] in last_parts:
+            if value not in (None, given.defaults.get(name)):
+                conversion.remark(name, "outdo has no such setting")
+        elif near := difflib.get_close_matches(name.rpartition(".")[2], last_parts, n=1, cutoff=MISSPELT):
+            conversion.mistakes.append(f"{name}: {conversion.library} has no such setting; did you mean {near[0]}?")
+        else:
+            conversion.remark(name, f"neither {conversion.library} nor outdo has this setting, as far as outdo knows")
+
+
+def _copy(conversion: Conversion, name: str, target: str) -> None:
+    value = conversion.given[name]
+    if value is not None and conversion.settings.setdefault(target, value) != value:
+        conversion.remark(name, f"the recipe has {target} = {to_toml(conversion.settings[target])}")
+
+
+def same_setting(name: str, library: str) -> str | None:
+    """Return the setting of outdo that takes the same values with the same meaning; None if there is none."""
+    libraries, instead, *note = instead_of(name) or ("", "")
+    return instead if library in libraries.split(", ") and not note and instead in leaves() else None
+
+
+def written_recipe(conversion: Conversion, title: str) -> str:
+    """Return the recipe as TOML: the title and the remarks as comments, and then the settings in outdo's order."""
+    lines = [f"# {title}"]
+    if conversion.remarks:
+        lines += ["#", "# Without a counterpart, or with another meaning:"]
+        lines += [line for remark in conversion.remarks for line in _comment(remark)]
+    table = ""
+    for key in settings():
+        if key not in conversion.settings:
+            continue
+        section, _, name = key.rpartition(".")
+        if section != table or lines[-1].startswith("#"):
+            lines += ["", f"[{section}]"] if section else [""]
+            table = section
+        lines.append(f"{name} = {to_toml(conversion.settings[key])}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(remark: str) -> Iterable[str]:
+    printable = re.sub(r"[\x00-\x1f\x7f]", " ", remark)
+    return textwrap.wrap(printable, 118, initial_indent="# - ", subsequent_indent="#   ", break_on_hyphens=False)
+
+
+def _number(value: Any, default: Any) -> Any:
+    """Return a number that is written as text, such as 1e-6 in YAML, as a number, and 8.0 as 8 where it is counted."""
+    value = plain_value(value) if isinstance(value, str) and not isinstance(default, str) else value
+    is_count = isinstance(default, int) and not isinstance(default, bool)
+    return int(value) if is_count and isinstance(value, float) and value.is_integer() else value
+
+
+def plain_value(text: str) -> Any:
+    """Return the number, true, false or null (None) that a text stands for, or else the text."""
+    words = {"null": None, "none": None, "": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _of_kind(value: Any, wanted: Any) -> bool:
+    """Return whether a value is of the kind of `wanted`; numbers are finite."""
+    if isinstance(wanted, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(wanted, bool)
+    if isinstance(wanted, int):
+        return isinstance(value, int)
+    if isinstance(wanted, float):
+        return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, type(wanted))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, nothing as an empty list, and another value as a list of it."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def put_trackers(conversion: Conversion, name: str) -> None:
+    """Set the trackers that outdo has, and report the others."""
+    wanted = as_list(conversion.given[name])
+    if track := [each for each in wanted if each in TRACKERS]:
+        conversion.settings["track"] = track
+    if others := [str(each) for each in wanted if each not in (*TRACKERS, "none", "console")]:
+        conversion.remark(name, f"outdo has no tracker {', '.join(others)}; a function of yours can be one")
+
+
+def put_evaluation(conversion: Conversion, name: str, every: int) -> bool:
+    """Set after how many steps to evaluate, if held-out questions are named; otherwise report that they are missing."""
+    if "data.eval_path" in conversion.settings:
+        conversion.settings["eval.every"] = every
+        return True
+    conversion.remark(name, f"no held-out questions are named; add data.eval_path, and eval.every = {every}")
+    return False
+
+
+def piece(name: str, **options: Any) -> Any:
+    """Return a piece as a recipe has it; options that are None are left out."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return {"name": name, **given} if given else name

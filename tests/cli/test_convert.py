@@ -1,0 +1,123 @@
+"""`outdo convert` writes a recipe, and the documentation shows what it writes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from outdo.config.file import load
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("from-trl.md", "from-verl.md", "from-openrlhf.md")
+BLOCK = re.compile(r"```(?P<kind>\w+)(?: title=\"(?P<name>[\w.]+)\")?\n(?P<text>.*?)```", re.DOTALL)
+
+
+def blocks(page):
+    """The files that a page shows, by their names, and the command that converts one of them."""
+    files, command = {}, ""
+    for match in BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
+        if match["name"]:
+            files[match["name"]] = match["text"]
+        elif match["text"].startswith("outdo convert") and not command:
+            command = match["text"].splitlines()[0]
+    return files, shlex.split(command)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_conversion_that_a_page_shows_is_the_one_that_the_command_writes(page, outdo, tmp_path, monkeypatch):
+    files, (_, *command) = blocks(page)
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        if not name.startswith("recipe"):
+            Path(name).write_text(text, encoding="utf-8")
+    done = outdo(*command)
+    assert done.status == 0, done.error + done.out
+    written = [name for name in files if name.startswith("recipe")]
+    assert "recipe.toml" in written
+    for name in written:
+        assert Path(name).read_text(encoding="utf-8") == files[name]
+    load("recipe.toml")
+
+
+def test_remarks_are_printed_and_the_next_command(outdo, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("model_name_or_path: m\ndataset_name: x.jsonl\nlogging_steps: 3\n", encoding="utf-8")
+    out = tmp_path / "recipe.toml"
+    done = outdo("convert", "trl", config, "num_generations=4", "--out", out)
+    assert done.status == 0
+    assert f"{out}: written" in done.out
+    assert "  logging_steps = 3: outdo has no such setting, because it writes the metrics of every step" in done.out
+    assert done.out.endswith(f"Next: outdo check {out}\n")
+    assert load(out).train.group_size == 4
+
+
+def test_all_mistakes_are_printed_and_nothing_is_written(outdo, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("num_generatons: 8\nlearning_rate: 1e-6\nepsilon_hig: 0.3\n", encoding="utf-8")
+    done = outdo("convert", "trl", config, "--out", tmp_path / "recipe.toml")
+    assert done.status == 2
+    assert f"{config}: num_generatons: TRL has no such setting; did you mean num_generations?" in done.error
+    assert f"{config}: epsilon_hig: TRL has no such setting; did you mean epsilon_high?" in done.error
+    assert not (tmp_path / "recipe.toml").exists()
+
+
+def test_a_recipe_that_lacks_its_model_is_written_and_told(outdo, tmp_path):
+    out = tmp_path / "recipe.toml"
+    done = outdo("convert", "verl", "data.train_files=x.parquet", "actor_rollout_ref.rollout.n=8", "--out", out)
+    assert done.status == 1
+    assert "The recipe is not complete:" in done.out
+    assert f"{out}: model: required" in done.out
+    assert load(out, ["model=m"]).train.compat == "verl"
+
+
+def test_a_recipe_that_exists_is_not_overwritten(outdo, tmp_path):
+    out = tmp_path / "recipe.toml"
+    out.write_text("model = 'mine'\n", encoding="utf-8")
+    done = outdo("convert", "openrlhf", "--pretrain", "m", "--prompt_data", "x.jsonl", "--out", out)
+    assert done.status == 2
+    assert "exists; choose another --out" in done.error
+    assert out.read_text(encoding="utf-8") == "model = 'mine'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["trl", "missing.py"], "missing.py: No such file or directory"),
+        (["trl", "missing.yaml"], "missing.yaml: no such file"),
+        (["trl", "config.json"], "config.json: expected a file that ends in .py, .yaml, .yml"),
+        (["verl", "run.sh"], "run.sh: no such file"),
+        (["trl", "learning_rate"], "learning_rate: expected a file"),
+        (["trl", "beta=0", "gamma"], "gamma: expected key=value"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_a_sentence(arguments, sentence, outdo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = outdo("convert", *arguments)
+    assert done.status == 2
+    assert sentence in done.error
+    assert "Traceback" not in done.error
+
+
+def test_a_script_is_never_run(outdo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = "open('run', 'w')\nGRPOTrainer('m', 'rm', GRPOConfig('o'), load_dataset('a/b'))\nraise SystemExit(3)\n"
+    Path("grpo.py").write_text(script, encoding="utf-8")
+    assert outdo("convert", "trl", "grpo.py").status == 0
+    assert not Path("run").exists()
+    assert load("recipe.toml").rewards[0].name == "reward_model"
+
+
+def test_the_tools_of_a_script_become_an_environment(outdo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("grpo.py").write_text(
+        'def multiply(a: int, b: int) -> int:\n    """Multiply.\n\n    Args:\n        a: one\n        b: other\n'
+        '    """\n    return a * b\n\n'
+        "def score(completions, **_):\n    return [0.0 for _ in completions]\n\n"
+        'GRPOTrainer("m", [score], GRPOConfig("o"), load_dataset("a/b"), tools=[multiply])\n',
+        encoding="utf-8",
+    )
+    assert outdo("convert", "trl", "grpo.py").status == 0
+    recipe = load("recipe.toml")
+    assert recipe.environment.model_dump() == {"name": "tools", "functions": ["recipe_rewards.py:multiply"]}
+    assert recipe.rewards[0].name == "recipe_rewards.py:score"
