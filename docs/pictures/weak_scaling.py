@@ -10,7 +10,8 @@ from pathlib import Path
 
 from outdo.config.recipe import Recipe
 from outdo.planning.hardware import Cluster, card_named
-from outdo.planning.search import Option, Problem, plan
+from outdo.planning.problem import Problem
+from outdo.planning.search import Option, plan
 from outdo.planning.shapes import known_shapes
 from outdo.planning.workload import workload_of
 

@@ -50,6 +50,27 @@ def test_a_recipe_and_a_model_folder_are_planned(tmp_path):
     assert "outdo trains like this: cluster.replicas=2" in said
 
 
+def test_a_plan_names_what_makes_a_model_fit_and_where_its_bytes_are(tmp_path):
+    large = ("--model", "qwen2.5-14b", "--gpus", "2xH100", "train.objective.beta=0")
+    said = " ".join(outdo_(tmp_path, "plan", *QUICK[4:], *large).split())
+    for part in (
+        "cluster.replicas=2 cluster.shard='{offload = true}'",
+        "main memory of a machine: 220 of 512 GiB (weights 55, gradients 55, Adam's two moments 110)",
+        "only with parts in main memory; otherwise ",
+        "20 s for the optimiser step of a billion weights",
+    ):
+        assert part in said
+
+
+def test_a_plan_counts_reward_models(tmp_path):
+    rewards = '{name = "reward_model", path = "qwen2.5-0.5b", labels = "exact", every = 4}'
+    found = planned(*QUICK, f"rewards={rewards}")
+    option = next(each for each in found["options"] if each["kind"] == "replicas")
+    assert option["bytes_trainer"]["gradients and moments of reward models"] == 12 * 494_000_000
+    assert option["seconds"]["rewards"] > 0
+    assert any("reward models compute in float32" in line for line in found["assumptions"])
+
+
 def test_measured_lengths_replace_assumptions():
     assumed, known = planned(*QUICK), planned(*QUICK, "--answer-tokens", "20", "--prompt-tokens", "50")
     assert len(known["assumptions"]) == len(assumed["assumptions"]) - 2
@@ -64,6 +85,10 @@ def test_measured_lengths_replace_assumptions():
         (["--gpus", "8xH100"], "model"),
         (["--model", "7B", "--gpus", "8xH100", "train.promts=3"], "train.promts"),
         (["--model", "405B", "--gpus", "1xH100"], "GiB on each device"),
+        (
+            ["--model", "qwen2.5-7b", "--gpus", "8xH100", "cluster.replicas=8", "attention=ulysses"],
+            "the 28 attention heads of qwen2.5-7b cannot be divided by the 8 replicas",
+        ),
         (["--model", "someone/unknown", "--gpus", "8xH100"], "give --model a size such as 7B"),
         (["--validate", "--model", "7B"], "--model has no effect on published runs"),
     ],

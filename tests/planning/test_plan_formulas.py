@@ -13,7 +13,7 @@ from outdo.planning.hardware import card_named
 from outdo.planning.lengths import Lengths
 from outdo.planning.shapes import known_shapes
 from outdo.planning.timing import Ranks, training_time
-from outdo.planning.workload import Workload, workload_of
+from outdo.planning.workload import RewardWork, Workload, workload_of
 
 SEVEN = known_shapes()["qwen2.5-7b"]
 H100 = card_named("H100")
@@ -97,6 +97,62 @@ def test_gathering_counts_only_what_arithmetic_does_not_hide():
     assert shown.gathering > 4 * 7.616e9 * 15 / 16 / 50e9
 
 
+EIGHT = {"devices": 8, "shards": 8, "gathered_bytes": 4}
+
+
+def test_parts_in_main_memory_go_through_the_bus_in_each_micro_batch():
+    """Two gatherings of an eighth of 4 bytes a weight and its gradients, beyond the arithmetic; then the optimiser."""
+    lengths = np.full(16, 8.0)
+    here, there = (
+        training_time(SEVEN, H100, work(), Ranks(**EIGHT, offload=offload), 0.5, lengths) for offload in (False, True)
+    )
+    arithmetic = 3 * 2 * 8 * (2 * 7.616e9 + 4 * 28 * 28 * 128 * 4) / (0.5 * 989e12)
+    assert here.training - here.gathering == pytest.approx(arithmetic)
+    gathering = 4 * 7.616e9 * 7 / 8 / 450e9
+    assert here.gathering == pytest.approx(3 * gathering - arithmetic)  # the sum of gradients is hidden by nothing
+    moved = 3 * 4 * 7.616e9 / 8 / 64e9
+    assert there.gathering - here.gathering == pytest.approx(moved + timing.HOST_STEP * 7.616e9 / 8)
+
+
+def test_gradients_in_bfloat16_are_half_of_what_is_summed():
+    lengths = np.full(16, 1000.0)
+    wide, narrow = (
+        training_time(SEVEN, H100, work(), Ranks(devices=8, shards=8, reduced_bytes=bytes_), 0.5, lengths)
+        for bytes_ in (4, 2)
+    )
+    assert narrow.gathering == pytest.approx(wide.gathering / 2)
+    assert narrow.training == pytest.approx(wide.training - wide.gathering / 2)
+
+
+def test_the_gradients_of_an_adapter_are_summed_among_all_whatever_divides_its_base():
+    lengths = np.full(16, 1000.0)
+    for reduced in (4, 2):
+        ranks = Ranks(devices=8, shards=8, gathered=False, reduced_bytes=reduced)
+        found = training_time(SEVEN, H100, work(adapter=0.01), ranks, 0.5, lengths)
+        assert found.gathering == pytest.approx(2 * 7 / 8 * 4 * 0.01 * 7.616e9 / 450e9)
+
+
+def test_devices_that_share_sequences_exchange_tokens_for_heads():
+    """Of 28 heads of queries and results and 4 of keys and values, each device has a fourth, and sends 3 of 4 parts."""
+    four, fourteen = (timing.exchanged_bytes(SEVEN, work(), Ranks(devices=28, sequence=n)) for n in (4, 14))
+    assert four == pytest.approx(2 * 28 * (2 * 28 + 2 * 4) * 128 / 4 * 3 / 4)
+    assert fourteen == pytest.approx(2 * 28 * (2 * 28 + 2 * 28) * 128 / 14 * 13 / 14)  # 4 heads are repeated 7 times
+    assert timing.exchanged_bytes(SEVEN, work(precise=True), Ranks(devices=4, sequence=4)) == 2 * four
+    lengths = np.full(16, 1000.0)
+    found = training_time(SEVEN, H100, work(scorings=1.0), Ranks(devices=4, sequence=4), 0.5, lengths)
+    exchanges = 16_000 * four / 450e9
+    reduced = 2 * 3 / 4 * 4 * 7.616e9 / 450e9
+    assert found.gathering == pytest.approx(2 * exchanges + reduced)
+    assert found.scoring == pytest.approx((found.training - found.gathering) / 3 + exchanges)
+
+
+def test_reward_models_compute_in_float32_on_one_device_unless_they_are_divided():
+    asked = work(rewards=(RewardWork(2e9, True), RewardWork(1e9, False)))
+    seconds = 16_000 * 15 / (0.5 * 989e12)
+    assert timing.reward_seconds(H100, asked, 0.5, 1) == pytest.approx(3e9 * seconds)
+    assert timing.reward_seconds(H100, asked, 0.5, 4) == pytest.approx(1.5e9 * seconds)
+
+
 def test_an_update_is_bytes_by_bandwidth():
     assert timing.update_seconds(SEVEN, H100, 0.5, devices=8) == pytest.approx(2 * 7.616e9 / (0.5 * 450e9))
     assert timing.update_seconds(SEVEN, H100, 0.5, devices=16) == pytest.approx(2 * 7.616e9 / (0.5 * 50e9))
@@ -106,10 +162,44 @@ def test_an_update_is_bytes_by_bandwidth():
 def test_a_trainer_keeps_sixteen_bytes_a_weight_shared_by_its_shards():
     kept = memory.kept_by(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0)
     assert sum(kept.values()) == 16 * 7_616_000_000
-    parts = memory.trainer_memory(SEVEN, work(checkpointing=True), shards=8, kept=kept)
-    assert parts["weights"] == 4 * 7_616_000_000 // 8
+    eighth = memory.kept_by(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0, shards=8)
+    assert eighth["weights"] == 4 * 7_616_000_000 // 8
+    parts = memory.trainer_memory(SEVEN, work(checkpointing=True), kept=eighth, gathered=7)
     assert parts["activations while training"] == 2 * (28 + 30) * 16384 * 3584
-    assert parts["layers gathered"] == round(2 * 2 * 7.616e9 / 28)
+    assert parts["layers gathered while training"] == 7
+    assert sum(parts.values()) - sum(eighth.values()) - 7 == 2 * (28 + 30) * 16384 * 3584 + 2 * 256 * 2**20
+
+
+def test_three_layers_are_gathered_with_their_gradients_and_what_is_outside_of_layers():
+    """Embedding and head have 2 × 152064 × 3584 weights; an adapter's base is in bf16, and has no gradients."""
+    outside = 2 * 152064 * 3584
+    weights = outside + (7.616e9 - outside) * 3 / 28
+    assert memory.layers_gathered(SEVEN, work()) == pytest.approx(2 * 4 * weights)
+    assert memory.layers_gathered(SEVEN, work(adapter=0.01)) == pytest.approx(2 * weights)
+    assert memory.two_layers(SEVEN) == round(2 * 2 * 7.616e9 / 28)
+    tied = known_shapes()["qwen2.5-1.5b"]
+    assert tied.outside == 151936 * 1536
+
+
+def test_parts_in_main_memory_are_on_no_device():
+    assert memory.kept_by(SEVEN, RECIPE, reference=True, critic=True, adapter=0.0, shards=8, offload=True) == {}
+
+
+def test_an_adapter_is_whole_on_each_of_the_devices_that_divide_its_base():
+    kept = memory.kept_by(SEVEN, RECIPE, reference=True, critic=False, adapter=0.01, shards=8)
+    assert kept["frozen weights"] == 2 * 7_616_000_000 // 8
+    assert sum(kept.values()) - kept["frozen weights"] == 16 * 76_160_000
+
+
+def test_a_reference_or_critic_of_another_folder_shares_no_frozen_weights():
+    models = {"reference": {"model": "other"}, "train": {"critic": {"name": "model", "path": "other"}}}
+    other = Recipe.model_validate({"model": "-", "data": {"path": "-"}, **models})
+    kept = memory.kept_by(SEVEN, other, reference=True, critic=True, adapter=0.01, shards=4)
+    assert kept["reference weights"] == 7_616_000_000
+    assert kept["critic with gradients and moments"] == 4 * 7_616_000_000
+    shared = memory.kept_by(SEVEN, RECIPE, reference=True, critic=True, adapter=0.01, shards=4)
+    assert "reference weights" not in shared
+    assert shared["critic with gradients and moments"] == 16 * 76_160_000
 
 
 def test_an_adapter_keeps_frozen_weights_and_sixteen_bytes_for_its_own():
@@ -130,10 +220,11 @@ def test_more_memory_never_fits_less(size, factor, width, limit):
 
 @given(st.integers(0, 8), st.integers(0, 8))
 def test_more_shards_never_take_more_of_a_device(first, second):
-    kept = memory.kept_by(SEVEN, RECIPE, reference=True, critic=False, adapter=0.0)
-    few, many = sorted((2 ** (first + 1), 2 ** (second + 1)))
-    less = memory.trainer_memory(SEVEN, work(), shards=many, kept=kept)
-    assert sum(less.values()) <= sum(memory.trainer_memory(SEVEN, work(), shards=few, kept=kept).values()) + 8
+    few, many = (
+        memory.kept_by(SEVEN, RECIPE, reference=True, critic=False, adapter=0.0, shards=shards)
+        for shards in sorted((2 ** (first + 1), 2 ** (second + 1)))
+    )
+    assert sum(many.values()) <= sum(few.values()) + 8
 
 
 def test_the_step_of_a_recipe_has_its_scorings_and_says_what_it_assumes():

@@ -1,18 +1,21 @@
 """`outdo plan`: what a recipe costs on hardware that is not there, without loading a model."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from outdo.cli.arguments import recipe_and_overrides
+from outdo.config.attention import divided_heads
 from outdo.config.file import RecipeError, load
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
 from outdo.planning import report
 from outdo.planning.hardware import cluster_named
 from outdo.planning.layout import Prediction
-from outdo.planning.search import Plan, Problem, at_staleness, plan
+from outdo.planning.problem import Problem
+from outdo.planning.reward_models import planned_rewards, reward_work
+from outdo.planning.search import Plan, at_staleness, plan
 from outdo.planning.shapes import shape_of
 from outdo.planning.validation import errors, validate
 from outdo.planning.workload import workload_of
@@ -97,6 +100,8 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         cluster = cluster_named(arguments.gpus, arguments.card)
     except UserError as error:
         mistakes += error.problems
+    if recipe is not None and shape is not None:
+        mistakes += divided_heads(recipe, shape.facts)
     if mistakes or recipe is None or shape is None or cluster is None:
         raise UserError(mistakes)
     work, lengths = workload_of(
@@ -106,9 +111,16 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         prompt=arguments.prompt_tokens,
         spread=arguments.spread,
     )
-    reference = needs_reference(recipe)
-    problem = Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=reference)
-    return problem, [*assumed, *lengths]
+    rewards, of_rewards = planned_rewards(recipe, shape)
+    problem = Problem(
+        shape=shape,
+        cluster=cluster,
+        work=replace(work, rewards=reward_work(rewards, recipe)),
+        recipe=recipe,
+        reference=needs_reference(recipe),
+        rewards=rewards,
+    )
+    return problem, [*assumed, *lengths, *of_rewards]
 
 
 def _recipe(settings: list[str] | None, model: str | None) -> Recipe:

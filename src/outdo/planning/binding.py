@@ -14,7 +14,8 @@ def binds(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
         return _sampling(found, shape, card, work) if waits else _training(found, work)
     parts = {
         "sampling": found.sampling,
-        "training": found.training + found.scoring,
+        "training": found.training + found.scoring - found.rewards,
+        "rewards": found.rewards,
         "update": found.update,
         "host": found.host,
     }
@@ -23,11 +24,21 @@ def binds(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
         return _sampling(found, shape, card, work)
     if largest == "training":
         return _training(found, work)
+    if largest == "rewards":
+        return _rewards(found, work)
     if largest == "update":
         return f"the weight update: {found.update:,.1f} s in which nobody works; a larger batch makes it rarer"
     return (
         f"the host: {found.host:g} s of rewards, batches and metrics in each step; the batch is too small for this "
         "cluster"
+    )
+
+
+def _rewards(found: Prediction, work: Workload) -> str:
+    shared = found.layout.shards > 1 and found.layout.staleness == 0
+    alone = "" if shared or not any(each.divided for each in work.rewards) else ", by the first device alone"
+    return (
+        f"the reward models: {found.rewards:,.1f} s{alone}; replicas that divide their models (cluster.shard) share it"
     )
 
 
@@ -53,11 +64,11 @@ def _sampling(found: Prediction, shape: Shape, card: Card, work: Workload) -> st
 
 
 def _training(found: Prediction, work: Workload) -> str:
-    whole = found.training + found.scoring
+    whole = found.training + found.scoring - found.rewards
     if found.gathering > 0.5 * found.training:
         return (
-            f"training: {found.gathering:,.1f} of {whole:,.1f} s wait for weights and gradients of other devices; "
-            "larger micro-batches or fewer shards wait less"
+            f"training: {found.gathering:,.1f} of {whole:,.1f} s wait for weights and gradients of other devices"
+            f"{' and of main memory' * found.layout.offload}; larger micro-batches or fewer shards wait less"
         )
     streams = max(1, found.layout.trainers // (found.layout.sequence * found.layout.pipeline))
     if work.tokens / work.optimiser_steps / streams < work.longest:

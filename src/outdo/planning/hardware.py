@@ -19,12 +19,17 @@ UNITS = {
     "network": 1e9,
     "machine": 1,
     "price": 1,
+    "pcie": 1e9,
+    "host": 2**30,
     "training": 1,
     "decode": 1,
     "update": 1,
 }
 """The numbers of a card, and what one unit of hardware.toml is in FLOP/s, bytes, bytes/s, devices and dollars. The last
 three are the shares of a roofline that software reaches: see timing.Fractions."""
+
+MAIN_MEMORY = {"pcie": 32, "host": 64}
+"""The bus to main memory (PCIe 4), and GiB of it for each card, where neither table nor arguments tell."""
 
 SHARES = {"training": 0.33, "decode": 0.5, "update": 0.4}
 """Where hardware.toml has no other: training on one H100 in prime-rl, decoding in NeMo-RL, updates of 235 billion
@@ -46,6 +51,8 @@ class Card:
     network: float  # bytes/s to other machines, in one direction
     machine: int  # devices in a machine, or in one NVLink domain
     price: float  # dollars for an hour of one device
+    pcie: float = MAIN_MEMORY["pcie"] * UNITS["pcie"]  # bytes/s between a device and main memory, in one direction
+    host: float = MAIN_MEMORY["host"] * UNITS["host"]  # bytes of main memory for each device
     training: float = SHARES["training"]
     decode: float = SHARES["decode"]
     update: float = SHARES["update"]
@@ -82,7 +89,7 @@ def card_named(name: str, numbers: Mapping[str, float] | None = None) -> Card:
     names = {each.lower(): each for each in table}
     short = {each.lower().split("-")[0]: each for each in table if each.endswith("80GB")}
     found = names.get(name.lower()) or short.get(name.lower())
-    values = SHARES | (dict(table[found]) if found else {}) | given
+    values = SHARES | MAIN_MEMORY | (dict(table[found]) if found else {}) | given
     missing = [key for key in UNITS if key not in values]
     if missing:
         upper = did_you_mean(name.upper(), list(table))

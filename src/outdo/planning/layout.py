@@ -43,7 +43,10 @@ class Layout:
     parts: int = 1
     taken: int = 0  # bytes of a device that trainers keep while engines sample on it
     most_running: int = MOST_RUNNING  # answers of an engine
-    weight_bytes: int = BFLOAT16  # in which an engine reads a weight
+    weight_bytes: float = BFLOAT16  # in which an engine reads a weight
+    offload: bool = False  # see timing.Ranks, also for the next two
+    gathered_bytes: float = BFLOAT16
+    reduced_bytes: float = timing.GRADIENT_BYTES
 
     @property
     def engines(self) -> int:
@@ -62,9 +65,10 @@ class Prediction:
     layout: Layout
     step: float
     sampling: float  # of a batch, by all engines
-    scoring: float
+    scoring: float  # by policy, reference, critic and reward models
     training: float
-    gathering: float  # the part of training that waits for weights or gradients
+    gathering: float  # the part of training that waits for weights, gradients, tokens or main memory
+    rewards: float  # the part of scoring that reward models take, their learning included
     update: float
     host: float
     trainer_idle: float
@@ -96,19 +100,26 @@ def predict(
         sequence=layout.sequence,
         pipeline=layout.pipeline,
         gathered=layout.gathered,
+        offload=layout.offload,
+        gathered_bytes=layout.gathered_bytes,
+        reduced_bytes=layout.reduced_bytes,
     )
     trained = timing.training_time(shape, card, work, ranks, fractions.training, lengths)
     sampled = _sampling(shape, card, work, layout, fractions, lengths, followed)
     update = _update(shape, card, work, layout, fractions)
-    step = sampled.seconds + trained.scoring + trained.training + update + host
+    sharing = layout.shards if layout.staleness == 0 else 1  # ahead of the trainer, the first device scores for all
+    rewards = timing.reward_seconds(card, work, fractions.training, sharing)
+    scoring = trained.scoring + rewards
+    step = sampled.seconds + scoring + trained.training + update + host
     apart = layout.kind == "apart"
     synchronous = Prediction(
         layout=layout,
         step=step,
         sampling=sampled.seconds,
-        scoring=trained.scoring,
+        scoring=scoring,
         training=trained.training,
         gathering=trained.gathering,
+        rewards=rewards,
         update=update,
         host=host,
         trainer_idle=sampled.seconds + update if apart else 0.0,
@@ -159,15 +170,20 @@ def _paced(
 def _update(shape: Shape, card: Card, work: Workload, layout: Layout, fractions: Fractions) -> float:
     """Return the seconds of a weight update: none where the trainer's weights sample.
 
-    Where all devices train and sample, it gathers the weights, in the bytes in which they are sampled from.
+    Where all devices train and sample in turns, it gathers the weights, in the bytes in which they are sampled from,
+    also those that an adapter freezes. Engines get the adapter alone. Parts in main memory are fetched before.
     """
     if layout.kind == "replicas":
         return 0.0
+    fetched = timing.fetched_seconds(shape, card, layout.gathered_bytes, layout.shards) if layout.offload else 0.0
     apart = layout.kind == "apart"
-    devices = layout.trainers + layout.samplers if apart else layout.shards
-    bytes_ = BFLOAT16 if apart else layout.weight_bytes
-    return timing.update_seconds(
-        shape, card, fractions.update, adapter=work.adapter, devices=devices, weight_bytes=bytes_
+    return fetched + timing.update_seconds(
+        shape,
+        card,
+        fractions.update,
+        adapter=0.0 if layout.kind == "sharded" else work.adapter,
+        devices=layout.trainers + layout.samplers if apart else layout.shards,
+        weight_bytes=BFLOAT16 if apart else layout.weight_bytes,
     )
 
 

@@ -20,42 +20,67 @@ ACTIVATIONS_PER_COPY = 10
 """Numbers kept for each expert that a token visits, in units of the hidden size: its input, products and gradients."""
 
 
-def trainer_memory(
-    shape: Shape, work: Workload, *, shards: int, kept: Mapping[str, int], sequence: int = 1
-) -> dict[str, int]:
-    """Return the bytes of a trainer that shares `kept` (what stays during the run) with other `shards`.
+def trainer_memory(shape: Shape, work: Workload, *, kept: Mapping[str, int], gathered: int) -> dict[str, int]:
+    """Return the bytes of a trainer that keeps `kept` during the run, and computes with `gathered` bytes of layers.
 
-    A sharded layer is gathered whole, in bf16, one while another is computed. Activations are those of `cost`: 30
-    numbers of the hidden size for each token and layer, or one and those of one layer with checkpointing.
+    Activations are those of `cost`: 30 numbers of the hidden size for each token and layer, or one and those of one
+    layer with checkpointing.
     """
     number = cost.FLOAT32 if work.precise else BFLOAT16
     copies = shape.experts_per_token if shape.experts > 1 else 0
     layer = cost.ACTIVATIONS_PER_LAYER + ACTIVATIONS_PER_COPY * copies
     each = shape.layers + layer if work.checkpointing else shape.layers * layer
     tokens = work.micro_batch_tokens
-    gathered = 2 * BFLOAT16 * shape.parameters / shape.layers if shards > 1 else 0
     logits = min(256 * 2**20, number * tokens * shape.vocab) * cost.LOGIT_BUFFERS
-    parts = {name: round(size / shards) for name, size in kept.items()}
-    parts["layers gathered"] = round(gathered)
+    parts = dict(kept)
+    parts["layers gathered while training"] = gathered
     parts["activations while training"] = round(number * each * tokens * shape.hidden)
-    parts["a chunk of logits"] = round(logits)
+    parts["a chunk of logits while training"] = round(logits)
     return {name: size for name, size in parts.items() if size}
 
 
-def kept_by(
-    shape: Shape, recipe: Recipe, *, reference: bool, critic: bool, adapter: float, frozen: int = BFLOAT16
-) -> dict[str, int]:
-    """Return the bytes that stay during the run on one device that shares them with none.
+def two_layers(shape: Shape) -> int:
+    """Return the bytes of two layers in bf16, which FSDP2 of other libraries gathers while it computes."""
+    return round(2 * BFLOAT16 * shape.parameters / shape.layers)
 
-    `frozen` is the bytes of a weight that an adapter freezes.
+
+def layers_gathered(shape: Shape, work: Workload) -> int:
+    """Return the bytes of layers and of what is outside of them that outdo gathers to train a divided model.
+
+    They are float32, with as many gradients, or the frozen weights of an adapter, without.
+    """
+    in_layers = 1 - min(1.0, shape.outside / shape.parameters)
+    size = (work.frozen_bytes if work.adapter else 2 * cost.FLOAT32) * shape.parameters
+    return cost.bytes_of_layers(size, in_layers, cost.GATHERED_LAYERS / shape.layers)
+
+
+def on_devices(recipe: Recipe, shards: int, *, offload: bool = False) -> Recipe:
+    """Return a recipe that trains on accelerators which divide their models."""
+    cluster = recipe.cluster.model_copy(update={"replicas": shards, "shard": Shard(on=shards > 1, offload=offload)})
+    return recipe.model_copy(update={"device": "cuda", "cluster": cluster})
+
+
+def kept_by(
+    shape: Shape,
+    recipe: Recipe,
+    *,
+    reference: bool,
+    critic: bool,
+    adapter: float,
+    frozen: float = BFLOAT16,
+    shards: int = 1,
+    offload: bool = False,
+) -> dict[str, int]:
+    """Return the bytes that stay during the run on one of the devices that share them: an adapter is whole on each.
+
+    `frozen` is the bytes of a weight that an adapter freezes. With `offload` the parts are in main memory.
     """
     count = round(shape.parameters)
     size = None
     if adapter:
-        size = cost.AdapterSize(trained=round(adapter * count), base=frozen * count)
-    alone = recipe.cluster.model_copy(update={"replicas": 1, "shard": Shard(on=False)})
-    on_a_device = recipe.model_copy(update={"device": "cuda", "cluster": alone})
-    return cost.kept(count, on_a_device, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
+        size = cost.AdapterSize(trained=round(adapter * count), base=round(frozen * count))
+    divided = on_devices(recipe, shards, offload=offload)
+    return cost.kept(count, divided, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
 
 
 def engine_weights(shape: Shape, width: int, weight_bytes: float = BFLOAT16) -> int:

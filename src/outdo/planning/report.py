@@ -10,20 +10,24 @@ from rich.text import Text
 from outdo.planning import simulation, timing
 from outdo.planning.binding import binds
 from outdo.planning.layout import Layout, Prediction
-from outdo.planning.search import TODAY, Option, Plan, Problem, settings_of
+from outdo.planning.problem import IN_PLACE, Problem
+from outdo.planning.search import Option, Plan, settings_of
 from outdo.planning.validation import Result, accepted, errors
+from outdo.trainer import cost
 
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
 
 
 def described(layout: Layout) -> str:
     """Return a layout in words."""
+    beside = ", in main memory" * layout.offload
+    beside += f", {layout.sequence} share each sequence" if layout.sequence > 1 else ""
     if layout.kind == "replicas":
-        return f"{layout.trainers:,} replica{'s' * (layout.trainers > 1)}"
+        return f"{layout.trainers:,} replica{'s' * (layout.trainers > 1)}{beside}"
     if layout.kind == "sharded":
-        return f"{layout.trainers:,} replicas that divide their models"
+        return f"{layout.trainers:,} replicas that divide their models{beside}"
     engines = f"engines of {layout.width}" if layout.width > 1 else "engines of one"
-    shards = f", weights over {layout.shards}" if layout.shards > 1 else ""
+    shards = f", weights over {layout.shards}" * (layout.shards > 1) + beside
     if layout.kind == "together":
         return f"all {layout.trainers} train{shards}, then sample, {engines}"
     ahead = f", staleness {layout.staleness:g}" if layout.staleness else ", synchronous"
@@ -40,7 +44,7 @@ def as_dict(plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping
         "options": [_option(option, problem) for option in plan.options],
         "staleness": {f"{n:g}": each.step for n, each in stale.items()},
         "impossible": list(plan.refused),
-        "assumptions": [*assumed, *assumptions(problem)],
+        "assumptions": [*assumed, *assumptions(plan, problem)],
         "error": {"median": median, "worst": worst},
     }
 
@@ -55,11 +59,15 @@ def _option(option: Option, problem: Problem) -> dict[str, Any]:
         "samplers": layout.samplers,
         "devices_per_engine": layout.width,
         "shards": layout.shards,
+        "devices_per_sequence": layout.sequence,
+        "offload": layout.offload,
         "staleness": layout.staleness,
+        "settings": settings_of(layout),
         "seconds": {
             "step": found.step,
             "sampling": found.sampling,
             "scoring": found.scoring,
+            "rewards": found.rewards,
             "training": found.training,
             "update": found.update,
             "host": found.host,
@@ -73,6 +81,7 @@ def _option(option: Option, problem: Problem) -> dict[str, Any]:
         "binds": binds(found, problem.shape, problem.cluster.card, problem.work),
         "bytes_trainer": option.trainer,
         "bytes_engine": option.engine,
+        "bytes_main_memory": option.main_memory,
     }
 
 
@@ -96,9 +105,11 @@ def show(
         console.print(_staleness_table(stale))
     _heading(console, "GiB on each device, about")
     console.print(_memory_table(best, problem))
+    if best.main_memory:
+        _lines(console, [_main_memory(best, problem)])
     for heading, lines in (
-        ("Impossible", plan.refused),
-        ("Assumed", [*assumed, *assumptions(problem)]),
+        ("Does not fit", plan.refused),
+        ("Assumed", [*assumed, *assumptions(plan, problem)]),
         ("Error", [_error_line()]),
     ):
         if lines:
@@ -165,10 +176,11 @@ def _options_table(options: Sequence[Option], problem: Problem) -> Table:
 
 
 def _short(layout: Layout) -> str:
-    if layout.kind in TODAY:
-        return f"{layout.trainers:,} {layout.kind}"
+    how = ", offloaded" * layout.offload + f", ulysses {layout.sequence}" * (layout.sequence > 1)
+    if layout.kind in IN_PLACE:
+        return f"{layout.trainers:,} {layout.kind}{how}"
     beside = f" + {layout.samplers:,}" if layout.kind == "apart" else " together"
-    return f"{layout.trainers:,}{beside}, engines of {layout.width}"
+    return f"{layout.trainers:,}{beside}{how}, engines of {layout.width}"
 
 
 def _staleness_table(stale: Mapping[float, Prediction]) -> Table:
@@ -184,24 +196,25 @@ def _memory_table(best: Option, problem: Problem) -> Table:
     table = Table("purpose", *columns, box=None)
     for name in dict.fromkeys(name for parts in columns.values() for name in parts):
         table.add_row(name, *(f"{parts[name] / 2**30:.2f}" if name in parts else "" for parts in columns.values()))
-    peak = (f"{at_peak(parts) / 2**30:.2f}" for parts in columns.values())
+    peak = (f"{cost.peak(parts) / 2**30:.2f}" for parts in columns.values())
     table.add_row(Text(f"at the peak, of {problem.cluster.card.memory / 2**30:,.0f}", style="bold"), *peak)
     return table
 
 
-def at_peak(parts: Mapping[str, int]) -> int:
-    """Return the most that exists at one time: sampling and training alternate on a device that does both."""
-    sampling = sum(size for name, size in parts.items() if name.endswith("while sampling"))
-    training = sum(
-        parts.get(name, 0) for name in ("activations while training", "layers gathered", "a chunk of logits")
-    )
-    return sum(parts.values()) - min(sampling, training)
+def _main_memory(best: Option, problem: Problem) -> str:
+    """Return what the main memory of a machine holds, in words."""
+    card, devices = problem.cluster.card, best.prediction.layout.trainers
+    there = min(devices, card.machine) * card.host / 2**30
+    parts = ", ".join(f"{name} {size / 2**30:,.0f}" for name, size in best.main_memory.items())
+    return f"main memory of a machine: {sum(best.main_memory.values()) / 2**30:,.0f} of {there:,.0f} GiB ({parts})"
 
 
-def assumptions(problem: Problem) -> list[str]:
+def assumptions(plan: Plan, problem: Problem) -> list[str]:
     """Return what the plan takes for granted."""
     card, lengths = problem.cluster.card, problem.work.lengths
     return [
+        *_of_main_memory(plan, problem),
+        *_of_rewards(problem),
         f"answers: log-normal, spread {lengths.spread:g}, cut at {lengths.limit:,} tokens, which "
         f"{lengths.cut:.1%} of them reach",
         f"{card.name}: {card.peak / 1e12:,.0f} TFLOP/s in bf16, {card.bandwidth / 1e12:.3g} TB/s, "
@@ -214,6 +227,28 @@ def assumptions(problem: Problem) -> list[str]:
         f"a failure every {simulation.DEVICE_HOURS:,.0f} hours of a training device; a restart takes "
         f"{simulation.RESTART:g} s, and checkpoints ({problem.recipe.checkpoint.every} steps apart) cost nothing",
         "engines fail, and come back, without loss",
+    ]
+
+
+def _of_main_memory(plan: Plan, problem: Problem) -> list[str]:
+    """Return what is assumed of layouts whose parts are in main memory, if there is one."""
+    if not any(option.main_memory for option in plan.options):
+        return []
+    card = problem.cluster.card
+    return [
+        f"main memory: {card.host / 2**30:,.0f} GiB for each device, {card.pcie / 1e9:,.0f} GB/s between them "
+        f"(--card host=... pcie=...); {timing.HOST_STEP * 1e9:,.0f} s for the optimiser step of a billion weights, on "
+        "the processors that one device has, from one published run of another library"
+    ]
+
+
+def _of_rewards(problem: Problem) -> list[str]:
+    """Return what is assumed of reward models, if there are some."""
+    if not problem.work.rewards:
+        return []
+    return [
+        f"reward models compute in float32, {timing.FLOAT32_PRODUCTS} times as long as in bf16; the first replica asks "
+        "one that is not divided, for all"
     ]
 
 

@@ -4,16 +4,14 @@ ahead."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from outdo.config.recipe import Recipe
-from outdo.planning import memory
+from outdo.config.adapters import divided_adapter
+from outdo.config.names import ULYSSES
+from outdo.planning import memory, timing
 from outdo.planning.hardware import Cluster
 from outdo.planning.layout import Layout, Prediction, predict
-from outdo.planning.shapes import Shape
+from outdo.planning.problem import IN_PLACE, Problem
 from outdo.planning.simulation import ENGINES, goodput
-from outdo.planning.timing import Fractions
-from outdo.planning.workload import Workload
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
-from outdo.trainer import cost
 from outdo.utils.errors import UserError
 
 ENGINE_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
@@ -28,8 +26,11 @@ SIMULATED = 2
 GLANCE = 4
 """Engines that are followed in a glance."""
 
-TODAY = ("replicas", "sharded")
-"""The kinds of layouts that outdo has, with any number of devices."""
+KIND_IN_WORDS = {"replicas": "replicas", "sharded": "replicas that divide their models"}
+
+CHEAPER = "More devices, an adapter, gradient checkpointing or a smaller train.micro_batch_tokens take less"
+
+HEADS = "the replicas that share a sequence divide neither these devices nor the attention heads"
 
 WORTH_IT = 1.05
 """How much faster the asynchronous loop has to be before it is proposed: it costs staleness."""
@@ -43,6 +44,7 @@ class Option:
     goodput: float  # share of the time that ends in steps which are kept, in spite of failures
     trainer: dict[str, int]  # bytes on a device that trains, by purpose
     engine: dict[str, int]  # bytes on a device that samples; empty where the same devices train
+    main_memory: dict[str, int]  # bytes of a machine's main memory that hold what its devices do not
 
     @property
     def tokens_a_day(self) -> float:
@@ -59,31 +61,6 @@ class Plan:
     @property
     def best(self) -> Option:
         return self.options[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """What is planned."""
-
-    shape: Shape
-    cluster: Cluster
-    work: Workload
-    recipe: Recipe
-    reference: bool
-
-    @property
-    def fractions(self) -> Fractions:
-        card = self.cluster.card
-        return Fractions(training=card.training, decode=card.decode, update=card.update)
-
-    @property
-    def usable(self) -> float:
-        return memory.USABLE * self.cluster.card.memory
-
-    def kept(self) -> dict[str, int]:
-        return memory.kept_by(
-            self.shape, self.recipe, reference=self.reference, critic=self.work.critics > 0, adapter=self.work.adapter
-        )
 
 
 def plan(problem: Problem, *, staleness: float = 1) -> Plan:
@@ -108,20 +85,28 @@ def _what_fits(problem: Problem) -> Iterator[str]:
 
 
 def settings_of(layout: Layout) -> str | None:
-    """Return the settings with which outdo trains in a layout; None if it cannot yet."""
-    if layout.kind in TODAY:
-        return _replicas(layout.trainers, sharded=layout.kind == "sharded")
+    """Return the settings with which outdo trains in a layout, for a command line; None if it cannot yet."""
+    if layout.kind in IN_PLACE:
+        return _of_trainers(layout)
     is_one_engine, is_whole_or_shared = layout.samplers == layout.width, layout.shards in (1, layout.trainers)
     if layout.kind == "apart" and is_one_engine and is_whole_or_shared:
-        replicas = _replicas(layout.trainers, sharded=layout.shards > 1) + " " if layout.trainers > 1 else ""
+        replicas = _of_trainers(layout) + " " if layout.trainers > 1 else ""
         width = f", tensor_parallel_size = {layout.width}" if layout.width > 1 else ""
         engine = f"""engine='{{name = "vllm", python = "..."{width}}}'"""
         return f"{replicas}{engine} train.max_staleness={layout.staleness:g}"
     return None
 
 
-def _replicas(count: int, *, sharded: bool) -> str:
-    return f"cluster.replicas={count}" + " cluster.shard=true" * sharded
+def _of_trainers(layout: Layout) -> str:
+    """Return the settings of replicas, of what they divide and of the sequences that they share."""
+    options = ["offload = true"] * layout.offload
+    options += ['reduce_dtype = "bfloat16"'] * (layout.reduced_bytes < timing.GRADIENT_BYTES)
+    shard = f"'{{{', '.join(options)}}}'" if options else "true"
+    settings = [f"cluster.replicas={layout.trainers}", *([f"cluster.shard={shard}"] * (layout.shards > 1))]
+    if layout.sequence > 1:
+        groups = f"""'{{name = "{ULYSSES}", replicas = {layout.sequence}}}'"""
+        settings.append(f"attention={ULYSSES if layout.sequence == layout.trainers else groups}")
+    return " ".join(settings)
 
 
 def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Prediction:
@@ -130,13 +115,14 @@ def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Predicti
 
 
 def _predicted(problem: Problem, layout: Layout, followed: int = ENGINES) -> Prediction:
-    return predict(problem.shape, problem.cluster, problem.work, layout, problem.fractions, followed=followed)
+    work = problem.work_of(layout)
+    return predict(problem.shape, problem.cluster, work, layout, problem.fractions, followed=followed)
 
 
 def _most_promising(problem: Problem, layouts: Sequence[Layout]) -> list[Layout]:
     """Return some layouts with the shortest steps at a glance, and what outdo can do today."""
     shortest = sorted(layouts, key=lambda layout: _glance(problem, layout))[:SIMULATED]
-    return [layout for layout in layouts if layout.kind in TODAY or layout in shortest]
+    return [layout for layout in layouts if layout.kind in IN_PLACE or layout in shortest]
 
 
 def _glance(problem: Problem, layout: Layout) -> float:
@@ -150,11 +136,11 @@ def _glance(problem: Problem, layout: Layout) -> float:
 def _option(problem: Problem, layout: Layout) -> Option:
     prediction = _predicted(problem, layout)
     kept = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every)
-    trainer = memory.trainer_memory(problem.shape, problem.work, shards=layout.shards, kept=problem.kept())
+    trainer, main_memory = problem.trainer(layout), problem.main_memory(layout)
     engine = _engine_memory(problem, layout, prediction)
     if layout.kind != "apart":
         trainer, engine = trainer | {f"{name} while sampling": size for name, size in engine.items()}, {}
-    return Option(prediction=prediction, goodput=kept, trainer=trainer, engine=engine)
+    return Option(prediction=prediction, goodput=kept, trainer=trainer, engine=engine, main_memory=main_memory)
 
 
 def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> dict[str, int]:
@@ -169,53 +155,73 @@ def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> 
 
 def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
     """Yield replicas if a device holds everything, and else trainers over several devices with engines beside them."""
-    shape, cluster, work = problem.shape, problem.cluster, problem.work
-    devices = cluster.devices
-    beside = _states(problem, 1) - memory.engine_weights(shape, 1, cost.FLOAT32)  # its weights sample
-    if _trainer_bytes(problem, 1) > problem.usable:
-        refused.append(_too_much("replicas", 1, problem))
-    elif not memory.fits_one_answer(shape, cluster.card, work, 1, beside, cost.FLOAT32):
-        refused.append(f"replicas: beside the trainer there is no room for one answer of {work.longest:,.0f} tokens")
-    else:
-        yield Layout(
-            kind="replicas",
-            trainers=devices,
-            samplers=devices,
-            taken=beside,
-            most_running=SEQUENCES_AT_A_TIME,
-            weight_bytes=cost.FLOAT32,
-        )
+    devices = problem.cluster.devices
+    yield from _in_place(problem, "replicas", 1, refused)
     if devices == 1:
         return
-    yield from _sharded(problem)
-    shards = _shards(problem, devices)
-    if shards is None:
-        refused.append(_too_much(f"{devices} trainers that share weights, gradients and optimiser", devices, problem))
-        return
-    taken = _states(problem, shards)
-    width = _width(problem, devices, taken)
-    if width is None:
+    yield from _in_place(problem, "sharded", devices, refused)
+    layout, without_room = Layout(kind="together", trainers=devices, samplers=devices), False
+    for found in problem.arranged(layout, _powers(devices)):
+        width = _width(problem, devices, found.taken)
+        if width is not None:
+            _why(problem, found, "trainers with engines beside them", refused)
+            yield from (replace(found, width=each) for each in _widths(width, devices, problem.cluster))
+            return
+        without_room = True
+    if without_room:
         refused.append(_no_engine(problem, devices))
-        return
-    for each in _widths(width, devices, cluster):
-        yield Layout(kind="together", trainers=devices, samplers=devices, width=each, shards=shards, taken=taken)
+    else:
+        what = f"{devices} trainers that share weights, gradients and optimiser"
+        refused.append(_refusal(problem, what, problem.plain(layout, devices)))
 
 
-def _sharded(problem: Problem) -> Iterator[Layout]:
-    """Yield replicas that divide their models and gather the policy to sample, if they fit. None divides an adapter."""
+def _in_place(problem: Problem, kind: str, shards: int, refused: list[str]) -> Iterator[Layout]:
+    """Yield all devices as trainers that sample by themselves, divided by so many, if they fit."""
     devices = problem.cluster.devices
-    taken = _states(problem, devices)
-    samples = memory.fits_one_answer(problem.shape, problem.cluster.card, problem.work, 1, taken, cost.FLOAT32)
-    if samples and not problem.work.adapter and _trainer_bytes(problem, devices) <= problem.usable:
-        yield Layout(
-            kind="sharded",
-            trainers=devices,
-            samplers=devices,
-            shards=devices,
-            taken=taken,
-            most_running=SEQUENCES_AT_A_TIME,
-            weight_bytes=cost.FLOAT32,
-        )
+    layout = Layout(
+        kind=kind,
+        trainers=devices,
+        samplers=devices,
+        most_running=SEQUENCES_AT_A_TIME,
+        weight_bytes=problem.trained_bytes,
+    )
+    what = KIND_IN_WORDS[kind]
+    fitting = [*problem.arranged(layout, [shards])]
+    for found in fitting:
+        if memory.fits_one_answer(
+            problem.shape, problem.cluster.card, problem.work, 1, found.taken, layout.weight_bytes
+        ):
+            _why(problem, found, what, refused)
+            yield found
+            return
+    if fitting:
+        longest = f"{problem.work.longest:,.0f}"
+        refused.append(f"{what}: beside the trainer there is no room for one answer of {longest} tokens")
+    else:
+        refused.append(_refusal(problem, what, problem.plain(layout, shards)))
+
+
+def _refusal(problem: Problem, what: str, layout: Layout) -> str:
+    """Return why trainers fit in no way."""
+    if layout.shards > 1 and not problem.divisible:
+        return f"{what}: {next(divided_adapter(memory.on_devices(problem.recipe, layout.shards)))}"
+    return f"{what}: {problem.misfit(layout) or HEADS}. {CHEAPER}"
+
+
+def _why(problem: Problem, found: Layout, what: str, refused: list[str]) -> None:
+    """Say why trainers share sequences or are in main memory, where the recipe does not say so."""
+    plain = problem.plain(found, found.shards)
+    if (plain.sequence, plain.offload) != (found.sequence, found.offload):
+        how = [f"if {found.sequence} share each sequence"] * (found.sequence > 1)
+        how += ["with parts in main memory"] * found.offload
+        why = problem.misfit(plain) or "there is no room for an answer beside the trainer"
+        refused.append(f"{what}: only {' and '.join(how)}; otherwise {why}. {CHEAPER}")
+
+
+def _powers(devices: int) -> list[int]:
+    """Return the numbers of devices over which a trainer may be cut: powers of two that divide all of them, and all."""
+    powers = [2**n for n in range(devices.bit_length()) if devices % 2**n == 0]
+    return [*dict.fromkeys([*powers, devices])]
 
 
 def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[Layout]:
@@ -225,14 +231,15 @@ def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[L
     if least is None:
         refused.extend([_no_engine(problem, devices - 1)] if devices > 1 else [])
         return
+    arranged: dict[int, Layout | None] = {}
     for width in _widths(least, devices - 1, problem.cluster):
         for samplers in dict.fromkeys(max(1, round(devices * share / width)) * width for share in ENGINE_SHARES):
             trainers = devices - samplers
-            shards = _shards(problem, trainers) if trainers > 0 else None
-            if shards is not None:
-                yield Layout(
-                    kind="apart", trainers=trainers, samplers=samplers, width=width, shards=shards, staleness=staleness
-                )
+            if trainers > 0 and trainers not in arranged:
+                layout = Layout(kind="apart", trainers=trainers, samplers=0, staleness=staleness)
+                arranged[trainers] = next(problem.arranged(layout, _powers(trainers)), None)
+            if trainers > 0 and (found := arranged[trainers]) is not None:
+                yield replace(found, samplers=samplers, width=width)
 
 
 def _widths(least: int, devices: int, cluster: Cluster) -> list[int]:
@@ -241,41 +248,12 @@ def _widths(least: int, devices: int, cluster: Cluster) -> list[int]:
     return [least * more for more in WIDER if more == 1 or least * more <= most]
 
 
-def _states(problem: Problem, shards: int) -> int:
-    """Return the bytes of weights, gradients and optimiser of a device, which stay while engines sample."""
-    return round(sum(problem.kept().values()) / shards)
-
-
-def _shards(problem: Problem, devices: int) -> int | None:
-    """Return the fewest devices, a power of two or all of them, over which the trainer has to be cut to fit."""
-    powers = [2**n for n in range(devices.bit_length()) if devices % 2**n == 0]
-    for shards in dict.fromkeys([*powers, devices]):
-        if _trainer_bytes(problem, shards) <= problem.usable:
-            return shards
-    return None
-
-
-def _trainer_bytes(problem: Problem, shards: int) -> int:
-    return sum(memory.trainer_memory(problem.shape, problem.work, shards=shards, kept=problem.kept()).values())
-
-
 def _width(problem: Problem, devices: int, taken: int) -> int | None:
     """Return the fewest devices, a power of two, on which an engine holds the weights and the longest answer."""
     for n in range(devices.bit_length()):
         if 2**n <= devices and memory.fits_one_answer(problem.shape, problem.cluster.card, problem.work, 2**n, taken):
             return 2**n
     return None
-
-
-def _too_much(what: str, shards: int, problem: Problem) -> str:
-    card = problem.cluster.card
-    parts = memory.trainer_memory(problem.shape, problem.work, shards=shards, kept=problem.kept())
-    largest = max(parts, key=lambda name: parts[name])
-    return (
-        f"{what}: {sum(parts.values()) / 2**30:,.0f} GiB on each device, of which {parts[largest] / 2**30:,.0f} are "
-        f"{largest}; {card.name} has {card.memory / 2**30:,.0f}, and {memory.USABLE:.0%} of it can be used. More "
-        "devices, an adapter, gradient checkpointing or a smaller train.micro_batch_tokens take less"
-    )
 
 
 def _no_engine(problem: Problem, devices: int) -> str:

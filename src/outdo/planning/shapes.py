@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.trainer.cost import share_in_layers
 from outdo.utils.errors import ModelError, UserError, did_you_mean
 
 TABLE = Path(__file__).with_name("shapes.toml")
@@ -32,6 +33,8 @@ class Shape:
     vocab: int
     attention: int  # layers with keys and values
     cached: int  # numbers of keys and values of one token in one attention layer
+    outside: float  # weights outside of layers: embedding and head
+    matrices: tuple[tuple[int, int], ...] = ()  # rows and columns of those in layers; empty if they are not known
     experts: int = 1
     experts_per_token: int = 1
 
@@ -62,7 +65,7 @@ class Shape:
             model_type=None,
             parameters=round(self.parameters),
             dtype="bfloat16",
-            layer_matrices=(),
+            layer_matrices=self.matrices,
             hidden_size=self.hidden,
             layers=self.layers,
             heads=self.heads,
@@ -81,12 +84,28 @@ def known_shapes() -> Mapping[str, Shape]:
 
 
 def _shape(name: str, sizes: Mapping[str, Any]) -> Shape:
+    """Return the shape of a model whose head has weights of its own, unless its sizes say that it is `tied`."""
+    sizes = dict(sizes)
     derived = {
+        "outside": (1 if sizes.pop("tied", False) else 2) * sizes["vocab"] * sizes["hidden"],
         "active": sizes["parameters"],
         "attention": sizes["layers"],
         "cached": 2 * sizes["kv_heads"] * sizes["head_dim"],
     }
-    return Shape(name=name, **{**derived, **sizes})
+    sizes = {**derived, **sizes}
+    if sizes["active"] == sizes["parameters"] and sizes["attention"] == sizes["layers"]:
+        sizes.setdefault("matrices", _matrices(sizes))
+    return Shape(name=name, **sizes)
+
+
+def _matrices(sizes: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the matrices in the layers of a dense model: those of attention, and three of a feed-forward layer."""
+    hidden = sizes["hidden"]
+    query, keys = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
+    attention = ((query, hidden), (keys, hidden), (keys, hidden), (hidden, query))
+    rest = (sizes["parameters"] - sizes["outside"]) / sizes["layers"] - 2 * hidden * (query + keys)
+    width = max(0, round(rest / (3 * hidden)))
+    return (*attention, (width, hidden), (width, hidden), (hidden, width)) * sizes["layers"]
 
 
 def shape_of(model: str) -> tuple[Shape, list[str]]:
@@ -118,14 +137,15 @@ def _of_size(model: str, parameters: float) -> tuple[Shape, list[str]]:
         raise UserError([f"model {model}: expected a size from 100000 weights (0.1M) to 100T"])
     dense = [shape for shape in known_shapes().values() if shape.experts == 1 and shape.attention == shape.layers]
     near = min(dense, key=lambda shape: abs(shape.parameters / parameters - 1))
-    sized = replace(near, name=model, parameters=parameters, active=parameters)
+    outside = min(near.outside, parameters)
+    sized = replace(near, name=model, parameters=parameters, active=parameters, outside=outside, matrices=())
     return sized, [f"model {model}: a dense model with the layers and heads of {near.name}"]
 
 
 def _of_folder(model: str) -> tuple[Shape, list[str]]:
     """Return the shape of a model folder or of a downloaded model of the Hub."""
     facts = inspect_folder(model)
-    sizes = {
+    sizes: dict[str, Any] = {
         "parameters": facts.parameters,
         "layers": facts.layers,
         "hidden": facts.hidden_size,
@@ -137,6 +157,7 @@ def _of_folder(model: str) -> tuple[Shape, list[str]]:
     missing = [name for name, value in sizes.items() if value is None]
     if missing:
         raise UserError([f"model {model}: its files do not tell {', '.join(missing)}; give --model a size such as 7B"])
+    sizes |= {"outside": (facts.parameters or 0) * (1 - share_in_layers(facts)), "matrices": facts.layer_matrices}
     experts, per_token, routed = _experts(facts)
     if experts == 1:
         return _shape(facts.name, sizes), []

@@ -3,6 +3,7 @@
 Rooflines on published specifications, times two fractions that are fitted for each card and software (validation.py).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,14 @@ STEP_HOST = 1.5
 
 GRADIENT_BYTES = 4
 """Bytes of a weight's gradient when it is reduced: float32."""
+
+HOST_STEP = 20e-9
+"""Seconds in which the share of a machine's processors that one device has computes the optimiser step of a weight, and
+fetches its gradient. From one published run: LLaMA-7B on eight A800, DeepSpeed ZeRO-3 with its optimiser in main memory
+(gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a): a step of 64 sequences takes 31.2 s instead of 14.4."""
+
+FLOAT32_PRODUCTS = 15
+"""Times the seconds of bf16 products that those in float32 take on accelerators: 989 and 67 TFLOP/s on an H100."""
 
 SKEW = 0.02
 """Standard deviation of the speed of machines, as a share: synchronous work waits for the slowest one."""
@@ -68,6 +77,9 @@ class Ranks:
     sequence: int = 1  # devices that compute one sequence together
     pipeline: int = 1  # stages of layers, each on devices of its own
     gathered: bool = True  # each layer is gathered before it computes (FSDP); else weights stay where they are
+    offload: bool = False  # the parts of weights, gradients and moments are in main memory
+    gathered_bytes: float = BFLOAT16  # of a weight that is gathered
+    reduced_bytes: float = GRADIENT_BYTES  # of a gradient that is summed
 
     @property
     def streams(self) -> int:
@@ -81,7 +93,7 @@ class TrainingTime:
 
     scoring: float
     training: float
-    gathering: float  # the part of training in which arithmetic waits for weights or gradients
+    gathering: float  # the part of training in which arithmetic waits for weights, gradients, tokens or main memory
 
 
 def training_time(
@@ -101,17 +113,58 @@ def training_time(
     rounds = max(1.0, together / (work.micro_batch_tokens * ranks.sequence))
     forward *= 1 + (ranks.pipeline - 1) / rounds
     passes = (2 if work.adapter else 3) + work.checkpointing
-    weights = BFLOAT16 * shape.parameters * (ranks.shards - 1) / ranks.shards / card.reach(ranks.shards)
-    gather = rounds * weights if ranks.gathered else 0.0
-    waiting = max(0.0, (2 + work.checkpointing) * gather - passes * forward)
-    reducing = _reducing(shape.parameters * (work.adapter or 1.0), card, ranks)
+    gather = rounds * _gathering(shape, card, ranks)
+    fetched = ranks.offload * rounds * fetched_seconds(shape, card, GRADIENT_BYTES, ranks.shards)  # gradients
+    exchange = together * exchanged_bytes(shape, work, ranks) / card.reach(ranks.sequence)
+    runs = 2 + work.checkpointing  # of the layers, forward and backward
+    waiting = max(0.0, runs * gather + fetched - passes * forward) + runs * exchange
+    waiting += _reducing(shape, work, card, ranks) + HOST_STEP * shape.parameters / ranks.shards * ranks.offload
     steps, slow = work.optimiser_steps, slowest(ranks.devices, card)
     models = 1 + work.critics
     return TrainingTime(
-        scoring=(work.scorings + work.critics) * steps * max(forward, gather) * slow,
-        training=models * steps * work.passes * (passes * forward + waiting + reducing) * slow,
-        gathering=models * steps * work.passes * (waiting + reducing) * slow,
+        scoring=(work.scorings + work.critics) * steps * (max(forward, gather) + exchange) * slow,
+        training=models * steps * work.passes * (passes * forward + waiting) * slow,
+        gathering=models * steps * work.passes * waiting * slow,
     )
+
+
+def _gathering(shape: Shape, card: Card, ranks: Ranks) -> float:
+    """Return the seconds in which all layers are gathered once: from main memory, if the parts are there."""
+    if not ranks.gathered:
+        return 0.0
+    whole = ranks.gathered_bytes * shape.parameters
+    others = whole * (ranks.shards - 1) / ranks.shards / card.reach(ranks.shards)
+    return others + ranks.offload * fetched_seconds(shape, card, ranks.gathered_bytes, ranks.shards)
+
+
+def fetched_seconds(shape: Shape, card: Card, bytes_: float, shards: int) -> float:
+    """Return the seconds in which a device's part of all weights, or of their gradients, goes through its bus."""
+    return bytes_ * shape.parameters / shards / card.pcie
+
+
+def exchanged_bytes(shape: Shape, work: Workload, ranks: Ranks) -> float:
+    """Return the bytes that each device sends in a forward pass for a token of a sequence that several share.
+
+    Ulysses exchanges tokens for heads before attention, and back after it: queries, keys, values and results, of which
+    a device holds those of its tokens, and keeps its own part. Heads of keys and values are repeated where the devices
+    do not divide their number.
+    """
+    count = ranks.sequence
+    if count == 1 or not ranks.gathered:
+        return 0.0
+    number = 4 if work.precise else BFLOAT16
+    kv_heads = shape.kv_heads * count // math.gcd(count, shape.kv_heads)
+    numbers = shape.attention * 2 * (shape.heads + kv_heads) * shape.head_dim
+    return number * numbers / count * (count - 1) / count
+
+
+def reward_seconds(card: Card, work: Workload, share: float, devices: int) -> float:
+    """Return the seconds of reward models, in float32. `devices` divide those that can be divided.
+
+    The first device computes the others for all.
+    """
+    flops = sum(each.flops / (devices if each.divided else 1) for each in work.rewards)
+    return work.tokens * flops * FLOAT32_PRODUCTS / (card.peak * share)
 
 
 def _busiest(work: Tokens, optimiser_steps: int, streams: int) -> float:
@@ -125,12 +178,16 @@ def _busiest(work: Tokens, optimiser_steps: int, streams: int) -> float:
     return float(np.mean([max(part.max(), part.sum() / streams) for part in parts]))
 
 
-def _reducing(trained: float, card: Card, ranks: Ranks) -> float:
-    """Return the seconds in which gradients are summed: within the shards, and then between their copies."""
-    copies = max(1, ranks.devices // ranks.shards)
-    within = (ranks.shards - 1) / ranks.shards / card.reach(ranks.shards) if ranks.gathered else 0.0
-    between = 2 * (copies - 1) / copies / ranks.shards / card.reach(ranks.devices)
-    return GRADIENT_BYTES * trained * (within + between)
+def _reducing(shape: Shape, work: Workload, card: Card, ranks: Ranks) -> float:
+    """Return the seconds in which gradients are summed: within the shards, and then between their copies.
+
+    An adapter is whole on each device: its gradients are summed among all, in float32.
+    """
+    shards, bytes_ = (1, GRADIENT_BYTES) if work.adapter else (ranks.shards, ranks.reduced_bytes)
+    copies = max(1, ranks.devices // shards)
+    within = (shards - 1) / shards / card.reach(shards) if ranks.gathered else 0.0
+    between = 2 * (copies - 1) / copies / shards / card.reach(ranks.devices)
+    return bytes_ * shape.parameters * (work.adapter or 1.0) * (within + between)
 
 
 def slowest(devices: int, card: Card) -> float:

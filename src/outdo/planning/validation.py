@@ -129,5 +129,7 @@ def _trainer(
     seconds += timing.STEP_HOST + timing.update_seconds(shape, card, fractions.update, adapter=work.adapter)
     recipe = Recipe.model_validate({"model": "-", "data": {"path": "-"}})
     kept = memory.kept_by(shape, recipe, reference=False, critic=False, adapter=work.adapter, frozen=work.frozen_bytes)
-    parts = memory.trainer_memory(shape, work, shards=ranks.shards, kept=kept)
+    divided = {name: round(size / ranks.shards) for name, size in kept.items()}  # adapters too
+    gathered = memory.two_layers(shape) if ranks.shards > 1 else 0
+    parts = memory.trainer_memory(shape, work, kept=divided, gathered=gathered)
     return {"tokens": work.tokens / seconds, "memory": sum(parts.values()) / 2**30}

@@ -16,6 +16,18 @@ ADAPTER_SHARE = 0.01
 """Weights of an adapter as a share of the model's, where the model's files do not tell."""
 
 
+FROZEN = {"auto": 2, "bfloat16": 2, "float32": 4, "int8": 1, "nf4": 9 / 16}
+"""Bytes of a weight that an adapter freezes, by the setting `weights`; published models are stored in bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardWork:
+    """What a reward model computes, for each token of a step."""
+
+    flops: float  # to score it, and to learn from it
+    divided: bool  # whether replicas that divide their models share the tokens; else the first one computes all
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One training step."""
@@ -31,7 +43,8 @@ class Workload:
     checkpointing: bool = False  # of activations
     critics: int = 0  # models of the policy's size that are trained with it
     adapter: float = 0.0  # trained weights as a share of all; 0: all are trained
-    frozen_bytes: int = 2  # of a weight that an adapter freezes
+    frozen_bytes: float = 2  # of a weight that an adapter freezes
+    rewards: tuple[RewardWork, ...] = ()  # reward models
     precise: bool = False  # activations in float32 instead of bf16
     tokens_per_forward: float = 1.0  # more than 1: speculative decoding
     sampled: float = 1.0  # answers sampled for each one that is trained on
@@ -91,6 +104,7 @@ def workload_of(
         checkpointing=train.gradient_checkpointing,
         critics=int(recipe.critic is not None and recipe.critic.name == "model"),
         adapter=adapter_share(facts, recipe),
+        frozen_bytes=FROZEN[recipe.weights],
         precise=recipe.precision == "float32",
     )
     return work, assumed

@@ -1,7 +1,7 @@
 """What a run will cost, computed before anything is loaded: small pure functions, in bytes, tokens and steps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,11 @@ MOMENTS = {
 }
 """What an algorithm keeps, and its bytes per weight of a model with this hidden size. Any other algorithm is estimated
 as AdamW."""
+
+PHASES = ("while sampling", "while training", "while rewarding")
+"""The phases of a step, which follow each other. The name of a part that exists in one of them only ends with it."""
+
+REFERENCE, CRITIC = "reference weights", "critic with gradients and moments"
 
 LOGIT_BUFFERS = 2
 """Buffers of logits: the logits, and what is computed from them."""
@@ -177,36 +182,46 @@ def kept(
 ) -> dict[str, int]:
     """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
 
-    Each worker has its own gradient. With an adapter, reference and critic share the frozen weights. A processor also
-    holds a copy of everything that changes in a step (`outdo.trainer.state`), unless memory is short. With
-    `cluster.shard` the replicas divide all of it but an adapter, of which each has its own.
+    Each worker has its own gradient. With an adapter, reference and critic share the frozen weights, unless they are
+    models of other folders, which are estimated as if they had as many weights. A processor also holds a copy of
+    everything that changes in a step (`outdo.trainer.state`), unless memory is short. With `cluster.shard` the replicas
+    divide all of it but an adapter, of which each has its own.
     """
     trained = parameters if adapter is None else adapter.trained
     weights = FLOAT32 * trained
+    own = {REFERENCE, CRITIC} if adapter is None else _of_folders(recipe)
+    of_critic = FLOAT32 * critic * (parameters if CRITIC in own else trained)
     name, bytes_per_weight = MOMENTS.get(recipe.optim.algorithm.name, MOMENTS["adamw"])
     parts = {
         "frozen weights": 0 if adapter is None else adapter.base,
         "weights" if adapter is None else "weights of the adapter": weights,
         "gradients": weights * workers(recipe),
         name: round(trained * bytes_per_weight(hidden)),
-        "reference weights": weights if reference and adapter is None else 0,
-        "critic with gradients and moments": 4 * weights if critic else 0,
+        REFERENCE: FLOAT32 * parameters * (reference and REFERENCE in own),
+        CRITIC: 4 * of_critic,
     }
-    if _on_cpu(recipe):  # otherwise it is in main memory, not on the device
-        copied = weights + parts[name] + parts["reference weights"] + 3 * weights * critic
-        parts["copy of the last finished step"] = copied
-    return _of_one_replica(parts, recipe, whole=adapter is not None, ahead=_copies_ahead(recipe) * weights)
+    if on_cpu(recipe):  # otherwise it is in main memory, not on the device
+        parts["copy of the last finished step"] = weights + parts[name] + parts[REFERENCE] + 3 * of_critic
+    divided = parts.keys() if adapter is None else {"frozen weights", *own}
+    return _of_one_replica(parts, recipe, divided, ahead=_copies_ahead(recipe) * weights)
 
 
-def _of_one_replica(parts: Mapping[str, int], recipe: Recipe, *, whole: bool, ahead: int) -> dict[str, int]:
-    """Return what one replica holds of `parts`, of which it has an adapter `whole`.
+def _of_one_replica(
+    parts: Mapping[str, int], recipe: Recipe, divided: Collection[str], *, ahead: int
+) -> dict[str, int]:
+    """Return what one replica holds of `parts`, some of which may be `divided`.
 
-    The copies of weights to sample `ahead` are whole as well: the first replica has them.
+    The copies of weights to sample `ahead` are whole: the first replica has them.
     """
-    divided = {"frozen weights"} if whole else parts.keys()
-    found = {each: size if each not in divided else round(size * _share(recipe)) for each, size in parts.items()}
+    found = {each: round(size * share_of_one(recipe)) if each in divided else size for each, size in parts.items()}
     found["copies of the weights, to sample ahead"] = ahead
     return {name: size for name, size in found.items() if size}
+
+
+def _of_folders(recipe: Recipe) -> set[str]:
+    """Return which models beside a policy with an adapter are those of other folders: they share no frozen weights."""
+    of_critic = recipe.critic.options.get("path") if recipe.critic else None
+    return {name for name, path in ((REFERENCE, recipe.reference.model), (CRITIC, of_critic)) if path is not None}
 
 
 def _copies_ahead(recipe: Recipe) -> int:
@@ -215,11 +230,11 @@ def _copies_ahead(recipe: Recipe) -> int:
     return (1 if goes_across_updates(recipe.engine) else ahead) + 1 if ahead else 0
 
 
-def _share(recipe: Recipe) -> float:
+def share_of_one(recipe: Recipe) -> float:
     """Return the share of the models that a device holds: with parts in main memory, a GPU holds nothing of them."""
     if not recipe.cluster.shard:
         return 1.0
-    return 0.0 if recipe.cluster.shard.offload and not _on_cpu(recipe) else 1 / recipe.cluster.replicas
+    return 0.0 if recipe.cluster.shard.offload and not on_cpu(recipe) else 1 / recipe.cluster.replicas
 
 
 def gathered(
@@ -233,13 +248,21 @@ def gathered(
     if not (is_divided and facts.parameters and facts.layers and layers):
         return None
     size = FLOAT32 * facts.parameters if adapter is None else adapter.base
-    in_layers = min(1.0, sum(rows * columns for rows, columns in facts.layer_matrices) / facts.parameters)
-    of_them = min(1.0, layers / facts.layers)
-    gradients = 2 if trained and adapter is None else 1
-    return round(gradients * size * (1 - in_layers + in_layers * of_them))
+    copies = 2 if trained and adapter is None else 1
+    return copies * bytes_of_layers(size, share_in_layers(facts), layers / facts.layers)
 
 
-def _on_cpu(recipe: Recipe) -> bool:
+def share_in_layers(facts: ModelFacts) -> float:
+    """Return the share of a model's weights that are matrices of its layers."""
+    return min(1.0, sum(rows * columns for rows, columns in facts.layer_matrices) / (facts.parameters or 1))
+
+
+def bytes_of_layers(size: float, in_layers: float, share: float) -> int:
+    """Return the bytes of a `share` of the layers of a model of so many bytes, and of all that is outside of layers."""
+    return round(size * (1 - in_layers + in_layers * min(1.0, share)))
+
+
+def on_cpu(recipe: Recipe) -> bool:
     return recipe.device in ("auto", "cpu")
 
 
@@ -249,12 +272,9 @@ def workers(recipe: Recipe) -> int:
 
 
 def peak(parts: Mapping[str, int]) -> int:
-    """Return the most of `memory` that exists at one time."""
-    sampling, training = (
-        sum(size for name, size in parts.items() if name.endswith(when))
-        for when in ("while sampling", "while training")
-    )
-    return sum(parts.values()) - min(sampling, training)
+    """Return the most of `memory` that exists at one time: of what exists in one phase only, that of the largest."""
+    phases = [sum(size for name, size in parts.items() if name.endswith(when)) for when in PHASES]
+    return sum(parts.values()) - sum(phases) + max(phases)
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
@@ -268,7 +288,7 @@ def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
 
     The `quantised` ones are not copied.
     """
-    if facts.parameters is None or not _on_cpu(recipe):
+    if facts.parameters is None or not on_cpu(recipe):
         return None
     weights = FLOAT32 * (facts.parameters - quantised)
     return workers(recipe) * weights if weights <= PACKED_BYTES else 0
@@ -304,7 +324,7 @@ def micro_batch(recipe: Recipe) -> int | None:
 def logits(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Compute the bytes of the logits that exist at one time."""
     tokens = (micro_batch(recipe) or DEFAULT_TOKENS) // workers(recipe)
-    limit = LOGIT_BYTES["cpu" if _on_cpu(recipe) else recipe.device]
+    limit = LOGIT_BYTES["cpu" if on_cpu(recipe) else recipe.device]
     least = max(limit, FLOAT32 * LOGIT_COLUMNS * tokens)
     whole = _product(FLOAT32 * tokens, facts.vocab_size)
     return None if whole is None else LOGIT_BUFFERS * workers(recipe) * min(whole, least)

@@ -23,6 +23,7 @@ from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
 from outdo.trainer import cost
 from outdo.trainer.prompt_warnings import question_warnings, template_warnings
+from outdo.trainer.reward_memory import RewardSize, reward_memory, reward_sizes, with_rewards
 from outdo.trainer.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.utils.errors import ModelError, UserError
 
@@ -108,7 +109,9 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
-    memory, alternatives = _memory(recipe, facts, machine.adapter)
+    reward_models = reward_sizes(recipe)
+    notes += _not_downloaded(reward_models)
+    memory, alternatives = _memory(recipe, facts, machine.adapter, reward_memory(reward_models, recipe))
     warnings += _too_little_memory(memory, machine)
     return Report(
         recipe=recipe,
@@ -239,6 +242,12 @@ def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield f"model {facts.name}: its weights are {facts.dtype}; they are trained, and saved, in float32"
 
 
+def _not_downloaded(reward_models: Sequence[RewardSize]) -> Iterator[str]:
+    for each in reward_models:
+        if each.facts.folder is None:
+            yield f"reward model {each.facts.name}: not on this machine yet; the estimate of memory leaves it out"
+
+
 def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     longest, context = cost.longest_sequence(recipe), facts.max_positions
     if context is not None and longest > context:
@@ -265,15 +274,16 @@ def _too_little_memory(memory: Mapping[str, int], machine: Machine) -> Iterator[
 
 
 def _memory(
-    recipe: Recipe, facts: ModelFacts | None, adapter: int | None
+    recipe: Recipe, facts: ModelFacts | None, adapter: int | None, rewards: Mapping[str, int]
 ) -> tuple[Mapping[str, int], Mapping[str, Mapping[str, int]]]:
-    """Return the memory of the run, and that of training all weights, LoRA and QLoRA."""
+    """Return the memory of the run, and that of training all weights, LoRA and QLoRA; with that of its `rewards`."""
     if facts is None:
         return {}, {}
     reference, critic = _has_reference(recipe), recipe.critic is not None and recipe.critic.name == "model"
     alternatives = cost.alternatives(facts, recipe, reference=reference, critic=critic, trained=adapter)
     if not alternatives:
-        return cost.memory(facts, recipe, reference=reference, critic=critic), {}
+        return with_rewards(cost.memory(facts, recipe, reference=reference, critic=critic), rewards), {}
+    alternatives = {name: with_rewards(parts, rewards) for name, parts in alternatives.items()}
     has_adapter = recipe.train.adapter is not None or facts.adapter is not None
     own = "full" if not has_adapter else "QLoRA" if recipe.weights in QUANTISED else "LoRA"
     return alternatives[own], alternatives
