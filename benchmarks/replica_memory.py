@@ -1,8 +1,8 @@
 """Measure the peak memory of two replicas beside what `outdo plan` estimates: `python benchmarks/replica_memory.py`.
 
-Each way trains a new model for one optimiser step, on processors in float32: with whole and divided weights, parts in
+Each way trains a new model for two optimiser steps, on processors in float32: with whole and divided weights, parts in
 main memory, adapters on a divided base, shared sequences, reward models. Both replicas measure by how many bytes their
-memory grows, from before a model is read to after the step. A tiny model comes first, so that libraries and their
+memory grows, from before a model is read to after the steps. A tiny model comes first, so that libraries and their
 buffers are there. Prints a table: bytes of the larger replica, the estimate, and its error.
 
     python benchmarks/replica_memory.py [--hidden 384] [--layers 8] [--tokens 400] [--json]
@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ from outdo.trainer.reward_memory import reward_memory, reward_sizes
 from outdo.types import Batch
 
 REPLICAS = 2
+STEPS = 2
+"""Moments exist from the end of the first optimiser step on."""
+
 PROMPT = 8
 M_MMAP_THRESHOLD = -3
 CPU = torch.device("cpu")
@@ -110,6 +114,8 @@ def _replica(rank: int, folder: str, tokens: int, ways: tuple[Way, ...]) -> None
             with peak_memory() as peak:
                 body(recipe, replicas, model, tokens)
             both = replicas.together(lambda peak=peak: peak[0])
+            if replicas.first:
+                print(way.name, flush=True, file=sys.stderr)
             found.append({"way": way.name, "measured": max(both), "estimate": estimate(recipe, way)})
         if replicas.first:
             Path("found.json").write_text(json.dumps(found), encoding="utf-8")
@@ -124,7 +130,7 @@ def recipe_of(way: Way, tokens: int) -> Recipe:
 
 
 def train(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> None:
-    """Read a policy and take an optimiser step with two answers, of which each replica has one or half of both."""
+    """Read a policy and take optimiser steps with four answers, each a micro-batch of one replica or half of both."""
     adapter = recipe.train.adapter and adapter_config("lora", r=recipe.train.adapter.options["rank"])
     policy = Policy.load(
         folder,
@@ -136,14 +142,16 @@ def train(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> None:
         batch_sizes=BatchSizes(micro_batch_tokens=tokens + PROMPT),
     )
     batch = answers(tokens)
-    policy.update(batch.with_(old_logprobs=policy.logprobs(batch)), grpo(beta=0.0))
+    for _ in range(STEPS):
+        policy.update(batch.with_(old_logprobs=policy.logprobs(batch)), grpo(beta=0.0))
 
 
 def answers(tokens: int) -> Batch:
-    """Return a batch with two answers to one question, of which one is better."""
-    ids = [tuple(5 + (7 * place + row) % 200 for place in range(tokens)) for row in range(REPLICAS)]
-    batch = Batch.of_tokens([tuple(range(5, 5 + PROMPT))] * REPLICAS, ids, group=[0] * REPLICAS)
-    signs = torch.tensor([1.0, -1.0])[:, None]
+    """Return a batch with two answers to each of two questions, of which one is better."""
+    rows = 2 * REPLICAS
+    ids = [tuple(5 + (7 * place + row) % 200 for place in range(tokens)) for row in range(rows)]
+    batch = Batch.of_tokens([tuple(range(5, 5 + PROMPT))] * rows, ids, group=[row // REPLICAS for row in range(rows)])
+    signs = torch.tensor([1.0, -1.0]).repeat(REPLICAS)[:, None]
     return batch.with_(advantages=signs * batch.loss_mask)
 
 
@@ -153,7 +161,9 @@ def learn(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> None:
     model = RewardModel.load(folder, device="cpu", division=division)
     model.scores([[7] * (tokens + PROMPT)] * REPLICAS)
     if "labels" in recipe.rewards[0].options:
-        model.update([Comparison(prompt="1+2=", completions=("3" * tokens, "4" * tokens), values=(1.0, 0.0))] * 2)
+        pair = Comparison(prompt="1+2=", completions=("3" * tokens, "4" * tokens), values=(1.0, 0.0))
+        for _ in range(STEPS):
+            model.update([pair] * 2)
 
 
 def _pool(recipe: Recipe, replicas: Replicas) -> Any:
@@ -181,10 +191,10 @@ def estimate(recipe: Recipe, way: Way) -> int:
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """Measure by how many bytes the memory of this process grows at most in a `with` block, without mapped files."""
+    """Measure by how many bytes the memory of this process grows at most in a `with` block, with mapped weights."""
 
     def now() -> int:
-        size = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
+        size = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
         assert size is not None
         return int(size[1]) * 1024
 

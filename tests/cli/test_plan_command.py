@@ -63,7 +63,7 @@ def test_a_plan_names_what_makes_a_model_fit_and_where_its_bytes_are(tmp_path):
 
 
 def test_a_plan_counts_reward_models(tmp_path):
-    rewards = '{name = "reward_model", path = "qwen2.5-0.5b", labels = "exact", every = 4}'
+    rewards = '{name = "reward_model", path = "qwen2.5-0.5b", labels = "exact", every = 4, batch = 2}'
     found = planned(*QUICK, f"rewards={rewards}")
     option = next(each for each in found["options"] if each["kind"] == "replicas")
     assert option["bytes_trainer"]["gradients and moments of reward models"] == 12 * 494_000_000
