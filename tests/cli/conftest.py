@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from command_cases import SMALL, Command, Done, outdo_process
 
+from outdo.cli import sweep
 from outdo.cli.main import main
+from outdo.distributed.launch import Ended
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 EXCERPT = Path(__file__).parents[2] / "examples" / "gsm8k_100.jsonl"
@@ -84,3 +86,19 @@ def outdo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return Done(int(left.value.code or 0), printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Start the runs of a sweep in this process, where torch is loaded already; the arguments of each."""
+    all_arguments: list[list[str]] = []
+
+    def start(arguments: Sequence[str]) -> Ended:
+        all_arguments.append(list(arguments))
+        monkeypatch.setattr(sys, "argv", ["outdo", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return Ended(int(left.value.code or 0), "", interrupted=False)
+
+    monkeypatch.setattr(sweep, "run_command", start)
+    return all_arguments

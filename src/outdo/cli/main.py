@@ -29,6 +29,7 @@ from outdo.cli.arguments import (
     Template,
 )
 from outdo.cli.run_commands import app as run_commands
+from outdo.cli.sweep_commands import sweep
 from outdo.trainer.display import Display
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
@@ -185,6 +186,9 @@ def train(
 
     arguments = TrainArguments(profile=profile, dry_run=dry_run, resume=resume, restarts=restarts)
     raise typer.Exit(run_train(settings, Display(), arguments))
+
+
+app.command()(sweep)
 
 
 @app.command()
