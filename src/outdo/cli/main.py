@@ -29,7 +29,7 @@ from outdo.cli.arguments import (
     Template,
 )
 from outdo.cli.run_commands import app as run_commands
-from outdo.cli.sweep_commands import sweep
+from outdo.cli.sweep_commands import sweep, tune
 from outdo.trainer.display import Display
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
@@ -46,6 +46,7 @@ cluster = typer.Typer(no_args_is_help=True, help="Several processes and machines
 app.add_typer(cluster, name="cluster")
 env = typer.Typer(no_args_is_help=True, help="Environments: episodes of several turns.")
 app.add_typer(env, name="env")
+app.add_typer(tune, name="tune")
 
 
 def _print_version(wanted: bool) -> None:

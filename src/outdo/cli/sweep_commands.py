@@ -13,6 +13,9 @@ GridSettings = Annotated[
     ),
 ]
 
+tune = typer.Typer(no_args_is_help=True, help="Find settings by short runs.")
+
+
 def sweep(
     settings: GridSettings = None,
     *,
@@ -22,3 +25,16 @@ def sweep(
     from outdo.cli.sweep import run_sweep
 
     raise typer.Exit(run_sweep(settings, Display(), dry_run=dry_run))
+
+
+@tune.command(name="lr")
+def tune_lr(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="recipe.toml and settings; steps=12 and optim.lr=1e-7,1e-6 ...", show_default=False),
+    ] = None,
+) -> None:
+    """Try learning rates in short runs on the same questions, and suggest one with its reason."""
+    from outdo.cli.tune import run_tune_lr
+
+    raise typer.Exit(run_tune_lr(settings, Display()))
