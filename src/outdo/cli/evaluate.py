@@ -37,6 +37,8 @@ REWARDS = ("last_number",)
 
 SHARES = ("pass@", "maj@", "truncated")
 
+SEVERAL = "--rates and --answers write those to one data set; name it with --data"
+
 
 Results = Mapping[str, Mapping[str, Evaluation]]
 """The evaluations by data set and model."""
@@ -80,6 +82,8 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     engines = _engines(sources, arguments)
     _announce_code(recipe, arguments)
     tasks = _tasks(arguments, recipe)
+    if len(tasks) > 1 and (arguments.rates or arguments.answers):
+        raise UserError([f"eval: {SEVERAL}"])
     rule = _rule(next(iter(tasks.values())), verdicts_needed=arguments.rates is not None)
     results = _results(sources, tasks, arguments, engines)
     written = list(_write_files(results, tasks, arguments))
@@ -139,8 +143,6 @@ def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
     for what, path in files.items():
         if path is not None and len(models) > 1:
             raise UserError([f"eval: {what} of one model; leave out --against"])
-        if path is not None and len(arguments.data) > 1:
-            raise UserError([f"eval: {what} to one data set; give --data once"])
     if arguments.rates is not None:
         pass_rates.check_output_path(arguments.rates)
     if arguments.answers is not None and (mistake := not_writable(arguments.answers)):
@@ -201,16 +203,20 @@ def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
 
 
 def _tasks(arguments: EvalArguments, recipe: Recipe | None) -> dict[str, Task]:
-    """Return a task for each data set, by its name: of the held-out questions of the run it is `held out`."""
+    """Return a task for each data set, by its name.
+
+    Those of the held-out questions of the run have the names of its sets, or `held out` if these have none.
+    """
     if len(set(arguments.data)) < len(arguments.data):
         raise UserError(["eval: a --data is given twice"])
-    return {data or "held out": _task(arguments, recipe, data) for data in arguments.data or [None]}
+    matchers = matchers_in(_rewards(arguments, recipe)[0])
+    questions = _questions(arguments, recipe, matchers)
+    return {data: _task(arguments, recipe, asked) for data, asked in questions.items()}
 
 
-def _task(arguments: EvalArguments, recipe: Recipe | None, data: str | None) -> Task:
+def _task(arguments: EvalArguments, recipe: Recipe | None, questions: Sequence[Question]) -> Task:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
     rewards, right = _rewards(arguments, recipe)
-    questions = _questions(arguments, recipe, data, matchers_in(rewards))
     return Task(
         questions=questions,
         rewards=rewards,
@@ -228,15 +234,15 @@ def _task(arguments: EvalArguments, recipe: Recipe | None, data: str | None) -> 
 
 
 def _questions(
-    arguments: EvalArguments, recipe: Recipe | None, data: str | None, matchers: Sequence[str]
-) -> Sequence[Question]:
-    """Return the questions of the file, or else the run's held-out questions."""
-    if data is not None:
-        questions = questions_from(data, limit=arguments.limit, matchers=matchers)
-    elif recipe is None:
+    arguments: EvalArguments, recipe: Recipe | None, matchers: Sequence[str]
+) -> Mapping[str, Sequence[Question]]:
+    """Return the questions of each file, or else of each held-out set of the run."""
+    if arguments.data:
+        limit = arguments.limit
+        return {data: questions_from(data, limit=limit, matchers=matchers) for data in arguments.data}
+    if recipe is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
-    else:
-        questions = held_out_questions(recipe)[: arguments.limit]
+    questions = {name or "held out": asked[: arguments.limit] for name, asked in held_out_questions(recipe).items()}
     if not questions:
         raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
     return questions

@@ -57,7 +57,8 @@ class SweepRun:
     def is_finished(self) -> bool:
         """Whether all its steps are done, and its page is written, which comes last."""
         state = run_state(self.folder)
-        return state.kind == "finished" and state.step >= self.recipe.steps and (self.folder / "report.html").exists()
+        steps = state.steps or 0  # of the saved recipe: an early end may be before its last step
+        return state.kind == "finished" and steps >= self.recipe.steps and (self.folder / "report.html").exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The types of settings: numbers within bounds, paths, tables, and pieces with their options."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     WrapSerializer,
@@ -145,6 +147,72 @@ class Source(Section):
         return self.path if self.weight is None else {"path": self.path, "weight": self.weight}
 
 
+class HeldOut(Section):
+    """A file of held-out questions, and the name of its set if the sets have names: `{gsm8k = "gsm8k.jsonl"}`."""
+
+    SHORT_FORM = ("path", "set")
+
+    path: PathText
+    set: str | None = None
+
+
+class Best(Section):
+    """The number that decides which evaluation is the best one: `"greedy"`, or `{name = "greedy", patience = 3}`."""
+
+    SHORT_FORM = ("name", "patience")
+
+    name: PathText = "greedy"
+    patience: Count | None = None  # evaluations without a new best one that end the run
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | Best):
+            raise ValueError('expected a name, or a table such as {name = "greedy", patience = 3}')
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        return self.name if self.patience is None else {"name": self.name, "patience": self.patience}
+
+
+_SET = re.compile(r"(?!greedy|sampled|questions$)[A-Za-z0-9][\w-]*", re.ASCII)
+"""The name of a held-out set. It may not look like the name of one of its numbers: `eval/SET/greedy`."""
+
+
+def _held_out_files(value: Any) -> Any:
+    """Return the files of a plain value, of a list, or of a table of sets."""
+    if not isinstance(value, Mapping):
+        return [_held_out_file(each) for each in _as_list(value)]
+    for name in value:
+        if not _SET.fullmatch(str(name)):
+            raise ValueError(
+                f'expected names of letters, digits, "_" and "-" that do not begin with greedy or sampled, not "{name}"'
+            )
+    return [_held_out_file(each, str(name)) for name, files in value.items() for each in _as_list(files)]
+
+
+def _held_out_file(value: Any, name: str | None = None) -> Any:
+    if isinstance(value, HeldOut):
+        return value
+    if not isinstance(value, str):
+        raise ValueError('expected a file, a list of files, or a table of them such as {gsm8k = "test.jsonl"}')
+    return {"path": value, "set": name}
+
+
+def by_set(files: Sequence[HeldOut]) -> dict[str | None, list[str]]:
+    """Return the paths of each held-out set by its name; None is that of sets without names."""
+    sets: dict[str | None, list[str]] = {}
+    for each in files:
+        sets.setdefault(each.set, []).append(each.path)
+    return sets
+
+
+def _write_held_out(files: Sequence[HeldOut]) -> Any:
+    written = {name: paths[0] if len(paths) == 1 else paths for name, paths in by_set(files).items()}
+    return written.get(None, written)
+
+
 def _as_list(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
@@ -170,12 +238,27 @@ SOURCE = [
         "required": ["path"],
     },
 ]
-Paths = Annotated[
-    tuple[PathText, ...],
-    BeforeValidator(_as_list),
+HeldOutFiles = Annotated[
+    tuple[HeldOut, ...],
+    BeforeValidator(_held_out_files),
     Field(strict=False, min_length=1),
-    WrapSerializer(_only_one),
-    WithJsonSchema({"anyOf": PATH_OR_PATHS}),
+    PlainSerializer(_write_held_out),
+    WithJsonSchema({"anyOf": [*PATH_OR_PATHS, {"type": "object", "additionalProperties": {"anyOf": PATH_OR_PATHS}}]}),
+]
+BestBy = Annotated[
+    Best,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}, "patience": {"type": "integer", "minimum": 1}},
+                    "required": ["name"],
+                },
+            ]
+        }
+    ),
 ]
 Sources = Annotated[
     tuple[Source, ...],

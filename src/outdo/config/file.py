@@ -36,6 +36,7 @@ DEFAULT_PIECES = {
     "train.kl_in_reward": "k1",
     "train.critic": "model",
     "train.stop": "first_of",
+    "eval.best": "greedy",
     "environment": "tools",
     "engine": "builtin",
     "optim.algorithm": "adamw",

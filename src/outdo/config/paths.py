@@ -93,7 +93,8 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
     """Return the recipe with every path changed; `change_data` changes those of data sets."""
     data, reference = recipe.data, recipe.reference
     sources = tuple(source.model_copy(update={"path": change_data(source.path)}) for source in data.path)
-    files: dict[str, Any] = {"path": sources, "eval_path": data.eval_path and tuple(map(change_data, data.eval_path))}
+    held_out = [each.model_copy(update={"path": change_data(each.path)}) for each in data.eval_path or ()]
+    files: dict[str, Any] = {"path": sources, "eval_path": tuple(held_out) or None}
     if data.select is not None:
         files["select"] = data.select.model_copy(update={"file": change(data.select.file)})
     pieces = {name: _change_piece(piece, change) for name, piece in _pieces(recipe).items()}

@@ -11,13 +11,15 @@ from pydantic import Field, model_validator
 
 from outdo.config.fields import (
     BelowOne,
+    Best,
+    BestBy,
     Count,
     CountOrZero,
     Division,
     Fraction,
+    HeldOutFiles,
     NamedPiece,
     NonNegative,
-    Paths,
     PathText,
     Piece,
     Pieces,
@@ -55,7 +57,9 @@ class Data(Section):
     path: Sources = Field(
         description="a .jsonl, .json, .csv or .parquet file, owner/name:split on the Hub, or a list of {path, weight}"
     )
-    eval_path: Paths | None = Field(default=None, description="held-out questions: a file, or a list of files")
+    eval_path: HeldOutFiles | None = Field(
+        default=None, description='held-out questions: a file, a list, or sets with names: {gsm8k = "test.jsonl"}'
+    )
     eval_rows: CountOrZero = Field(default=0, description="without eval_path: number of rows of path to hold out")
     prompt: str | None = Field(default=None, description="column of the question; unset: detected and printed")
     answer: str | None = Field(default=None, description="column of the reference answer; unset: detected and printed")
@@ -221,12 +225,13 @@ class Eval(Section):
     every: CountOrZero = Field(
         default=0, description="steps between evaluations; 0: only before the first step and after the last"
     )
-    rows: Count = Field(default=128, description="largest number of held-out questions")
+    rows: Count = Field(default=128, description="largest number of held-out questions, of each set that has a name")
     samples: CountOrZero = Field(default=1, description="answers sampled per question, at temperature 1; 0: none")
     greedy: bool = Field(default=True, description="also evaluate the greedy answer to each question")
-    best: Literal["greedy", "sampled"] = Field(
-        default="greedy",
-        description="answers that decide which checkpoint is the best, by the share right, or else by mean reward",
+    best: BestBy = Field(
+        default=Best(),
+        description="the best checkpoint is that with the highest share right of these answers, or else mean reward: "
+        'greedy, sampled, or {name = "gsm8k/greedy", patience = 3}, which ends the run early',
     )
     right: str | None = Field(
         default=None,

@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "eval.samples",
     "eval.greedy",
     "eval.best",
+    "eval.best.*",
     "checkpoint.*",
     "record.*",
     "cluster.*",

@@ -5,6 +5,7 @@ for the method of a recipe are in `method_rules` and `method_notes`. Each refusa
 reads: it does not run if one of them is wrong in itself.
 """
 
+import re
 from collections.abc import Collection, Iterator
 
 from outdo.config import method_notes, method_rules
@@ -18,6 +19,10 @@ from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.config.trackers import check_trackers
 from outdo.utils.secrets import find_secrets
+
+
+_BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
+"""The numbers of an evaluation that can decide which one is the best."""
 
 
 def conflicts(recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -77,11 +82,25 @@ def _held_out_questions(recipe: Recipe) -> Iterator[str]:
         yield f"data.eval_rows = {data.eval_rows}: no row of data.limit = {data.limit} remains to train on"
 
 
-def _best_accuracy_not_measured(recipe: Recipe) -> Iterator[str]:
+def _best_not_measured(recipe: Recipe) -> Iterator[str]:
+    best = f'eval.best = "{recipe.eval.best.name}"'
     measured = {"greedy": recipe.eval.greedy, "sampled": recipe.eval.samples > 0}
-    if not measured[recipe.eval.best]:
-        why = {"greedy": "eval.greedy is false", "sampled": "eval.samples is 0"}[recipe.eval.best]
-        yield f'eval.best = "{recipe.eval.best}": {why}, so these answers are never evaluated'
+    sets = [each.set for each in recipe.data.eval_path or () if each.set]
+    parsed = _BEST.fullmatch(recipe.eval.best.name)
+    if parsed is None:
+        yield (
+            f"{best}: expected greedy, sampled, greedy_reward or greedy_rewards/NAME/mean, for a set that has a name "
+            "after its name, as in gsm8k/greedy"
+        )
+        return
+    if parsed["set"] and parsed["set"] not in sets:
+        named = f"the sets are {', '.join(dict.fromkeys(sets))}" if sets else "data.eval_path names no set"
+        yield f"{best}: no held-out set is called {parsed['set']}; {named}"
+    if not measured[parsed["kind"]]:
+        why = {"greedy": "eval.greedy is false", "sampled": "eval.samples is 0"}[parsed["kind"]]
+        yield f"{best}: {why}, so these answers are never evaluated"
+    if recipe.eval.best.patience and not recipe.eval.every:
+        yield f"eval.best.patience = {recipe.eval.best.patience}: needs evaluations during the run; set eval.every"
 
 
 def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
@@ -140,7 +159,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
-    _best_accuracy_not_measured: ("eval.best", "eval.greedy", "eval.samples"),
+    _best_not_measured: ("eval.best", "eval.greedy", "eval.samples", "eval.every", "data.path", "data.eval_path"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     _answers_across_updates: ("train.max_staleness", "engine", "environment"),
     check_trackers: ("track",),

@@ -2,11 +2,12 @@
 
 import hashlib
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from outdo.config.fields import Source
+from outdo.config.fields import Source, by_set
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
 from outdo.data.files import read_rows
@@ -26,6 +27,16 @@ class Questions:
     fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path, data.select
     notes: tuple[str, ...]  # for the user: the columns, the overlap, how many questions were selected
     weights: tuple[float, ...] = ()  # of the sources of the training questions; () where they are only appended
+    sets: Mapping[str, str] = field(default_factory=dict)  # of held-out questions by their id, where sets have names
+
+    def evaluated(self, rows: int) -> list[Question]:
+        """Return the held-out questions that a run evaluates: the first `rows`, or so many of each set with a name."""
+        of_each: Counter[str] = Counter()
+        chosen = []
+        for question in self.held_out:
+            of_each[name := self.sets.get(question.id, "")] += 1
+            chosen += [question] if of_each[name] <= rows else []
+        return chosen
 
 
 def load_questions(recipe: Recipe) -> Questions:
@@ -55,6 +66,7 @@ def load_questions(recipe: Recipe) -> Questions:
         fingerprints=fingerprints,
         notes=(*notes, *_mixture_note(data.path)),
         weights=weights,
+        sets=_sets(data, held_out),
     )
 
 
@@ -65,25 +77,49 @@ def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Q
     by_key: dict[str, list[Question]] = {"data.path": [], "data.eval_path": []}
     fingerprints: dict[str, str] = {}
     notes: list[str] = []
-    train = [("data.path", source.path, place, len(data.path)) for place, source in enumerate(data.path)]
-    held_out = data.eval_path or ()
-    held_out = [("data.eval_path", path, place, len(held_out)) for place, path in enumerate(held_out)]
-    for key, path, place, count in (*train, *held_out):
-        name = key if count == 1 else f"{key}[{place + 1}]"
-        with _collect_mistakes(mistakes, name):
-            rows = read_rows(path, limit=data.limit if key == "data.path" else None)
+    for file in _files(data):
+        with _collect_mistakes(mistakes, file.name):
+            rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None)
             columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
             check_answer_column(matchers, rows, columns)
             questions = to_questions(rows, columns, matchers=matchers)
-            by_key[key] += questions if count == 1 else _of_source(questions, place)
-            fingerprints[name] = rows.fingerprint
-            notes += [f"{name}: {_summary(questions, columns)}", *missing_columns(rows)]
+            by_key[file.key] += [
+                replace(question, id=f"{file.prefix}{question.id}", source=file.source) for question in questions
+            ]
+            fingerprints[file.name] = rows.fingerprint
+            notes += [f"{file.name}: {_summary(questions, columns)}", *missing_columns(rows)]
     return by_key, fingerprints, notes
 
 
-def _of_source(questions: Sequence[Question], place: int) -> list[Question]:
-    """Return the questions of one of several files, with ids that are unique among all of them: `2:7`."""
-    return [replace(question, id=f"{place + 1}:{question.id}", source=place) for question in questions]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    key: str  # data.path or data.eval_path
+    name: str  # of the file in messages
+    path: str
+    prefix: str  # of the ids of its questions, so that they are unique among all files of the key: `2:7`, `gsm8k:7`
+    source: int  # its place among the files of the key, or of its set
+
+
+def _files(data: Data) -> Iterator[_File]:
+    """Yield the files of the training questions, and those of the held-out questions."""
+    keys = [("data.path", None, [source.path for source in data.path])]
+    keys += [("data.eval_path", name, paths) for name, paths in by_set(data.eval_path or ()).items()]
+    for key, of_set, paths in keys:
+        for place, path in enumerate(paths):
+            number = f"{place + 1}" if len(paths) > 1 else ""
+            yield _File(
+                key=key,
+                name=key + (f".{of_set}" if of_set else "") + (f"[{number}]" if number else ""),
+                path=path,
+                prefix=(f"{of_set}:" if of_set else "") + (f"{number}:" if number else ""),
+                source=place,
+            )
+
+
+def _sets(data: Data, held_out: Sequence[Question]) -> dict[str, str]:
+    """Return the name of the set of each held-out question, by its id, which begins with it; nothing without names."""
+    has_names = any(each.set for each in data.eval_path or ())
+    return {question.id: question.id.partition(":")[0] for question in held_out} if has_names else {}
 
 
 def _summary(questions: Sequence[Question], columns: Columns) -> str:

@@ -1,5 +1,6 @@
 """The state of a run: running, finished, or where it was stopped or killed. It is read from the folder alone."""
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ def run_state(folder: Path) -> RunState:
 
     A process that holds the lock is running. A lock file that still names a process that holds it no longer belongs to
     a run that was killed, because a run that ends empties the file. A run that ended before its last step was stopped,
-    by its user or by an error. Without a recipe the end of the run is not known: its state is "recorded".
+    by its user or by an error, unless its summary tells that it ended early (`eval.best.patience`). Without a recipe the end of the run is not known: its state is "recorded".
     """
     records = read_metrics(folder / "metrics.jsonl", limits=TAIL, report=lambda _: None)
     step = max((record["step"] for record in records if isinstance(record.get("step"), int)), default=0)
@@ -45,7 +46,7 @@ def run_state(folder: Path) -> RunState:
     elif steps is None:
         kind = "recorded"
     else:
-        kind = "finished" if step >= steps else "stopped"
+        kind = "finished" if step >= steps or _ended_early(folder, step) else "stopped"
     return RunState(kind=kind, step=step, steps=steps)
 
 
@@ -56,6 +57,14 @@ def _steps(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return steps if isinstance(steps, int) else None
+
+
+def _ended_early(folder: Path, step: int) -> bool:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("ended_early") is True and summary.get("steps") == step
 
 
 def _names_a_process(folder: Path) -> bool:

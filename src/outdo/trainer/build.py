@@ -76,6 +76,7 @@ class Run:
     models: Models
     prompts: Prompts[Prompt]
     held_out: list[Prompt]
+    held_out_sets: Mapping[str, str]  # the name of the set of each of them by its id; empty if sets have no names
     engine: Engine
     eval_environment: Environment  # scores the answers to the held-out questions
     sampler: GroupSampler | DynamicSampling
@@ -150,6 +151,7 @@ def build_run(
         models=models,
         prompts=prompts,
         held_out=held_out,
+        held_out_sets=questions.sets,
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=sampler,
@@ -208,9 +210,13 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
     return SamplingParams(**(sampling.model_dump() | stop | changes))
 
 
-def held_out_questions(recipe: Recipe) -> Sequence[Row]:
-    """Return the questions that a run is evaluated on."""
-    return load_questions(recipe).held_out[: recipe.eval.rows]
+def held_out_questions(recipe: Recipe) -> dict[str | None, list[Row]]:
+    """Return the questions that a run is evaluated on by the name of their set; None if sets have no names."""
+    questions = load_questions(recipe)
+    found: dict[str | None, list[Row]] = {}
+    for question in questions.evaluated(recipe.eval.rows):
+        found.setdefault(questions.sets.get(question.id), []).append(question)
+    return found
 
 
 def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings, replicas: ReplicaPool | None) -> Policy:
@@ -384,7 +390,7 @@ def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prom
         return prompts
 
     train = tokenised("training", questions.train)
-    held_out = tokenised("held-out", questions.held_out[: recipe.eval.rows])
+    held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
     how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
     prompts = in_batches(train, questions.train, questions.weights, **how)
     return prompts, held_out, notes

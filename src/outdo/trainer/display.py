@@ -68,7 +68,16 @@ class Display:
         self.say(f"step {index}/{total}  {text}  {_duration(left)} left")
 
     def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Print the shares of right answers of an evaluation, or its mean rewards, with their confidence intervals."""
+        """Print the shares of right answers of an evaluation, or its mean rewards, with their confidence intervals.
+
+        The sets that have names follow, each with the same numbers.
+        """
+        self._evaluated(f"after step {step}", numbers)
+        for name in (each.removesuffix("/questions") for each in numbers if each.endswith("/questions")):
+            of_set = {each.removeprefix(f"{name}/"): value for each, value in numbers.items() if each.startswith(f"{name}/")}
+            self._evaluated(f"after step {step}, {name}", of_set)
+
+    def _evaluated(self, when: str, numbers: Mapping[str, float]) -> None:
         shares = [
             f"{kind} {numbers[kind]:.1%} ({numbers[f'{kind}_low']:.1%} to {numbers[f'{kind}_high']:.1%})"
             for kind in EVALUATIONS
@@ -76,9 +85,9 @@ class Display:
         ]
         rewards = [line for kind in EVALUATIONS if (line := _rewards_line(kind, numbers))]
         if shares:
-            self.say(f"held-out questions right after step {step}: " + ", ".join(shares))
+            self.say(f"held-out questions right {when}: " + ", ".join(shares))
         if rewards:
-            self.say(f"held-out reward after step {step}: " + ", ".join(rewards))
+            self.say(f"held-out reward {when}: " + ", ".join(rewards))
 
     def _line(self, metrics: Mapping[str, float], *, warn_mismatch: bool) -> str:
         parts = self._outcome(metrics)

@@ -1,15 +1,20 @@
 """The evaluations of a run: greedy and sampled answers to its held-out questions."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outdo.config.recipe import Recipe
 from outdo.rollouts.engines.base import PolicyView
 from outdo.storage import held_out_answers
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
-from outdo.trainer.evaluation import evaluate
+from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.state import Progress
+from outdo.utils.errors import UserError
+from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.timing import Clock, span
 
 
@@ -18,11 +23,17 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
 
     The answers are written to the run's folder (`outdo.storage.held_out_answers`). Without held-out questions the
     result is empty.
+
+    Raises `UserError` before the first step if `eval.best` names a number that it does not have.
     """
     if not run.held_out:
         return {}
     with span("evaluate"):
         numbers, answers = run.ahead.with_engine(partial(_evaluate, run, step))
+    best = run.recipe.eval.best.name
+    if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
+        known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
+        raise UserError([f'eval.best = "{best}": the evaluation has no such number; it has {known}'])
     held_out_answers.write(held_out_answers.path_of(folder, step), answers)
     display.evaluated(step, numbers)
     return numbers
@@ -30,7 +41,8 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
 
 def _evaluate(run: Run, step: int, policy: PolicyView) -> tuple[dict[str, float], list[dict[str, Any]]]:
     run.engine.update_weights(policy)
-    settings, numbers, answers = run.recipe.eval, {"questions": float(len(run.held_out))}, []
+    settings, sets = run.recipe.eval, run.held_out_sets
+    numbers, answers = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
         kinds["greedy"] = (0.0, 1)
@@ -41,19 +53,42 @@ def _evaluate(run: Run, step: int, policy: PolicyView) -> tuple[dict[str, float]
         with Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
-        answers += evaluation.answers(name)
+        for each, part in _by_set(evaluation, sets).items():
+            of_set = {"questions": float(len(part.groups))} | part.metrics(name)
+            numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
+        answers += [({"set": sets[answer["id"]]} if sets else {}) | answer for answer in evaluation.answers(name)]
     return numbers, answers
+
+
+def _by_set(evaluation: Evaluation, sets: Mapping[str, str]) -> dict[str, Evaluation]:
+    """Return the evaluation of each held-out set that has a name."""
+    names = list(dict.fromkeys(sets[group.prompt.id] for group in evaluation.groups)) if sets else []
+    return {
+        name: replace(evaluation, groups=[group for group in evaluation.groups if sets[group.prompt.id] == name])
+        for name in names
+    }
 
 
 def evaluate_after(run: Run, folder: Path, progress: Progress, step: int, display: Display) -> dict[str, float]:
     """Evaluate the policy after `step`, keep the result in `progress`, and return its metrics."""
-    progress.evaluated(evaluate_run(run, folder, step, display), step, best_by=run.recipe.eval.best)
+    progress.evaluated(evaluate_run(run, folder, step, display), step, best_by=run.recipe.eval.best.name)
     return {f"eval/{name}": value for name, value in progress.after.items()}
 
 
 def evaluation_is_due(run: Run, step: int) -> bool:
     """Return whether the policy is evaluated after `step`: in its turn, and after the last step."""
     return bool(run.held_out) and (step == run.recipe.steps or is_due(step, run.recipe.eval.every))
+
+
+def early_end(recipe: Recipe, progress: Progress) -> str:
+    """Return why a run ends before its last step, by `eval.best.patience`; an empty text if it does not."""
+    best, patience = recipe.eval.best, recipe.eval.best.patience
+    if patience is None or progress.since_best < patience or progress.step >= recipe.steps or progress.unevaluated:
+        return ""
+    return (
+        f"ended early: {best.name} has not risen in the last {progress.since_best} evaluations; "
+        f"the best one is that after step {progress.best['step']:.0f}"
+    )
 
 
 def is_due(step: int, every: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from outdo.config.fields import by_set
 from outdo.config.file import dump
 from outdo.config.names import OBJECTIVES
 from outdo.config.paths import file_name, with_file_names
@@ -87,18 +88,19 @@ def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: st
 
 def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
     """Return the held-out results of greedy answers."""
-    paths = list(recipe.data.eval_path or [each.path for each in recipe.data.path])
+    sets = by_set(recipe.data.eval_path or ()) or {None: [each.path for each in recipe.data.path]}
     return [
         EvalResult(
             task_type="text-generation",
             dataset_type=next(iter(_data_sets(paths)), "custom"),
-            dataset_name=", ".join(map(file_name, paths)),
+            dataset_name=of_set or ", ".join(map(file_name, paths)),
             metric_type=name,
-            metric_value=after[kind],
+            metric_value=after[key],
             metric_name="held-out questions, greedy answers",
         )
+        for of_set, paths in sets.items()
         for kind, name in METRICS.items()
-        if kind in after
+        if (key := f"{of_set}/{kind}" if of_set else kind) in after
     ]
 
 
@@ -136,6 +138,8 @@ def _table(before: Mapping[str, Any], after: Mapping[str, Any], step: int | None
         for name in before
         if name.startswith(f"{kind}_rewards/")
     }
+    sets = [name.removesuffix("/questions") for name in before if name.endswith("/questions")]
+    labels |= {f"{each}/{name}": f"{each}: {label}" for each in sets for name, label in labels.items()}
     rows = [
         f"| {label} | {_number(before, name)} | {_number(after, name)} |"
         for name, label in labels.items()
@@ -149,6 +153,6 @@ def _table(before: Mapping[str, Any], after: Mapping[str, Any], step: int | None
 
 def _number(numbers: Mapping[str, float], name: str) -> str:
     """Return a share in per cent, a reward as it is, and its confidence interval if it has one."""
-    style = ".1%" if name in EVALUATIONS else ".3f"
+    style = ".1%" if name.rpartition("/")[2] in EVALUATIONS else ".3f"
     ends = [f"{numbers[end]:{style}}" for end in (f"{name}_low", f"{name}_high") if end in numbers]
     return f"{numbers[name]:{style}}" + (f" [{', '.join(ends)}]" if ends else "")

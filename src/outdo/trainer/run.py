@@ -28,7 +28,7 @@ from outdo.trainer.build import Run, build_run
 from outdo.trainer.checkpoints import Checkpoints
 from outdo.trainer.display import Display
 from outdo.trainer.engines import engine_metrics
-from outdo.trainer.held_out import evaluate_after, evaluate_run, evaluation_is_due, is_due
+from outdo.trainer.held_out import early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder, replica_metrics
@@ -90,11 +90,13 @@ def run_to_end(
     recipe = run.recipe
     for note in run.notes:
         display.say(note)
-    if progress.step >= recipe.steps and not progress.unevaluated:
+    why = early_end(recipe, progress)
+    if why or (progress.step >= recipe.steps and not progress.unevaluated):
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
         write_json_atomically(folder.summary, summary(run, progress, folder.path))
-        display.say(f"complete: all {recipe.steps} steps are done; more with `outdo resume {folder.path} steps=...`")
+        more = f"`outdo resume {folder.path} {'eval.best=...' if why else 'steps=...'}`"
+        display.say(f"complete: {why or f'all {recipe.steps} steps are done'}; more with {more}")
         return 0
     check_free_space(folder, run)
     _describe(folder, run, progress.step, changes)
@@ -126,6 +128,8 @@ def run_to_end(
     if signals:
         display.say(f"stopped after step {progress.step}; continue with `outdo resume {folder.path}`")
         return signals.exit_status
+    if why := early_end(recipe, progress):
+        display.say(why)
     return 0
 
 
@@ -284,9 +288,9 @@ class _Training:
 
     def is_last(self) -> bool:
         """Return whether no step comes after the last finished one. Replicas go by the signals of the first one."""
-        replicas = current()
+        replicas, recipe = current(), self.run.recipe
         stop = bool(self.signals) if replicas is None else replicas.from_first(lambda: bool(self.signals))
-        return stop or self.progress.step == self.run.recipe.steps
+        return stop or self.progress.step == recipe.steps or bool(early_end(recipe, self.progress))
 
     def save_is_due(self) -> bool:
         """Return whether the last finished step gets a checkpoint.
@@ -377,5 +381,6 @@ def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
         "before": before,
         "after": after,
         "best": progress.best,
+        "ended_early": bool(early_end(run.recipe, progress)),
         "questions": run.ahead.ledger(after=progress.step),
     }

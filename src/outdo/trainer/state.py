@@ -57,6 +57,7 @@ class Progress:
     before: dict[str, float] = field(default_factory=dict)  # evaluation before the first step
     after: dict[str, float] = field(default_factory=dict)  # the latest evaluation
     best: dict[str, float] = field(default_factory=dict)  # the best evaluation, with its step
+    since_best: int = 0  # evaluations after it
     unevaluated: bool = False  # the evaluation after `step` was due and did not end
     records: int = 0  # that were begun up to `step`
 
@@ -75,12 +76,14 @@ class Progress:
     def evaluated(self, numbers: dict[str, float], step: int, *, best_by: str) -> None:
         """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before.
 
-        `best_by` is greedy or sampled: the share of right answers, or the mean reward where right is not defined.
+        `best_by` is a number of the evaluation, or greedy or sampled, also of a set: the share of right answers, or the
+        mean reward where right is not defined.
         """
         self.after = numbers
+        self.since_best += 1
         name = headline(best_by, numbers)
         if name in numbers and numbers[name] > self.best.get(name, -math.inf):
-            self.best = {"step": step, **numbers}
+            self.best, self.since_best = {"step": step, **numbers}, 0
 
 
 def state_of(run: Run, progress: Progress) -> dict[str, Any]:

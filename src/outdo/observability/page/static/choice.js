@@ -15,7 +15,7 @@ const ALWAYS = new Set([
 
 const SHARE = new RegExp(
   `^(${[
-    ...['eval/(greedy|sampled)', 'right', 'frac_.*', 'moved_(right_way|wrong_way|not)', 'certain', 'cancelled'],
+    ...['eval/(.*/)?(greedy|sampled)', 'right', 'frac_.*', 'moved_(right_way|wrong_way|not)', 'certain', 'cancelled'],
     ...['unreachable', 'target_reached', 'overshoot', 'target/(reached|wrong_way|overshoot|unreachable)'],
     ...['clip_ratio/.*', 'completions/clipped_ratio', 'transfer/followed', 'value/clipped'],
     ...['reward_model/(accuracy|fitted)', 'passes/stopped/.*'],
