@@ -1,11 +1,15 @@
 """How `outdo eval` and `outdo generate` prompt a model and sample from it: the arguments, the run, or the defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from outdo.config.fields import chat_options
+from outdo.config.file import read_value
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
+from outdo.models.chat_options import set_chat_options
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.environment import tools_of
@@ -23,10 +27,12 @@ class Answering:
     sampling: SamplingParams
     template: str | None
     system: str | None
+    chat_options: Mapping[str, Any]  # of the chat template; empty: as the model has them
     environment: Piece | None = None
 
     def prompts(self, questions: Sequence[Question], policy: Policy) -> list[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
+        set_chat_options(policy.tokenizer, self.chat_options)
         return tokenise(
             questions,
             policy.tokenizer,
@@ -55,9 +61,10 @@ def answering(
     if temperature == 0 and k > 1:
         raise UserError([f"{command}: at temperature 0 all {k} answers to a question are equal; use --k 1"])
     chosen = (0.0 if k == 1 else 1.0) if temperature is None else temperature
+    text, options = _template(command, template)
     if recipe is None:
         sampling = SamplingParams(temperature=chosen, max_tokens=max_tokens or MAX_TOKENS)
-        return Answering(sampling=sampling, template=template, system=None)
+        return Answering(sampling=sampling, template=text, system=None, chat_options=options)
     sampling = SamplingParams(
         temperature=chosen,
         max_tokens=max_tokens or recipe.sampling.max_tokens,
@@ -66,7 +73,19 @@ def answering(
     )
     return Answering(
         sampling=sampling,
-        template=template or recipe.data.template,
+        template=recipe.data.prompt_template if template is None else text,
         system=recipe.data.system,
+        chat_options=recipe.data.chat_options if template is None else options,
         environment=recipe.environment,
     )
+
+
+def _template(command: str, template: str | None) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the text that `--template` gives, or the options of the chat template if it is a table in TOML."""
+    value = template and read_value(template)
+    if not isinstance(value, Mapping):
+        return template, {}
+    try:
+        return None, chat_options(value)
+    except ValueError as error:
+        raise UserError([f"{command}: --template: {error}"]) from None

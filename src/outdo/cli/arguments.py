@@ -35,6 +35,14 @@ BaseWeights = Annotated[
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
 Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
+TemplateOrOptions = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        help="prompt text for base models, with {prompt} in it, or options of the chat template: "
+        "'{enable_thinking = false}'",
+    ),
+]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of the longest answer")]
 Temperature = Annotated[
     float | None, typer.Option(min=0, help="0: greedy; unset: 0 for one answer per question, else 1")

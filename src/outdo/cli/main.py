@@ -27,6 +27,7 @@ from outdo.cli.arguments import (
     Settings,
     Temperature,
     Template,
+    TemplateOrOptions,
 )
 from outdo.cli.run_commands import app as run_commands
 from outdo.cli.sweep_commands import sweep, tune
@@ -329,7 +330,7 @@ def evaluate(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     limit: Limit = None,
-    template: Template = None,
+    template: TemplateOrOptions = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
@@ -368,7 +369,7 @@ def generate(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     limit: Limit = None,
-    template: Template = None,
+    template: TemplateOrOptions = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
     engine: Engine = None,

@@ -35,6 +35,7 @@ def free_run_name(model: str) -> str:
 
 def probe_machine(recipe: Recipe) -> Machine:
     """Build the pieces of a recipe, fit its adapter to the model, and look for its device, which loads torch."""
+    from outdo.models.chat_options import set_chat_options
     from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import adapter_size, load_tokenizer
     from outdo.trainer.build_method import adapter_of, piece_mistakes
@@ -46,7 +47,9 @@ def probe_machine(recipe: Recipe) -> Machine:
     size = memory = None
     if recipe.environment is not None and not errors:
         facts = inspect_folder(recipe.model)
-        errors, notes = examine_environment(recipe, load_tokenizer(facts), facts)
+        tokenizer = load_tokenizer(facts)
+        set_chat_options(tokenizer, recipe.data.chat_options)
+        errors, notes = examine_environment(recipe, tokenizer, facts)
     if not errors and (adapter := adapter_of(recipe)):
         try:
             size = adapter_size(inspect_folder(recipe.model), adapter)
@@ -65,9 +68,12 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
     @cache
     def tokenizer() -> "PreTrainedTokenizerBase":
+        from outdo.models.chat_options import set_chat_options
         from outdo.models.loading import load_tokenizer
 
-        return load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
+        loaded = load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
+        set_chat_options(loaded, recipe.data.chat_options)
+        return loaded
 
     @cache
     def environment_tools() -> Sequence[Mapping[str, Any]]:
@@ -80,7 +86,8 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         data, where = recipe.data, f"question {question.id}"
         text, tools = question.text, [*environment_tools(), *question.tools]
-        ids = encode_prompt(tokenizer(), text, template=data.template, system=data.system, tools=tools, where=where)
+        template = data.prompt_template
+        ids = encode_prompt(tokenizer(), text, template=template, system=data.system, tools=tools, where=where)
         unknown: Any = tokenizer().unk_token_id
         return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))
 

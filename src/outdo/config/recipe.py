@@ -4,6 +4,7 @@
 `outdo.trainer`, no other folder of outdo takes a configuration object.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from outdo.config.fields import (
     Piece,
     Pieces,
     Positive,
+    PromptTemplate,
     Rewards,
     RunName,
     Section,
@@ -63,9 +65,10 @@ class Data(Section):
     eval_rows: CountOrZero = Field(default=0, description="without eval_path: number of rows of path to hold out")
     prompt: str | None = Field(default=None, description="column of the question; unset: detected and printed")
     answer: str | None = Field(default=None, description="column of the reference answer; unset: detected and printed")
-    template: str | None = Field(
+    template: PromptTemplate | None = Field(
         default=None,
-        description="prompt text for base models, with {prompt} in it, and {system} if there is a system message",
+        description="prompt text for base models, with {prompt} in it, and {system} if there is a system message; or "
+        "options of the model's chat template: {enable_thinking = false}",
     )
     system: str | None = Field(default=None, description="system message before every question")
     shuffle: bool = Field(default=True, description="use a new order of the questions in every epoch, set by the seed")
@@ -78,6 +81,16 @@ class Data(Section):
         default=None,
         description='train only on a range of pass rates: {file = "rates.jsonl", low = 0.1, high = 0.9}; unset: all',
     )
+
+    @property
+    def prompt_template(self) -> str | None:
+        """The text that replaces the model's chat template."""
+        return self.template if isinstance(self.template, str) else None
+
+    @property
+    def chat_options(self) -> Mapping[str, Any]:
+        """The options of the model's chat template."""
+        return self.template if isinstance(self.template, Mapping) else {}
 
 
 class ReferenceSync(Section):

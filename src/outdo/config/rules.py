@@ -130,7 +130,7 @@ def _answers_across_updates(recipe: Recipe) -> Iterator[str]:
 
 
 def _template(recipe: Recipe) -> Iterator[str]:
-    template = recipe.data.template
+    template = recipe.data.prompt_template
     if template is None:
         return
     if "{prompt}" not in template:

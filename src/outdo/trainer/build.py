@@ -29,6 +29,7 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.choice import AttentionSetting
 from outdo.models.attention.ulysses import check_parts
 from outdo.models.bundle import Models
+from outdo.models.chat_options import set_chat_options
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
@@ -239,6 +240,7 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings, rep
         gradient_checkpointing=recipe.train.gradient_checkpointing,
         pool=pool,
     )
+    set_chat_options(policy.tokenizer, recipe.data.chat_options)
     if isinstance(pool, LockstepReplicas) and pool.sequence is not None:
         check_parts(policy.forward, pool.sequence)
     return policy
@@ -380,7 +382,7 @@ def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prom
             rows,
             policy.tokenizer,
             max_tokens=longest,
-            template=data.template,
+            template=data.prompt_template,
             system=data.system,
             overlong=data.overlong,
             tools=tools,

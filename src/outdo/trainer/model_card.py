@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from outdo.config.fields import by_set
 from outdo.config.file import dump
+from outdo.config.messages import to_toml
 from outdo.config.names import OBJECTIVES
 from outdo.config.paths import file_name, with_file_names
 from outdo.config.recipe import Recipe
@@ -27,7 +28,7 @@ CARD = """---
 
 {table}
 
-Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}.
+Steps: {step} of {prompts} questions × {group} answers; learning rate {lr:g}; seed {seed}.{chat}
 The whole recipe, with file names in place of paths:
 
 ```toml
@@ -57,6 +58,7 @@ def card(source: ModelRef, *, is_adapter: bool = False, licence: str | None = No
         paper=f" ([arXiv {paper}](https://arxiv.org/abs/{paper}))" if paper else "",
         data=", ".join(file_name(each.path) for each in recipe.data.path),
         rewards=", ".join(file_name(reward.name) for reward in recipe.rewards),
+        chat=_chat_options(recipe),
         table=_table(*_evaluations(source), source.step),
         step=source.step,
         prompts=recipe.train.prompts,
@@ -102,6 +104,11 @@ def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
         for kind, name in METRICS.items()
         if (key := f"{of_set}/{kind}" if of_set else kind) in after
     ]
+
+
+def _chat_options(recipe: Recipe) -> str:
+    options = ", ".join(f"`{name} = {to_toml(value)}`" for name, value in recipe.data.chat_options.items())
+    return f"\nThe chat template has the defaults of the training: {options}." if options else ""
 
 
 def _data_sets(paths: Iterable[str]) -> list[str]:

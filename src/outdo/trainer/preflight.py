@@ -22,7 +22,7 @@ from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_fold
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
 from outdo.trainer import cost
-from outdo.trainer.prompt_warnings import question_warnings, template_warnings
+from outdo.trainer.prompt_warnings import chat_option_faults, question_warnings, template_warnings
 from outdo.trainer.reward_memory import RewardSize, reward_memory, reward_sizes, with_rewards
 from outdo.trainer.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.utils.errors import ModelError, UserError
@@ -100,6 +100,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         notes += _model_notes(recipe, facts)
         warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
         errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts), *divided_heads(recipe, facts)]
+        errors += chat_option_faults(recipe, facts)
     except ModelError as error:
         errors += str(error).splitlines()
     errors += [*_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]

@@ -1,6 +1,7 @@
 """What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ def question_warnings(questions: Questions) -> Iterator[str]:
 
 
 def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    """Yield a sentence if the model's chat template is not used, or if the model seems not to be trained with it.
+    """Yield a sentence if the model's chat template is not used, if it does not know an option of the recipe, or if the
+    model seems not to be trained with it.
 
     An answer ends with an end-of-sequence token. If the chat template never writes it, the model has probably not been
     trained on this template, and does not end its turns.
@@ -31,7 +33,9 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     template, end = _chat_template(facts.folder), _end_token(facts.folder)
     if template is None:
         return
-    if recipe.data.template is not None:
+    unknown = [name for name in recipe.data.chat_options if not re.search(rf"\b{name}\b", template)]
+    yield from (f"data.template.{name}: the model's chat template does not know this option" for name in unknown)
+    if recipe.data.prompt_template is not None:
         yield "data.template: replaces the model's own chat template; leave it out for a model that was trained to chat"
         return
     stops = recipe.sampling.stop or _several_ends(facts.folder)
@@ -40,6 +44,12 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
             f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
             "trained to chat: set data.template, or sampling.stop if the template ends turns in another way"
         )
+
+
+def chat_option_faults(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if the recipe has options for a chat template, and the model has none."""
+    if recipe.data.chat_options and facts.folder is not None and _chat_template(facts.folder) is None:
+        yield "data.template: the model has no chat template, so that it has no options; for text write a string"
 
 
 def _example(questions: Sequence[Question]) -> str:

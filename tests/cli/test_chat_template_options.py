@@ -1,0 +1,91 @@
+"""`data.template = {enable_thinking = false}` holds for training, evaluation, the chat and the exported model."""
+
+import json
+import shutil
+
+import pytest
+from command_cases import SMALL
+from transformers import AutoTokenizer
+
+from outdo.config.file import dump, load
+from outdo.observability.record import parquet
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is not defined or enable_thinking %}@"
+    "{% else %}!{% endif %}{% endif %}"
+)
+OFF = "data.template={enable_thinking=false}"
+
+
+@pytest.fixture(scope="module")
+def thinking_model(chat_model, tmp_path_factory):
+    """A model whose chat template opens every answer with an @, or with an ! if `enable_thinking` is false."""
+    folder = tmp_path_factory.mktemp("models") / "thinking"
+    shutil.copytree(chat_model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def opening(folder, **options):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "1+1="}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)[-1]
+
+
+def test_the_option_holds_from_the_training_to_the_exported_model(outdo, thinking_model, sums, tmp_path, monkeypatch):
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    settings = (f"model={thinking_model}", f"data.path={sums}", "data.eval_rows=4", f"run={run}", *SMALL[1:])
+    done = outdo("train", *settings, OFF, "steps=1")
+    assert done.status == 0, done.error
+    assert all(prompt.endswith("!") for prompt in parquet.read(run, 1).column("prompt").to_pylist())
+    assert outdo("export", run, exported).status == 0
+    assert (opening(thinking_model), opening(exported), opening(exported, enable_thinking=True)) == ("@", "!", "@")
+    card = (exported / "README.md").read_text()
+    assert "The chat template has the defaults of the training: `enable_thinking = false`." in card
+    assert "template = {enable_thinking = false}" in card
+
+    asked = []
+
+    def evaluate(engine, environment, prompts, *_, **__):
+        asked.append([engine.decode(prompt.token_ids) for prompt in prompts])
+        raise SystemExit(0)
+
+    monkeypatch.setattr("outdo.cli.evaluate.evaluate", evaluate)
+    for arguments, end in (
+        ((run,), "!"),
+        ((thinking_model, "--data", sums), "@"),
+        ((thinking_model, "--data", sums, "--template", "{enable_thinking = false}"), "!"),
+        ((run, "--template", "{enable_thinking = true}"), "@"),
+    ):
+        outdo("eval", *arguments)
+        assert all(prompt.rstrip().endswith(end) for prompt in asked.pop()), arguments
+    told = outdo("eval", run, "--template", "{messages = 1}").error
+    assert 'eval: --template: expected options of the chat template such as enable_thinking, not "messages"' in told
+
+
+def test_check_shows_the_prompt_and_warns_of_an_unknown_option(outdo, thinking_model, model, sums):
+    data = f"data.path={sums}"
+    shown = outdo("check", f"model={thinking_model}", data, OFF, *SMALL)
+    assert shown.status == 0, shown.error
+    assert "<|assistant|>!" in shown.out
+    assert "does not know this option" not in shown.out
+    unknown = outdo("check", f"model={thinking_model}", data, "data.template.enable_thought=true", *SMALL)
+    assert "data.template.enable_thought: the model's chat template does not know this option" in unknown.out
+    none = outdo("check", f"model={model}", data, OFF, *SMALL)
+    assert none.status != 0
+    assert "data.template: the model has no chat template" in none.out + none.error
+    wrong = outdo("check", f"model={thinking_model}", data, "data.template={messages=1}", *SMALL)
+    assert 'expected options of the chat template such as enable_thinking, not "messages"' in wrong.error
+
+
+def test_the_saved_recipe_reads_back(run, tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text((run / "recipe.toml").read_text())
+    recipe = load(path, [OFF, 'data.template.mode="short"'])
+    assert recipe.data.chat_options == {"enable_thinking": False, "mode": "short"}
+    path.write_text(dump(recipe))
+    assert load(path) == recipe
+    assert json.dumps(recipe.model_dump(mode="json")["data"]["template"]) == '{"enable_thinking": false, "mode": "short"}'
