@@ -88,4 +88,6 @@ def test_the_saved_recipe_reads_back(run, tmp_path):
     assert recipe.data.chat_options == {"enable_thinking": False, "mode": "short"}
     path.write_text(dump(recipe))
     assert load(path) == recipe
-    assert json.dumps(recipe.model_dump(mode="json")["data"]["template"]) == '{"enable_thinking": false, "mode": "short"}'
+    assert (
+        json.dumps(recipe.model_dump(mode="json")["data"]["template"]) == '{"enable_thinking": false, "mode": "short"}'
+    )

@@ -1,4 +1,4 @@
-"""`outdo eval --lm-eval TASKS`: by lm-evaluation-harness where it is installed, else by a stand-in for its interface."""
+"""`outdo eval --lm-eval TASKS`, by a stand-in for lm-evaluation-harness, and by itself where it is installed."""
 
 import json
 import sys
@@ -77,7 +77,9 @@ def test_the_scores_of_the_harness_are_shown_for_each_model(outdo, model, chat_m
 
 
 def test_what_has_no_effect_and_unknown_tasks_are_refused_before_a_model_is_loaded(outdo, asked, tmp_path):
-    told = outdo("eval", "none", "--lm-eval", "gsm8k", "--data", "x.jsonl", "--k", 4, "--temperature", 0, "--right", "a")
+    told = outdo(
+        "eval", "none", "--lm-eval", "gsm8k", "--data", "x.jsonl", "--k", 4, "--temperature", 0, "--right", "a"
+    )
     assert told.status == 2
     for name in ("--data", "--k", "--temperature", "--right"):
         assert f"eval: {name}: has no effect with --lm-eval" in told.error

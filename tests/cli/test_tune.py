@@ -9,11 +9,17 @@ from outdo.config.file import load
 from outdo.distributed.launch import Ended
 from outdo.observability.record import parquet
 
-SETTINGS = [each for each in SMALL if not each.startswith(("steps", "optim.lr", "eval"))]
+SETTINGS = [each for each in SMALL if not each.startswith(("steps", "optim.lr", "eval", "rewards"))]
+SCORE = """
+def score(completion):
+    return sum(each.isalnum() for each in completion) / 8
+"""
 
 
 def test_rates_are_tried_on_the_same_questions_and_drawn(outdo, model, sums, tmp_path, started):
+    (tmp_path / "score.py").write_text(SCORE)
     common = (f"model={model}", f"data.path={sums}", "data.eval_rows=4", f"run={tmp_path / 'add'}", *SETTINGS)
+    common = (*common, f"rewards={tmp_path / 'score.py'}:score")
     done = outdo("tune", "lr", *common, "steps=2", "optim.lr=1e-4,1e-2", "optim.schedule=cosine", "track=tensorboard")
     assert done.status == 0, done.error
     folder = tmp_path / "add-lr"
@@ -44,7 +50,9 @@ def test_only_the_learning_rate_may_have_several_values(outdo, model, sums, star
 def test_the_rates_are_multiples_of_that_of_the_recipe(outdo, model, sums, tmp_path, monkeypatch):
     tried = []
     monkeypatch.setattr(sweep, "run_command", lambda arguments: tried.append(arguments) or Ended(1, "", False))
-    done = outdo("tune", "lr", f"model={model}", f"data.path={sums}", f"run={tmp_path / 'add'}", *SETTINGS, "optim.lr=2e-6")
+    done = outdo(
+        "tune", "lr", f"model={model}", f"data.path={sums}", f"run={tmp_path / 'add'}", *SETTINGS, "optim.lr=2e-6"
+    )
     assert done.status == 1
     rates = [next(each for each in reversed(arguments) if each.startswith("optim.lr=")) for arguments in tried]
     assert rates == [f"optim.lr={rate}" for rate in ("2e-07", "6.32e-07", "2e-06", "6.32e-06", "2e-05", "6.32e-05")]

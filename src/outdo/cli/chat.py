@@ -6,7 +6,6 @@ from itertools import count
 from rich.console import Console
 
 from outdo.cli.output import print_line
-from outdo.models.chat_options import set_chat_options
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -35,7 +34,6 @@ def run_chat(
     policy = Policy.load(source.model, device=device)
     data = source.recipe.data if source.recipe else None
     template, system = (data.prompt_template, data.system) if data else (None, None)
-    set_chat_options(policy.tokenizer, data.chat_options if data else {})
     limit = max_tokens or (source.recipe.sampling.max_tokens if source.recipe else MAX_TOKENS)
     sampling = SamplingParams(temperature=temperature, max_tokens=limit)
     sampler = open_engine(piece, policy, seed=seed)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,9 +21,6 @@ from outdo.models.loading import load_model, load_tokenizer
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import for_terminal
-
-if TYPE_CHECKING:
-    from lm_eval.tasks import TaskManager
 
 MISSING = '--lm-eval needs the package lm-eval: pip install "outdo[lm-eval]"'
 
@@ -88,12 +85,23 @@ def _refuse_others(models: Sequence[str], arguments: EvalArguments) -> None:
         raise UserError(mistakes)
 
 
-def _tasks(written: str) -> tuple["TaskManager", list[str]]:
+def _tasks(written: str) -> tuple[Any, list[str]]:
     """Return the harness's list of tasks, with those of the given files, and the names that are wanted."""
     try:
-        from lm_eval.tasks import TaskManager
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError([f"eval: {MISSING}"]) from None
+    names, folders = _names(written)
+    manager = TaskManager(include_path=sorted(folders))
+    known = list(manager.all_tasks)
+    unknown = [each for each in names if each not in known]
+    if unknown:
+        raise UserError([f"eval: --lm-eval: no task is called {each}{did_you_mean(each, known)}" for each in unknown])
+    return manager, names
+
+
+def _names(written: str) -> tuple[list[str], set[str]]:
+    """Return the names of the tasks that are written with commas between them, and the folders of those in files."""
     wanted = [each.strip() for each in written.split(",") if each.strip()]
     files = {each: Path(each) for each in wanted if each.endswith((".yaml", ".yml"))}
     mistakes = [f"eval: --lm-eval: {file}: no such file" for file in files.values() if not file.is_file()]
@@ -101,13 +109,8 @@ def _tasks(written: str) -> tuple["TaskManager", list[str]]:
         mistakes.append("eval: --lm-eval: name a task, such as gsm8k")
     if mistakes:
         raise UserError(mistakes)
-    manager = TaskManager(include_path=sorted({str(file.resolve().parent) for file in files.values()}))
     names = [_name_in(files[each]) if each in files else each for each in wanted]
-    known = list(manager.all_tasks)
-    unknown = [each for each in names if each not in known]
-    if unknown:
-        raise UserError([f"eval: --lm-eval: no task is called {each}{did_you_mean(each, known)}" for each in unknown])
-    return manager, names
+    return names, {str(file.resolve().parent) for file in files.values()}
 
 
 def _name_in(file: Path) -> str:
@@ -118,10 +121,10 @@ def _name_in(file: Path) -> str:
     return name[1]
 
 
-def _scores(source: ModelRef, names: Sequence[str], manager: "TaskManager", arguments: EvalArguments) -> Scores:
+def _scores(source: ModelRef, names: Sequence[str], manager: Any, arguments: EvalArguments) -> Scores:
     """Load a model and run the tasks. A model with a chat template gets the questions through it."""
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
 
     facts = inspect_folder(source.model)
     stop = source.recipe.sampling.stop_token_ids if source.recipe else ()
@@ -151,10 +154,9 @@ def _read(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Score
             metric, _, kind = key.partition(",")
             if metric.endswith("_stderr") or not _is_number(value):
                 continue
-            stderr = metrics.get(f"{metric}_stderr,{kind}")
-            yield f"{task}: {metric}" + (f" ({kind})" if kind not in ("", "none") else ""), Score(
-                float(value), float(stderr) if _is_number(stderr) else None
-            )
+            name = f"{task}: {metric}" + (f" ({kind})" if kind not in ("", "none") else "")
+            stderr: Any = metrics.get(f"{metric}_stderr,{kind}")
+            yield name, Score(float(value), float(stderr) if _is_number(stderr) else None)
 
 
 def _is_number(value: Any) -> bool:

@@ -167,7 +167,7 @@ def _name(values: Mapping[str, str]) -> str:
 
 
 def _faults(runs: Sequence[SweepRun]) -> Iterator[str]:
-    """Yield what is wrong with the runs, apart from their settings. Recipes that differ in the seed are checked once."""
+    """Yield what is wrong with the runs, apart from their settings. Recipes that differ only in the seed count once."""
     folder = runs[0].folder.parent
     if any((folder / name).is_file() for name in RUN_FILES):
         yield f"{folder}: holds a run; a sweep needs a folder of its own: name another one with run=NAME"

@@ -76,6 +76,8 @@ def _show(trials: Sequence[Trial], suggestion: Suggestion, folder: Path, display
     display.say(f"{chosen}: {suggestion.reason}")
     found = {"trials": [asdict(trial) for trial in trials], "suggestion": asdict(suggestion)}
     write_json_atomically(folder / "learning_rates.json", found)
+    if not any(trial.steps for trial in trials):
+        return
     picture = folder / "learning_rates.svg"
     try:
         draw(trials, suggestion, picture)

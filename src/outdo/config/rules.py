@@ -20,7 +20,6 @@ from outdo.config.recipe import Recipe
 from outdo.config.trackers import check_trackers
 from outdo.utils.secrets import find_secrets
 
-
 _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
 """The numbers of an evaluation that can decide which one is the best."""
 

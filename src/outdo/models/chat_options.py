@@ -41,8 +41,9 @@ def without_defaults(template: str) -> str:
 
 
 def _with_defaults(template: str, options: Mapping[str, Any]) -> str:
+    values = {name: json.dumps(value, ensure_ascii=False) for name, value in options.items()}
     lines = (
-        f"{{%- if not {name} is defined %}}{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{%- endif %}}\n"
-        for name, value in options.items()
+        f"{{%- if not {name} is defined %}}{{%- set {name} = {value} %}}{{%- endif %}}\n"
+        for name, value in values.items()
     )
     return "".join([BEGIN, *lines, END, without_defaults(template)])

@@ -55,6 +55,6 @@ def entry(metric: str) -> Entry | None:
 def nearest(metric: str, names: Sequence[str] | None = None) -> str | None:
     """Return the name in `names` (or of all entries) that is most similar to `metric`; None if none is similar."""
     names = [each.name for each in entries()] if names is None else names
-    ends = {name.rpartition("/")[2]: name for name in names}  # so that `greedy` finds `eval/greedy`
+    ends = {name.rpartition("/")[2]: name for name in reversed(names)}  # so that `greedy` finds `eval/greedy`
     similar = errors.nearest(metric, [*names, *ends])
     return similar if similar is None or similar in names else ends[similar]

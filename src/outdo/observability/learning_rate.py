@@ -98,9 +98,10 @@ def suggest(trials: Sequence[Trial]) -> Suggestion:
     trials = sorted(trials, key=lambda trial: trial.rate)
     within = [trial for trial in trials if not trial.faults]
     if not within:
-        return Suggestion(None, f"no rate is within bounds; at {trials[0].rate:g}, {trials[0].faults[0]}: try lower ones")
-    best = max(trial.gain or 0.0 for trial in within)
-    rising = [trial for trial in within if (trial.gain or 0.0) > 0 and (trial.gain or 0.0) >= LEAST_GAIN * best]
+        lower = ": try lower ones" if trials[0].steps == trials[0].wanted else ""
+        return Suggestion(None, f"no rate is within bounds; at {trials[0].rate:g}, {trials[0].faults[0]}{lower}")
+    gains = {trial.rate: trial.gain or 0.0 for trial in within}
+    rising = [rate for rate, gain in gains.items() if gain > 0 and gain >= LEAST_GAIN * max(gains.values())]
     if not rising:
         return Suggestion(
             None,
@@ -108,13 +109,17 @@ def suggest(trials: Sequence[Trial]) -> Suggestion:
             "try more steps or more questions per step, or higher rates if that is the largest of all",
         )
     chosen = rising[-1]
-    larger = [trial for trial in trials if trial.rate > chosen.rate]
-    reason = f"the reward rose by {chosen.gain:.3f}, within all bounds"
+    beyond = _beyond([trial for trial in trials if trial.rate > chosen])
+    return Suggestion(chosen, f"the reward rose by {gains[chosen]:.3f}, within all bounds; {beyond}")
+
+
+def _beyond(larger: Sequence[Trial]) -> str:
+    """Return what speaks against the rates that are larger than the suggested one."""
     if not larger:
-        return Suggestion(chosen.rate, f"{reason}; it is the largest rate tried, and a higher one may do as well")
+        return "it is the largest rate tried, and a higher one may do as well"
     after = larger[0]
     why = after.faults[0] if after.faults else f"the reward changed by {after.gain or 0.0:+.3f}"
-    return Suggestion(chosen.rate, f"{reason}; at {after.rate:g}, {why}")
+    return f"at {after.rate:g}, {why}"
 
 
 def draw(trials: Sequence[Trial], suggestion: Suggestion, path: Path) -> None:
@@ -122,6 +127,7 @@ def draw(trials: Sequence[Trial], suggestion: Suggestion, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    rates = [trial.rate for trial in trials]
     panels = (
         ("gain of the reward", [trial.gain for trial in trials], None),
         ("step_kl, nats per token", [trial.step_kl for trial in trials], LARGEST_STEP_KL),
@@ -131,12 +137,13 @@ def draw(trials: Sequence[Trial], suggestion: Suggestion, path: Path) -> None:
         figure = Figure(figsize=(10.0, 2.9), layout="constrained")
         for axes, (title, values, bound) in zip(figure.subplots(1, len(panels)), panels, strict=True):
             heights = [math.nan if value is None else value for value in values]
-            axes.plot([trial.rate for trial in trials], heights, marker="o", color="#1d5fa8")
+            axes.plot(rates, heights, marker="o", color="#1d5fa8")
             if bound is not None:
                 axes.axhline(bound, color="#c2570c", linestyle=(0, (4, 1.5)))
             if suggestion.rate is not None:
                 axes.axvline(suggestion.rate, color="0.6", linewidth=0.8)
             axes.set_xscale("log")
+            axes.set_xlim(0.7 * min(rates), 1.4 * max(rates))
             axes.set_title(title, loc="left", fontsize=9.5)
             axes.set_xlabel("learning rate")
         save_picture(figure, path)

@@ -34,7 +34,8 @@ def run_state(folder: Path) -> RunState:
 
     A process that holds the lock is running. A lock file that still names a process that holds it no longer belongs to
     a run that was killed, because a run that ends empties the file. A run that ended before its last step was stopped,
-    by its user or by an error, unless its summary tells that it ended early (`eval.best.patience`). Without a recipe the end of the run is not known: its state is "recorded".
+    by its user or by an error, unless its summary tells that it ended early (`eval.best.patience`). Without a recipe
+    the end of the run is not known: its state is "recorded".
     """
     records = read_metrics(folder / "metrics.jsonl", limits=TAIL, report=lambda _: None)
     step = max((record["step"] for record in records if isinstance(record.get("step"), int)), default=0)

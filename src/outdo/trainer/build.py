@@ -123,8 +123,7 @@ def build_run(
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
     questions = questions or load_questions(recipe)
-    if model is not None or facts is None:
-        facts = inspect_folder(model or recipe.model)
+    facts = facts if facts and model is None else inspect_folder(model or recipe.model)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty = objective_of(recipe), penalty_of(recipe)
     stop, optimiser = stop_of(recipe), optimiser_of(recipe)

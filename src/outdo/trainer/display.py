@@ -74,7 +74,9 @@ class Display:
         """
         self._evaluated(f"after step {step}", numbers)
         for name in (each.removesuffix("/questions") for each in numbers if each.endswith("/questions")):
-            of_set = {each.removeprefix(f"{name}/"): value for each, value in numbers.items() if each.startswith(f"{name}/")}
+            of_set = {
+                each.removeprefix(f"{name}/"): value for each, value in numbers.items() if each.startswith(f"{name}/")
+            }
             self._evaluated(f"after step {step}, {name}", of_set)
 
     def _evaluated(self, when: str, numbers: Mapping[str, float]) -> None:

@@ -56,7 +56,7 @@ def _evaluate(run: Run, step: int, policy: PolicyView) -> tuple[dict[str, float]
         for each, part in _by_set(evaluation, sets).items():
             of_set = {"questions": float(len(part.groups))} | part.metrics(name)
             numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
-        answers += [({"set": sets[answer["id"]]} if sets else {}) | answer for answer in evaluation.answers(name)]
+        answers += [({"set": sets[answer["id"]]} if sets else {}) | dict(answer) for answer in evaluation.answers(name)]
     return numbers, answers
 
 
@@ -89,6 +89,15 @@ def early_end(recipe: Recipe, progress: Progress) -> str:
         f"ended early: {best.name} has not risen in the last {progress.since_best} evaluations; "
         f"the best one is that after step {progress.best['step']:.0f}"
     )
+
+
+def completion(recipe: Recipe, progress: Progress, folder: Path) -> str:
+    """Return why no step of a run is left, and how to go on all the same; an empty text if a step is left."""
+    if why := early_end(recipe, progress):
+        return f"{why}; more with `outdo resume {folder} eval.best=...`"
+    if progress.step >= recipe.steps and not progress.unevaluated:
+        return f"all {recipe.steps} steps are done; more with `outdo resume {folder} steps=...`"
+    return ""
 
 
 def is_due(step: int, every: int) -> bool:

@@ -80,7 +80,7 @@ def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: st
         datasets=_data_sets([each.path for each in recipe.data.path]) or None,
         library_name="peft" if is_adapter else "transformers",
         license=licence,
-        metrics=[each.metric_type for each in results] or None,
+        metrics=list(dict.fromkeys(each.metric_type for each in results)) or None,
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "outdo", file_name(recipe.train.objective.name)],
         model_name=source.run.name,
@@ -96,6 +96,7 @@ def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
             task_type="text-generation",
             dataset_type=next(iter(_data_sets(paths)), "custom"),
             dataset_name=of_set or ", ".join(map(file_name, paths)),
+            dataset_config=of_set,  # results of one type and configuration are merged
             metric_type=name,
             metric_value=after[key],
             metric_name="held-out questions, greedy answers",

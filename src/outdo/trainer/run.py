@@ -28,7 +28,7 @@ from outdo.trainer.build import Run, build_run
 from outdo.trainer.checkpoints import Checkpoints
 from outdo.trainer.display import Display
 from outdo.trainer.engines import engine_metrics
-from outdo.trainer.held_out import early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
+from outdo.trainer.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder, replica_metrics
@@ -90,13 +90,11 @@ def run_to_end(
     recipe = run.recipe
     for note in run.notes:
         display.say(note)
-    why = early_end(recipe, progress)
-    if why or (progress.step >= recipe.steps and not progress.unevaluated):
+    if done := completion(recipe, progress, folder.path):
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
         write_json_atomically(folder.summary, summary(run, progress, folder.path))
-        more = f"`outdo resume {folder.path} {'eval.best=...' if why else 'steps=...'}`"
-        display.say(f"complete: {why or f'all {recipe.steps} steps are done'}; more with {more}")
+        display.say(f"complete: {done}")
         return 0
     check_free_space(folder, run)
     _describe(folder, run, progress.step, changes)
