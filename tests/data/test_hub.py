@@ -145,7 +145,7 @@ def test_paths_of_data_sets_become_absolute_so_that_a_run_can_be_resumed_from_an
     recipe = with_absolute_paths(load(None, ["model=m", f"data.path={json.dumps(paths)}", "data.eval_path=data/gsm8k"]))
     absolute = [f"{copy}/main:test", str(copy), f"{copy}:train", "openai/gsm8k/main:test"]
     assert [source.path for source in recipe.data.path] == absolute
-    assert recipe.data.eval_path == (str(copy),)
+    assert [each.path for each in recipe.data.eval_path or ()] == [str(copy)]
 
 
 # ----------------------------------------------------------------------------------------------- what has no end

@@ -143,6 +143,8 @@ def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
     for what, path in files.items():
         if path is not None and len(models) > 1:
             raise UserError([f"eval: {what} of one model; leave out --against"])
+        if path is not None and len(arguments.data) > 1:
+            raise UserError([f"eval: {what} to one data set; give --data once"])
     if arguments.rates is not None:
         pass_rates.check_output_path(arguments.rates)
     if arguments.answers is not None and (mistake := not_writable(arguments.answers)):
