@@ -60,6 +60,8 @@ class Request:
     stream: Stream
     position: int = 0  # random numbers of the stream that earlier turns of the episode have used
     max_tokens: int
+    prompt_length: int | None = None  # of these tokens, those before the first turn of the episode; None: all
+    episode: Stream | None = None  # names the episode: an engine may keep what it has read of it for the next turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class Completion:
     policy_version: int  # number of optimiser steps before the sampling, of the last token
     versions: tuple[int, ...] | None = None  # the same for each token, if the answer went on across updates
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
+    tokens_read: int | None = field(default=None, compare=False)  # that the model computed for it; None: not known
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

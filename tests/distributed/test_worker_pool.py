@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_cases import apart, fresh, ragged, ragged_groups, requests, threads
+from engine_cases import apart, begun, fresh, next_turn, ragged, ragged_groups, requests, threads
 from policy_cases import ADVANTAGE, ALL_TERMS, double, prepared, updated, weights
 
 from outdo.algorithms.objectives.presets import grpo
@@ -55,6 +55,23 @@ def test_a_pool_samples_from_the_current_weights(pool):
     assert after == BuiltinEngine(policy).generate(requests(), SamplingParams())
     assert after != before
     assert {completion.policy_version for completion in after} == {1}
+
+
+def test_each_process_keeps_its_episodes_until_the_weights_change(pool):
+    policy = together(fresh(optimiser=OptimiserSettings(lr=1e-2)), pool)
+    engine, sampling, batch = MultiprocessEngine(policy, pool), SamplingParams(), begun((3, 30, 64, 90))
+    for turn in range(4):
+        if turn == 3:
+            policy.update(prepared(), grpo(beta=0))
+        asked = batch[::-2] if turn == 1 else batch  # not all of them go on at the same time
+        found, again = engine.generate(asked, sampling), BuiltinEngine(policy).generate(asked, sampling)
+        assert found == again
+        read = [sum(each.tokens_read for each in completions) for completions in (found, again)]
+        assert (read[0] < read[1]) == (turn in (1, 2)), turn
+        if turn != 1:
+            batch = [next_turn(*each, written=5) for each in zip(batch, found, strict=True)]
+    engine.end_episodes([each.episode for each in batch])
+    assert engine.places.end([each.episode for each in batch]) == [[], [], []]
 
 
 def test_a_policy_is_sent_to_the_pool_once(pool, monkeypatch):

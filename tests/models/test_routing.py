@@ -131,6 +131,34 @@ def test_routes_are_those_of_each_token_that_was_computed(arch: str):
 
 
 @pytest.mark.parametrize("arch", MIXTURES)
+def test_the_routes_of_a_later_turn_are_of_all_tokens_whether_they_are_kept_or_computed_again(arch: str):
+    policy, sampling = policy_of(arch), SamplingParams(routes=True, max_tokens=9)
+    prompts = [tuple(range(9 + n, 20 + 3 * n)) for n in range(4)]
+    names = [Stream("t", 0, str(n), 0) for n in range(4)]
+    first = [
+        Request(token_ids=each, stream=name, max_tokens=9, prompt_length=len(each), episode=name)
+        for each, name in zip(prompts, names, strict=True)
+    ]
+    engine = BuiltinEngine(policy)
+    answers = engine.generate(first, sampling)
+    later = [
+        replace(one, token_ids=(*one.token_ids, *answer.token_ids, 30, 40), position=len(answer.token_ids))
+        for one, answer in zip(first, answers, strict=True)
+    ]
+    found, again = (each.generate(later, sampling) for each in (engine, BuiltinEngine(policy)))
+    assert sum(each.tokens_read for each in found) < sum(each.tokens_read for each in again)
+    check_completions(later, found)
+    for one, other in zip(found, again, strict=True):
+        # The products of an expert have as many rows as tokens chose it, so that their last bits may differ.
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert one.routes is not None
+        assert other.routes is not None
+        assert one.routes.shape == other.routes.shape
+        assert (one.routes.sort(-1).values == other.routes.sort(-1).values).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("arch", MIXTURES)
 def test_given_routes_are_used_in_both_ways_and_in_every_recomputation(arch: str):
     policy = policy_of(arch)
     batch = sampled(policy, prompts=3)

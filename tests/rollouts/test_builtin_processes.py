@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_cases import fresh, requests, threads
+from engine_cases import begun, fresh, next_turn, requests, threads
 
 import outdo.distributed.process
 from outdo.config.recipe import Piece
@@ -72,6 +72,27 @@ def test_each_delivery_replaces_the_weights_and_is_measured(opened):
     assert metrics["engine/delivery_bytes"] == 4 * policy.model.num_parameters()
     assert metrics["engine/delivery_seconds"] > 0
     assert metrics["engine/proof_seconds"] > 0
+
+
+def test_each_process_keeps_its_episodes_until_the_next_delivery(opened):
+    policy, engine = opened
+    batch = begun((3, 30, 64, 90))
+    for turn in range(4):
+        if turn == 2:
+            engine.update_weights(policy)  # there is nothing to deliver
+        if turn == 3:
+            updated(policy)
+            engine.update_weights(policy)
+        found = engine.generate(batch, SAMPLING)
+        again = BuiltinEngine(policy, seed=3).generate(batch, SAMPLING)
+        assert found == again
+        read = [sum(each.tokens_read for each in completions) for completions in (found, again)]
+        assert (read[0] < read[1]) == (turn in (1, 2)), turn
+        batch = [next_turn(*each, written=5) for each in zip(batch, found, strict=True)]
+    engine.end_episodes([each.episode for each in batch])
+    later = engine.generate(batch, SAMPLING)
+    again = BuiltinEngine(policy, seed=3).generate(batch, SAMPLING)
+    assert [each.tokens_read for each in later] == [each.tokens_read for each in again]
 
 
 def test_weights_that_change_after_a_delivery_do_not_change_the_answers(opened):

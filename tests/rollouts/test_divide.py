@@ -1,9 +1,11 @@
 """Requests are divided among processes: prompts stay together, and all processes end at about the same time."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.rollouts.engines.divide import divide, in_order
+from outdo.rollouts.engines.divide import Places, divide, in_order
 from outdo.types import Request
 from outdo.utils.rng import Stream
 
@@ -31,6 +33,21 @@ def test_the_longest_answers_are_dealt_first():
 def test_a_process_may_get_nothing():
     assert divide(GROUPS[:1], 3) == [[0]]
     assert divide([], 3) == []
+
+
+def test_the_next_turn_of_an_episode_goes_where_the_turns_before_it_were_sampled():
+    first = [replace(each, episode=each.stream._replace(sample=place)) for place, each in enumerate(GROUPS)]
+    places = Places(3)
+    parts = places.divide(first)
+    for chosen in ([0, 3, 6, 9], [9, 10], [1], list(range(12))):
+        later = [replace(first[place], token_ids=(place, 7)) for place in chosen]
+        expected = [[index for index, place in enumerate(chosen) if place in part] for part in parts]
+        while expected and not expected[-1]:
+            expected.pop()
+        assert places.divide(later) == expected
+    ended = places.end([each.episode for each in first[:4]])
+    assert ended == [[first[place].episode for place in range(4) if place in part] for part in parts]
+    assert places.end([first[0].episode]) == [[], [], []]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 50))), st.integers(1, 6))

@@ -27,7 +27,7 @@ def step(cache: KVCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: R
     query, key, value = (
         torch.cat([each[kind][:, :, i : i + 1] for each, i in zip(sequences, at, strict=True)], 2) for kind in range(3)
     )
-    cache.begin(len(sequences))
+    cache.begin([1] * len(sequences))
     return cache.attend(query, key, value, rule)[0]
 
 
@@ -47,6 +47,38 @@ def test_attention_step_by_step_equals_attention_over_the_whole_sequence(rule):
         found = step(cache, sequences, rule)
         for row, length in enumerate(prompts):
             torch.testing.assert_close(found[row], whole(sequences[row], rule)[length + offset], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, window=3), Rule(0.3, softcap=2.0)], ids=str)
+def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, monkeypatch):
+    sequences, prompts, counts = [sequence(210, seed) for seed in range(4)], (1, 62, 64, 130), [70, 0, 3, 2]
+
+    def admitted() -> KVCache:
+        cache = KVCache(4, block=64, device=CPU)  # as in the engine: smaller blocks have other bits
+        for row, ((_, key, value), length) in enumerate(zip(sequences, prompts, strict=True)):
+            cache.admit(row, 1, [(key[0, :, :length], value[0, :, :length])])
+        return cache
+
+    stepwise = admitted()
+    steps = torch.stack([step(stepwise, sequences, rule) for _ in range(70)])  # [70, 4, heads, d]
+    expected = torch.cat([steps[:count, row] for row, count in enumerate(counts)])
+    for bytes_at_once in (2**25, 1):
+        monkeypatch.setattr("outdo.rollouts.engines.builtin.kv_cache.GATHERED_BYTES", bytes_at_once)
+        cache = admitted()
+        at = cache.begin(counts, padding=1)
+        assert at == [*range(1, 71), 64, 65, 66, 130, 131, 131]
+        assert cache.lengths.tolist() == [71, 62, 67, 132]
+        spans = [(row, start, start + count) for row, (start, count) in enumerate(zip(prompts, counts, strict=True))]
+        query, key, value = (
+            torch.cat([sequences[row][kind][:, :, start:end] for row, start, end in [*spans, (3, 131, 132)]], 2)
+            for kind in range(3)
+        )
+        assert torch.equal(cache.attend(query, key, value, rule)[0, :-1], expected)
+        for row, count in enumerate(counts):
+            ((keys, values),) = cache.keys_values(row)
+            length = prompts[row] + count
+            assert torch.equal(keys, sequences[row][1][0, :, :length])
+            assert torch.equal(values, sequences[row][2][0, :, :length])
 
 
 def test_a_block_allocated_for_few_rows_grows_with_the_batch():

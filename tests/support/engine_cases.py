@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -12,7 +13,7 @@ from outdo.models.attention.forward import Forward, Way
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, Scorer
 from outdo.testing import tiny_model
-from outdo.types import Batch, FinishReason, Group, Prompt, Request, Rollout
+from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 
 SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox")
@@ -113,6 +114,24 @@ def requests(
     return [
         Request(token_ids=prompt, stream=Stream("test", 1, str(number), sample), max_tokens=limit(index))
         for index, (number, prompt, sample) in enumerate(asked)
+    ]
+
+
+def next_turn(request: Request, answer: Completion, *, written: int) -> Request:
+    """The request for the turn after an answer and `written` tokens of an environment."""
+    following = tokens(written, seed=len(request.token_ids))
+    return replace(
+        request,
+        token_ids=(*request.token_ids, *answer.token_ids, *following),
+        position=request.position + len(answer.token_ids),
+    )
+
+
+def begun(lengths: Sequence[int], *, limit: int = 20) -> list[Request]:
+    """The first requests of two episodes of each of several prompts."""
+    return [
+        replace(each, prompt_length=len(each.token_ids), episode=each.stream)
+        for each in requests(lengths, siblings=2, limit=lambda index: limit - 3 * (index % 3))
     ]
 
 

@@ -192,6 +192,17 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
 
 
+def test_episodes_of_several_turns_keep_keys_and_values_up_to_a_limit(model, data, tmp_path, monkeypatch):
+    facts = inspect_folder(model)
+    (tmp_path / "calc.py").write_text("def calc(): ...\n")
+    played = recipe(model, data, f'environment={{name = "tools", functions = "{tmp_path}/calc.py:calc"}}')
+    once = cost.kv_cache(facts, played)
+    assert cost.memory(facts, played, reference=False)["KV cache between turns while sampling"] == once
+    monkeypatch.setattr(cost, "KEPT_BYTES", 1000)
+    assert cost.memory(facts, played, reference=False)["KV cache between turns while sampling"] == 1000
+    assert "KV cache between turns while sampling" not in cost.memory(facts, recipe(model, data), reference=False)
+
+
 @pytest.mark.parametrize("engine", ['{name = "vllm", python = "python"}', '{name = "builtin", processes = 1}'])
 def test_an_engine_in_another_process_samples_in_memory_of_its_own(model, data, engine):
     facts = inspect_folder(model)

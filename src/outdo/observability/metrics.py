@@ -84,7 +84,7 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
 
 
 def _episode_metrics(step: Step) -> dict[str, float | None]:
-    """Return the number of turns, and the sum of each count of the environments; empty for single answers."""
+    """Return the number of turns, the sum of each count, and what follows from these; empty for single answers."""
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     counts: Counter[str] = Counter()
     for rollout in rollouts:
@@ -94,6 +94,9 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     if (turns > 1).any():
         at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
         metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / max(1, len(rollouts))}
+    sampled = sum(sum(rollout.loss_mask) for rollout in rollouts) + counts["agents/forked_tokens"]
+    if "sampling/tokens_read" in counts:
+        metrics["sampling/tokens_read_per_sampled"] = counts["sampling/tokens_read"] / sampled if sampled else None
     return metrics | _tool_metrics(counts, [rollout.counts.get("tools/calls", 0) for rollout in rollouts])
 
 

@@ -11,7 +11,7 @@ from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, PACKED_BYTES
-from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
+from outdo.rollouts.engines.limits import KEPT_BYTES, SEQUENCES_AT_A_TIME
 
 FLOAT32 = 4
 """Bytes. Weights, gradients, optimiser, cache and logits are float32 on the CPU; autocast on a GPU needs less."""
@@ -162,6 +162,7 @@ def memory(
     parts: dict[str, int | None] = {
         **permanent,
         "KV cache while sampling": kv_cache(facts, recipe) if own else None,
+        "KV cache between turns while sampling": kept_turns(facts, recipe) if own else None,
         "weights in another order while sampling": packed(facts, recipe, quantised) if own else None,
         "activations while training": activations(facts, recipe, has_adapter=adapter is not None),
         "all weights, gathered while sampling": gathered(facts, recipe, adapter, layers=facts.layers),
@@ -281,6 +282,13 @@ def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
     """Compute the bytes of keys and values of all sequences sampled at once, each at its longest."""
     rows = min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.replicas), SEQUENCES_AT_A_TIME)
     return _product(2 * FLOAT32 * rows * longest_sequence(recipe), facts.layers, facts.kv_heads, facts.head_dim)
+
+
+def kept_turns(facts: ModelFacts, recipe: Recipe) -> int | None:
+    """Compute the bytes of keys and values that are kept between the turns of episodes; None for single answers."""
+    if recipe.environment is None or (every := kv_cache(facts, recipe)) is None:
+        return None
+    return min(every, workers(recipe) * KEPT_BYTES)
 
 
 def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:

@@ -22,7 +22,7 @@ from outdo.rollouts.agents.endpoint import Endpoint
 from outdo.rollouts.agents.rows import lay_out
 from outdo.rollouts.agents.running import AgentFunction, RunningAgent, row_of
 from outdo.rollouts.agents.session import Limits, Prepared, Session
-from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.base import Engine, end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
 from outdo.rollouts.environments.conversation import Conversation, score_conversations
@@ -182,6 +182,7 @@ class Agent:
             for episode in {each for each in running if each.deadline <= monotonic()} - ended:
                 episode.error = LateError(f"the agent had no result after {self.timeout:g} s")
                 ended.add(episode)
+            end_episodes(engine, [episode.session.stream for episode in ended & running])
             for episode in ended & running:
                 self._close(episode)
                 running.remove(episode)

@@ -18,7 +18,7 @@ def lay_out(sessions: Sequence[Session], conversations: Sequence[Conversation]) 
     alike = [tokens for tokens in beginnings if tokens[:1] == beginnings[0][:1]]
     shared = _shared(alike)
     for session, conversation, end in zip(sessions, conversations, ends, strict=True):
-        conversation.counts = dict(session.counts)
+        conversation.counts = session.counts
         if alike:
             conversation.prompt = replace(conversation.prompt, token_ids=alike[0][:shared])
         if end is None:

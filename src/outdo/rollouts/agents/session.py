@@ -15,6 +15,7 @@ from typing import Any
 from outdo.models.prompt_encoding import Message, Tool
 from outdo.rollouts.agents.chat import NEUTRAL, CallError, ChatAnswer, ChatCall, message_key
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.conversation import TOKENS_READ
 from outdo.rollouts.environments.template import Template, call_id
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import ModelError
@@ -116,7 +117,13 @@ class Session:
         stream = self.stream._replace(purpose=f"{self.stream.purpose}/{digest}/{self._asked[digest]}")
         self._asked[digest] += 1
         limits = [limit for limit in (room, call.max_tokens, self.limits.turn_tokens) if limit is not None]
-        request = Request(token_ids=token_ids, stream=stream, max_tokens=min(limits))
+        request = Request(
+            token_ids=token_ids,
+            stream=stream,
+            max_tokens=min(limits),
+            prompt_length=_prompt_length(token_ids, parent),
+            episode=self.stream,
+        )
         return Prepared(call=call, template=template, parent=parent, request=request)
 
     def record(self, prepared: Prepared, completion: Completion, text: str) -> ChatAnswer:
@@ -134,6 +141,8 @@ class Session:
             text=text,
         )
         self.nodes.append(node)
+        if completion.tokens_read is not None:
+            self.counts[TOKENS_READ] += completion.tokens_read
         if completion.finish_reason is FinishReason.abort:
             self.ended_by = FinishReason.abort
         reason = "stop" if completion.finish_reason is FinishReason.stop else "length"
@@ -192,7 +201,7 @@ class Session:
 
     def _room(self, token_ids: Sequence[int], parent: Node | None) -> int:
         """Return how many tokens the answer may have."""
-        prompt = len(token_ids) if parent is None else len(parent.path[0].token_ids)
+        prompt = _prompt_length(token_ids, parent)
         if self.limits.prompt is not None and prompt > self.limits.prompt:
             return 0
         longest = prompt + self.limits.tokens
@@ -210,6 +219,11 @@ class Session:
             turn = len(prepared.parent.path) if prepared.parent else 0
             message["tool_calls"] = [{**each, "id": call_id(100 * turn + n)} for n, each in enumerate(calls)]
         return message
+
+
+def _prompt_length(token_ids: Sequence[int], parent: Node | None) -> int:
+    """Return the number of tokens before the first answer of the row."""
+    return len(token_ids) if parent is None else len(parent.path[0].token_ids)
 
 
 def _before(text: str, stop: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -10,6 +10,7 @@ from outdo.models.adapter import on_same_base, with_own_frozen
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
+from outdo.utils.rng import Stream
 
 
 class Engine(Protocol):
@@ -52,6 +53,21 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release what the engine holds, such as a process."""
         ...
+
+
+@runtime_checkable
+class KeepsEpisodes(Protocol):
+    """What an engine has besides if it keeps what it has read of an episode (`Request.episode`) for its next turn."""
+
+    def end_episodes(self, episodes: Sequence[Stream]) -> None:
+        """Drop what is kept of these episodes, which have ended."""
+        ...
+
+
+def end_episodes(engine: Engine, episodes: Sequence[Stream]) -> None:
+    """Tell an engine that these episodes have ended, if it keeps something of them."""
+    if episodes and isinstance(engine, KeepsEpisodes):
+        engine.end_episodes(episodes)
 
 
 class PolicyView(Protocol):

@@ -2,3 +2,6 @@
 
 SEQUENCES_AT_A_TIME = 256
 """How many sequences the built-in engine samples at a time in each process."""
+
+KEPT_BYTES = 2**30
+"""Bytes of keys and values that the built-in engine keeps in each process for the next turns of episodes."""

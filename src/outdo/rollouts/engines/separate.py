@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView, end_episodes
 from outdo.rollouts.engines.proof import Proof
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineLostError
+from outdo.utils.rng import Stream
 
 TIMEOUT = 300.0
 """Seconds without progress after which an engine is lost, unless its options name others."""
@@ -66,6 +67,10 @@ class SeparateEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
         return self._repeated(lambda: self.engine.generate(requests, sampling))
+
+    def end_episodes(self, episodes: Sequence[Stream]) -> None:
+        """Tell the engine that these episodes have ended."""
+        self._repeated(lambda: end_episodes(self.engine, episodes))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""

@@ -1,6 +1,7 @@
 """An episode while it runs: its tokens, which of them the policy sampled, and its rewards."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from outdo.models.prompt_encoding import Message
@@ -19,6 +20,9 @@ from outdo.rollouts.environments.episode import LateError, Player
 from outdo.types import Completion, FinishReason, Prompt, Rollout
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
+
+TOKENS_READ = "sampling/tokens_read"
+"""The count of the tokens that the model computed in an episode."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class Conversation:
     text: str = ""  # of the last turn
     finish_reason: FinishReason | None = None  # None: it goes on
     failure: RewardOutput | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)  # of events, besides those of the player
+    counts: Counter[str] = field(default_factory=Counter)  # of events, besides those of the player
 
     def add_turn(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""
@@ -48,6 +52,8 @@ class Conversation:
         self.sampled += [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs
         self.turns += 1
+        if completion.tokens_read is not None:
+            self.counts[TOKENS_READ] += completion.tokens_read
         self.last_turn = completion
         self.text = text
 

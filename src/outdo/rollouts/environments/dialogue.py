@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.types import FailureCount, Reward
-from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.base import Engine, end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
 from outdo.rollouts.environments.conversation import Conversation, score_conversations
@@ -167,6 +167,7 @@ class Dialogue:
                 done = wait(waiting, GATHER).done
             answered = [(waiting.pop(reply), reply) for reply in list(waiting) if reply in done]
             ready = [conversation for conversation, reply in answered if self._continue(conversation, reply, sampling)]
+            end_episodes(engine, [each.stream for each, _ in answered if each.finish_reason is not None])
 
     def _sample(
         self, engine: Engine, ready: Sequence[Conversation], sampling: SamplingParams
@@ -192,6 +193,8 @@ class Dialogue:
             stream=conversation.stream,
             position=sum(conversation.sampled),  # each sampled token has used one random number
             max_tokens=room if self.turn_tokens is None else min(room, self.turn_tokens),
+            prompt_length=len(conversation.prompt.token_ids),
+            episode=conversation.stream,
         )
 
     def _room(self, conversation: Conversation, sampling: SamplingParams) -> int:

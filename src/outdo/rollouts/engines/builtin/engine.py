@@ -5,6 +5,9 @@ for all requests that begin with it. On a CPU in float32 the tokens of a request
 the random numbers of a request are keyed by its stream, and every row of the computation is independent of its
 neighbours (see `kv_cache.py`; matrix products have a multiple of four rows, because MKL changes their bits with the
 number of rows otherwise).
+
+The tokens after a prompt are read in the way in which they would be sampled. So the next turn of an episode has the
+same bits, whether keys and values of the turns before it are kept (see `kept.py`) or computed again.
 """
 
 from collections import Counter, deque
@@ -19,6 +22,7 @@ from torch import Tensor
 from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
+from outdo.rollouts.engines.builtin.kept import Kept, KeptEpisodes
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
 from outdo.rollouts.engines.builtin.route_log import RouteLog
@@ -28,7 +32,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
 from outdo.utils.out_of_memory import is_out_of_memory
-from outdo.utils.rng import stream_key
+from outdo.utils.rng import Stream, stream_key
 
 ROW_MULTIPLE = 4  # matrix products have a multiple of so many rows
 CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512  # tokens of a block: the cache grows by blocks, and attention sums over blocks
@@ -52,6 +56,8 @@ class BuiltinEngine:
         self.seed = seed
         self.rows = rows
         self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
+        self.kept = KeptEpisodes()
+        self._kept_version: int | None = None  # of the weights that computed what is kept
         self._sequences: Sequence[SequenceState] = ()  # of the last call
 
     @property
@@ -72,6 +78,11 @@ class BuiltinEngine:
         if self.policy is None or policy.forward is not self.policy.forward:
             self.choice = choose_way(policy, sample)
         self.policy = policy
+        self.kept.drop()
+
+    def end_episodes(self, episodes: Sequence[Stream] | None = None) -> None:
+        """Drop the keys and values of episodes that have ended, by default of all."""
+        self.kept.drop(episodes)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -92,14 +103,21 @@ class BuiltinEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order. An answer ends at the end of the model's context.
 
-        If memory does not suffice, it samples half as many sequences at a time from then on, down to one.
+        If memory does not suffice, it drops what it keeps of episodes; after that it samples half as many sequences at
+        a time from then on, down to one.
         """
+        if not requests:
+            return []
         while True:
+            has_kept = len(self.kept) > 0
             try:
                 return self._generate(requests, sampling)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
+                self.kept.drop()
+                if has_kept:
+                    continue
                 if min(self.rows, len(requests)) <= 1:
                     raise EngineError(
                         "memory does not suffice to sample a single answer: shorter answers (`sampling.max_tokens`) or "
@@ -116,7 +134,10 @@ class BuiltinEngine:
             for request in requests
         ]
         self._sequences = sequences
-        sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows)
+        if policy.version != self._kept_version:
+            self.kept.drop()
+        self._kept_version = policy.version
+        sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows, kept=self.kept)
         return [sequence.completion(policy.version) for sequence in sequences]
 
     def _require_policy(self) -> PolicyView:
@@ -133,8 +154,9 @@ def sample(
     rule: StopRule,
     *,
     rows: int = SEQUENCES_AT_A_TIME,
+    kept: KeptEpisodes | None = None,
 ) -> None:
-    """Sample every sequence to its end, up to `rows` at a time."""
+    """Sample every sequence to its end, up to `rows` at a time. `kept` is what is kept of episodes, by default none."""
     # `generate` calls the model's own attention, also of a model that is trained in the shared way.
     forward = policy.forward if way.continuous else policy.forward.with_way("padded")
     routers = forward.routers if sampling.routes and way.continuous else None
@@ -142,7 +164,7 @@ def sample(
     with forward.prepared(packed=True), recorded as recording:
         if way.continuous:
             log = None if recording is None else RouteLog(recording)
-            ContinuousBatch(policy, sampling, rule, min(rows, len(sequences)), log).run(sequences)
+            ContinuousBatch(policy, sampling, rule, min(rows, len(sequences)), log, kept).run(sequences)
         else:
             settings = {"mix_lengths": way.mix_lengths, "use_cache": way.use_cache}
             generate_with_hf(policy, sequences, sampling, rule, batch_size=rows, **settings)
@@ -166,9 +188,11 @@ class ContinuousBatch:
         rule: StopRule,
         rows: int,
         log: RouteLog | None = None,
+        kept: KeptEpisodes | None = None,
     ) -> None:
         self.forward = policy.forward
         self.log = log
+        self.kept = KeptEpisodes() if kept is None else kept
         self.sampling = sampling
         self.rule = rule
         self.rows = rows
@@ -180,8 +204,10 @@ class ContinuousBatch:
 
     def run(self, sequences: Sequence[SequenceState]) -> None:
         """Sample every sequence to its end."""
+        for sequence in sequences:
+            sequence.tokens_read = 0
         waiting = deque(sequences)
-        waiting_by_prompt = Counter(sequence.request.token_ids for sequence in sequences)
+        waiting_by_prompt = Counter(sequence.prompt for sequence in sequences)
         while waiting or self.active:
             free = min(len(waiting), self.rows - len(self.active))
             if free:
@@ -192,23 +218,38 @@ class ContinuousBatch:
             self.log.give(sequences)
 
     def _admit(self, sequences: list[SequenceState], waiting_by_prompt: Counter[tuple[int, ...]]) -> None:
-        """Sample the first token of each sequence, and give those that continue a row of the cache."""
-        prompts = dict.fromkeys(sequence.request.token_ids for sequence in sequences)
-        self._prefill([prompt for prompt in prompts if prompt not in self.prefilled])
-        logits = torch.stack([self.prefilled[sequence.request.token_ids].logits for sequence in sequences])
-        append_next_tokens(sequences, logits, self.sampling, self.rule)
-        for prompt, group in groupby(sequences, key=lambda sequence: sequence.request.token_ids):
-            admitted = list(group)
-            unfinished = [sequence for sequence in admitted if sequence.finish_reason is None]
-            self.cache.admit(len(self.active), len(unfinished), self.prefilled[prompt].calls)
-            self.active += unfinished
-            waiting_by_prompt[prompt] -= len(admitted)
-            if waiting_by_prompt[prompt] == 0:
-                del self.prefilled[prompt]
+        """Give each sequence a row of the cache, and sample its first token."""
+        first = len(self.active)
+        kept = [self.kept.take(sequence.request) for sequence in sequences]
+        self._prefill([sequence for sequence, known in zip(sequences, kept, strict=True) if known is None])
+        calls = [self._known_calls(*each) for each in zip(sequences, kept, strict=True)]
+        for _, same in groupby(range(len(sequences)), key=lambda place: id(calls[place])):
+            places = list(same)
+            self.cache.admit(len(self.active), len(places), calls[places[0]])
+            self.active += [sequences[place] for place in places]
+        append_next_tokens(sequences, self._read(first), self.sampling, self.rule)
+        self._remove_finished()
+        for sequence in sequences:
+            waiting_by_prompt[sequence.prompt] -= 1
+            if waiting_by_prompt[sequence.prompt] == 0:
+                self.prefilled.pop(sequence.prompt, None)
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        if not prompts:
+    def _known_calls(self, sequence: SequenceState, kept: Kept | None) -> Sequence[KeysValues]:
+        """Return the keys and values with which a sequence begins: those of its prompt, or what is kept of it."""
+        if kept is None:
+            return self.prefilled[sequence.prompt].calls
+        sequence.routes = kept.turn.routes
+        return kept.calls
+
+    def _prefill(self, sequences: Sequence[SequenceState]) -> None:
+        """Compute those prompts of some sequences that are not prefilled."""
+        new: dict[tuple[int, ...], SequenceState] = {}
+        for sequence in sequences:
+            if sequence.prompt not in self.prefilled:
+                new.setdefault(sequence.prompt, sequence)
+        if not new:
             return
+        prompts = list(new)
         lengths = [len(prompt) for prompt in prompts]
         layout = Prefill(lengths)
         token_ids = [token for prompt in prompts for token in prompt]
@@ -220,18 +261,49 @@ class ContinuousBatch:
         logits = self._head(hidden[last.to(hidden.device)])
         for index, prompt in enumerate(prompts):
             self.prefilled[prompt] = PrefilledPrompt(layout.calls[index], logits[index])
+            _count(new[prompt], len(prompt))
+
+    def _read(self, first: int) -> Tensor:
+        """Compute what the active sequences from `first` on have after their rows; return the next logits, [n, V]."""
+        sequences = self.active[first:]
+        known = self.cache.lengths[first : len(self.active)].tolist()
+        unread = [each.request.token_ids[length:] for each, length in zip(sequences, known, strict=True)]
+        counts = [len(each) for each in unread]
+        if not any(counts):
+            return torch.stack([self.prefilled[sequence.prompt].logits for sequence in sequences])
+        token_ids = [token for tokens in unread for token in tokens]
+        padding = _round_up(len(token_ids)) - len(token_ids)
+        positions = self.cache.begin([0] * first + counts, padding=padding)
+        hidden = self._forward(token_ids + token_ids[-1:] * padding, positions, self.cache)
+        if self.log is not None:
+            self.log.read(sequences, counts)
+        ends = torch.tensor(counts).cumsum(0) - 1
+        logits = self._head(hidden[ends.to(hidden.device)])
+        for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+            _count(sequence, count)
+            if count == 0:
+                logits[row] = self.prefilled[sequence.prompt].logits
+        return logits
 
     def _decode_step(self) -> None:
         """Sample one more token for every active row."""
         n = len(self.active)
-        token_ids = [sequence.token_ids[-1] for sequence in self.active]
-        positions = self.cache.lengths[:n].tolist()
-        self.cache.begin(_round_up(n))
+        padding = _round_up(n) - n
+        token_ids = [sequence.token_ids[-1] for sequence in self.active] + [0] * padding
+        positions = self.cache.begin([1] * len(token_ids))
         logits = self._head(self._forward(token_ids, positions, self.cache)[:n])
         if self.log is not None:
-            self.log.decoded(self.active)
+            self.log.read(self.active, [1] * n)
+        for sequence in self.active:
+            _count(sequence, 1)
         append_next_tokens(self.active, logits, self.sampling, self.rule)
-        for row in reversed([row for row in range(n) if self.active[row].finish_reason is not None]):
+        self._remove_finished()
+
+    def _remove_finished(self) -> None:
+        """Free the rows of finished sequences; keep those of episodes that may go on."""
+        for row in reversed([row for row, each in enumerate(self.active) if each.finish_reason is not None]):
+            if self.active[row].request.episode is not None:
+                self.kept.keep(Kept(self.active[row], self.cache.keys_values(row)))
             last = len(self.active) - 1
             if row != last:
                 self.cache.move(last, row)
@@ -249,6 +321,10 @@ class ContinuousBatch:
     def _head(self, hidden: Tensor) -> Tensor:
         padding = hidden.new_zeros(_round_up(len(hidden)) - len(hidden), hidden.shape[1])
         return self.forward.head(torch.cat([hidden, padding]))[: len(hidden)]
+
+
+def _count(sequence: SequenceState, tokens: int) -> None:
+    sequence.tokens_read = (sequence.tokens_read or 0) + tokens
 
 
 def _round_up(rows: int) -> int:

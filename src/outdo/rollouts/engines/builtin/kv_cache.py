@@ -1,8 +1,8 @@
-"""The KV cache of the sequences being sampled, and the attention of one new token per sequence.
+"""The KV cache of the sequences being sampled, and the attention of new tokens, one or more of each sequence.
 
-On a CPU in float32 the result of a row has the same bits for any other rows of the batch, of any length: every product
-has a fixed shape per row, and sums over the sequence are taken block by block in order, so that the blocks that only
-longer rows need add exact zeros.
+On a CPU in float32 the result of a token has the same bits for any other tokens of the forward pass: every product has
+a fixed shape per token, and sums over the sequence are taken block by block in order, so that the blocks that only
+longer rows need add exact zeros. It does not matter whether a token is sampled alone or read with its neighbours.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,16 @@ from typing import NamedTuple
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outdo.models.attention.packed import Rule, attention, within
 
+Indices = NDArray[numpy.int64]
 KeysValues = tuple[Tensor, Tensor]  # of one call of attention, [kv_heads, L, d] and [kv_heads, L, e]
+
+GATHERED_BYTES = 2**25
+"""Bytes of keys that are copied at a time, so that each of several tokens of one row reads them alone."""
 
 
 class Prefill:
@@ -48,12 +53,20 @@ class Prefill:
 
 
 class BlockWrite(NamedTuple):
-    """The rows whose new token of a step is written into one block."""
+    """The tokens of a forward pass whose keys and values are written into one block."""
 
     block: int
+    tokens: Tensor | None  # [m] their places in the pass; None: all
     rows: Tensor  # [m]
     offset: Tensor  # [m] within the block
-    all_rows: bool  # True if these are all rows of the step, so that no index is needed
+
+
+class Part(NamedTuple):
+    """Neighbouring tokens of a forward pass whose attention is computed at once."""
+
+    tokens: slice
+    rows: Tensor | slice  # of each token; a slice needs no copy of the keys
+    blocks: int  # that they may read
 
 
 class KVCache:
@@ -73,8 +86,9 @@ class KVCache:
         self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
         self._next_call = 0  # in the forward pass under way
         self._writes: list[BlockWrite] = []
-        self._last = torch.zeros(0)  # [n], position of the new token of each row
-        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+        self._parts: list[Part] = []
+        self._at = torch.zeros(0)  # [n], position of each new token in its sequence
+        self._masks: dict[tuple[int, int | None, int, int], Tensor] = {}
 
     def admit(self, first: int, count: int, calls: Sequence[KeysValues]) -> None:
         """Copy a prompt's keys and values into `count` rows from `first` on."""
@@ -97,42 +111,79 @@ class KVCache:
                     block[target] = block[source]
         self.lengths[target] = self.lengths[source]
 
-    def begin(self, n: int) -> None:
-        """Prepare a forward pass of one new token in each of the first n rows; their lengths then include it."""
-        lengths = self.lengths[:n]
-        blocks, offset = divmod(lengths, self.block)
-        needed = int(blocks.max()) + 1
+    def keys_values(self, row: int) -> list[KeysValues]:
+        """Return a copy of the keys and values of a row, as `admit` takes them."""
+        length = int(self.lengths[row])
+        starts = range(0, length, self.block)
+
+        def joined(store: list[Tensor]) -> Tensor:
+            parts = [block[row, :, : length - start] for start, block in zip(starts, store, strict=False)]
+            return torch.cat(parts, 1)
+
+        return [(joined(keys), joined(values)) for keys, values in self.calls]
+
+    def begin(self, counts: Sequence[int], *, padding: int = 0) -> list[int]:
+        """Prepare a forward pass of `counts[row]` new tokens of each row, row by row; return their positions.
+
+        The lengths of the rows then include them. After them, the last token comes `padding` times more.
+        """
+        new = numpy.asarray(counts)
+        rows = numpy.repeat(numpy.arange(len(new)), new)
+        at = self.lengths[rows] + numpy.arange(len(rows)) - numpy.repeat(new.cumsum() - new, new)
+        self.lengths[: len(new)] += new
+        rows, at = (numpy.pad(each, (0, padding), mode="edge") for each in (rows, at))
+        needed = int(at.max()) // self.block + 1
         first = self.calls[0][0]  # all calls have the same blocks
-        if len(first) < needed or any(len(block) < n for block in first[:needed]):
+        if len(first) < needed or any(len(block) < len(new) for block in first[:needed]):
             for store in chain.from_iterable(self.calls):
-                self._reserve(store, needed, n, store[0])
+                self._reserve(store, needed, len(new), store[0])
         self._next_call = 0
-        self._writes = []
-        for block in range(int(blocks.min()), needed):
-            rows = numpy.flatnonzero(blocks == block)
-            if len(rows):
-                where = (torch.from_numpy(each).to(self.device) for each in (rows, offset[rows]))
-                self._writes.append(BlockWrite(block, *where, all_rows=len(rows) == n))
-        self._last = torch.tensor(lengths, device=self.device)
+        self._writes = self._writes_of(rows, at)
+        self._parts = self._parts_of(rows, at)
+        self._at = torch.from_numpy(at).to(self.device)
         self._masks = {}
-        lengths += 1
+        return at.tolist()
+
+    def _writes_of(self, rows: Indices, at: Indices) -> list[BlockWrite]:
+        blocks, offset = divmod(at, self.block)
+        writes: list[BlockWrite] = []
+        for block in range(int(blocks.min()), int(blocks.max()) + 1):
+            tokens = numpy.flatnonzero(blocks == block)
+            if len(tokens):
+                where = [torch.from_numpy(each).to(self.device) for each in (tokens, rows[tokens], offset[tokens])]
+                writes.append(BlockWrite(block, where[0] if len(tokens) < len(rows) else None, *where[1:]))
+        return writes
+
+    def _parts_of(self, rows: Indices, at: Indices) -> list[Part]:
+        """Divide the tokens of a pass: one of each row at once, or else so many that the copied keys are bounded."""
+        blocks = at // self.block + 1
+        if numpy.array_equal(rows, numpy.arange(len(rows))):
+            return [Part(slice(None), slice(len(rows)), int(blocks.max()))]
+        block = self.calls[0][0][0]
+        size = GATHERED_BYTES // (block[0].numel() * block.element_size() * int(blocks.max()))
+        size = 4 * max(1, size // 4)  # as many products at a time as the engine computes at least
+        parts = (slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size))
+        return [Part(part, torch.from_numpy(rows[part]).to(self.device), int(blocks[part].max())) for part in parts]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """Compute one new token for each of the n rows of `begin`: query [1, heads, n, d] -> [1, n, heads, e]."""
+        """Compute the n new tokens of `begin`: query [1, heads, n, d] -> [1, n, heads, e]."""
         heads, n, d = query.shape[1:]
         kv_heads = key.shape[1]
         stores = self.calls[self._next_call]
         self._next_call += 1
         for store, new in zip(stores, (key, value), strict=True):
-            by_row = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d or e]
+            by_token = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d or e]
             for write in self._writes:
-                part = by_row if write.all_rows else by_row[write.rows]
+                part = by_token if write.tokens is None else by_token[write.tokens]
                 store[write.block][write.rows, :, write.offset] = part
-        blocks = max(write.block for write in self._writes) + 1
-        keys, values = ([block[:n].flatten(0, 1) for block in store[:blocks]] for store in stores)
-        mask = self._mask(rule.window, kv_heads, heads // kv_heads, blocks)
-        grouped = query[0].transpose(0, 1).reshape(n * kv_heads, heads // kv_heads, d)
-        return _block_attention(grouped, keys, values, mask, rule).to(query.dtype).reshape(1, n, heads, -1)
+        grouped = query[0].transpose(0, 1).reshape(n, kv_heads, heads // kv_heads, d)
+        outputs: list[Tensor] = []
+        for number, part in enumerate(self._parts):
+            keys, values = ([block[part.rows].flatten(0, 1) for block in store[: part.blocks]] for store in stores)
+            mask = self._mask(number, rule, kv_heads, heads // kv_heads)
+            outputs.append(_block_attention(grouped[part.tokens].flatten(0, 1), keys, values, mask, rule))
+        output = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return output.to(query.dtype).reshape(1, n, heads, -1)
 
     def _reserve(self, store: list[Tensor], blocks: int, rows: int, like: Tensor) -> None:
         """Allocate `blocks` blocks of `rows` rows where they are missing; `like` is [..., kv_heads, *, d]."""
@@ -144,12 +195,16 @@ class KVCache:
                 missing = like.new_zeros(rows - len(store[block]), kv_heads, self.block, d)
                 store[block] = torch.cat([store[block], missing])
 
-    def _mask(self, window: int | None, kv_heads: int, group: int, blocks: int) -> Tensor:
-        """Return 0 where a new token may attend, else -inf: [n * kv_heads, group, blocks * block]; once per step."""
-        key = (window, kv_heads, group)
-        if key not in self._masks:
-            distance = self._last[:, None] - torch.arange(blocks * self.block, device=self.device)  # [n, L]
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    def _mask(self, number: int, rule: Rule, kv_heads: int, group: int) -> Tensor:
+        """Return 0 where the tokens of a part may attend, else -inf: [m * kv_heads, group, blocks * block]."""
+        key = (number, rule.window, kv_heads, group)
+        if key not in self._masks:  # once per forward pass; those of several parts would be too large together
+            if len(self._parts) > 1:
+                self._masks.clear()
+            part = self._parts[number]
+            positions = torch.arange(part.blocks * self.block, device=self.device)
+            distance = self._at[part.tokens, None] - positions  # [m, L]
+            hidden = distance < 0 if rule.window is None else (distance < 0) | (distance >= rule.window)
             mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
             self._masks[key] = mask[:, None, None].expand(-1, kv_heads, group, -1).flatten(0, 1).contiguous()
         return self._masks[key]

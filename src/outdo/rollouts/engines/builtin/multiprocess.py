@@ -11,10 +11,11 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
 from outdo.rollouts.engines.builtin.probe import choose_way
-from outdo.rollouts.engines.divide import divide, in_order
+from outdo.rollouts.engines.divide import Places, in_order
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
+from outdo.utils.rng import Stream
 
 
 class MultiprocessEngine:
@@ -38,6 +39,8 @@ class MultiprocessEngine:
 
     def _start_engines(self, policy: PolicyView) -> None:
         self.policy = policy
+        self.places = Places(len(self.pool))
+        self._version = policy.version
         views = [policy, *(PolicySnapshot.of(policy) for _ in self.pool.others)]
         self.choice = choose_way(policy, sample)  # once, not in every process
         self.engines = self.pool.place(
@@ -62,7 +65,14 @@ class MultiprocessEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        parts = divide(requests, len(self.engines))
-        results = self.engines.map("generate", [([requests[index] for index in part], sampling) for part in parts])
         version = self.policy.version  # the other processes only have the version at the time of the snapshot
+        if version != self._version:
+            self.engines.map("end_episodes", [()] * len(self.engines))
+            self._version = version
+        parts = self.places.divide(requests)
+        results = self.engines.map("generate", [([requests[index] for index in part], sampling) for part in parts])
         return [replace(completion, policy_version=version) for completion in in_order(parts, results)]
+
+    def end_episodes(self, episodes: Sequence[Stream]) -> None:
+        """Drop the keys and values of episodes that have ended."""
+        self.engines.map("end_episodes", [(each,) for each in self.places.end(episodes)])

@@ -112,6 +112,7 @@ def _requests(view: PolicySnapshot) -> list[Request]:
             token_ids=tuple(tokens[: min(length, longest)]),
             stream=Stream("probe", 0, str(number), sample),
             max_tokens=TOKENS,
+            prompt_length=(None, 2)[sample],  # the rest is read as the next turn of an episode is
         )
         for number, length in enumerate((3, 5, 11))
         for sample in range(2)

@@ -24,13 +24,14 @@ from outdo.models.device import make_deterministic
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choose_way
-from outdo.rollouts.engines.divide import divide, in_order
+from outdo.rollouts.engines.divide import Places, in_order
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import TIMEOUT
 from outdo.types import Completion, Request
 from outdo.utils.bit_sums import bit_sums
 from outdo.utils.errors import DeliveryError, EngineError, EngineLostError, WorkerError
 from outdo.utils.out_of_memory import is_out_of_memory
+from outdo.utils.rng import Stream
 
 SHARED_MEMORY = Path("/dev/shm")
 ADVICE = Advice(
@@ -64,6 +65,7 @@ class BuiltinProcesses:
         self.timeout = timeout
         self.copy_frozen = copy_frozen
         self.choice = choose_way(policy, sample)  # once, not in every process
+        self.places_of_episodes = Places(len(devices))
         self.delivered_bytes = 0
         self._shared: SharedCopy | None = None
         self._processes: list[Process] = []
@@ -102,8 +104,12 @@ class BuiltinProcesses:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        parts = divide(requests, len(self.devices))
+        parts = self.places_of_episodes.divide(requests)
         return in_order(parts, self._call("generate", [([requests[i] for i in part], sampling) for part in parts]))
+
+    def end_episodes(self, episodes: Sequence[Stream]) -> None:
+        """Drop the keys and values of episodes that have ended."""
+        self._call("end_episodes", [(each,) for each in self.places_of_episodes.end(episodes)])
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability of each token after the first of each sequence, by all processes in turn."""

@@ -17,7 +17,7 @@ class RouteLog:
         self.recording = recording
         self.parts: list[Tensor] = []  # [n, R, k] of each forward pass
         self.prompts: dict[tuple[int, ...], range] = {}  # the numbers of the tokens of each prompt
-        self.answers: defaultdict[int, list[int]] = defaultdict(list)  # and of each answer, by the id of its sequence
+        self.answers: defaultdict[int, list[int]] = defaultdict(list)  # and of what follows, by the id of its sequence
         self.tokens = 0
 
     def prefilled(self, prompts: Sequence[tuple[int, ...]]) -> None:
@@ -25,16 +25,20 @@ class RouteLog:
         for prompt, first in zip(prompts, self._add([len(prompt) for prompt in prompts]), strict=True):
             self.prompts[prompt] = range(first, first + len(prompt))
 
-    def decoded(self, sequences: Sequence[SequenceState]) -> None:
-        """Keep the routes of the last forward pass, which computed one token of each of these sequences."""
-        for sequence, number in zip(sequences, self._add([1] * len(sequences)), strict=True):
-            self.answers[id(sequence)].append(number)
+    def read(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+        """Keep the routes of the last forward pass, which computed so many tokens of each of these sequences."""
+        for sequence, first, count in zip(sequences, self._add(counts), counts, strict=True):
+            self.answers[id(sequence)] += range(first, first + count)
 
     def give(self, sequences: Sequence[SequenceState]) -> None:
-        """Set the routes of each sequence, on the CPU: of its prompt, and of its answer without the last token."""
+        """Set the routes of each sequence, on the CPU: of all tokens before the answer, and of it without the last.
+
+        A sequence that continues an earlier turn of its episode has the routes of that already.
+        """
         routes = torch.cat(self.parts).cpu()
         for sequence in sequences:
-            sequence.routes = routes[[*self.prompts[sequence.request.token_ids], *self.answers[id(sequence)]]]
+            before = routes[list(self.prompts[sequence.prompt])] if sequence.routes is None else sequence.routes
+            sequence.routes = torch.cat([before, routes[self.answers[id(sequence)]]])
 
     def _add(self, lengths: Sequence[int]) -> list[int]:
         """Keep the routes of so many neighbouring tokens each; return the number of the first of each."""

@@ -26,6 +26,12 @@ class SequenceState:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     routes: Tensor | None = None  # see `Completion.routes`
+    tokens_read: int | None = None  # see `Completion.tokens_read`
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens before the first turn of the episode, which are computed at once."""
+        return self.request.token_ids[: self.request.prompt_length]
 
     def completion(self, policy_version: int) -> Completion:
         """Return the answer, now that it is finished."""
@@ -35,6 +41,7 @@ class SequenceState:
             finish_reason=self.finish_reason or FinishReason.abort,
             policy_version=policy_version,
             routes=self.routes,
+            tokens_read=self.tokens_read,
         )
 
 
