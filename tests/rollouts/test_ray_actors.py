@@ -19,14 +19,13 @@ from engine_cases import requests, threads
 from run_cases import alive, command_line, wait_until
 
 from outdo.config.recipe import Piece
-from outdo.distributed import process as limits
 from outdo.distributed import ray_cluster
-from outdo.distributed.ray_cluster import Cluster, connected
+from outdo.distributed.ray_cluster import Cluster, _Watch, connected
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import ray_actors
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.ray_actors import _Watch, buckets, files
+from outdo.rollouts.engines.builtin.ray_actors import buckets, files
 from outdo.rollouts.engines.proof import fixed_sequences
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import SeparateEngine
@@ -182,13 +181,41 @@ def test_what_an_actor_raises_is_raised_here_and_the_engine_goes_on(opened):
 
 def test_a_cluster_without_room_is_one_sentence(opened, monkeypatch):
     monkeypatch.setattr(ray_cluster, "ROOM", 0.5)
-    with pytest.raises(EngineError, match=r"no room for engine.processes = 2 with 5000 CPU each: free are [\d.]+ CPU"):
-        connected.reserve([{"CPU": 5000}] * 2)
+    role = connected.join("the engine", [{"CPU": 5000}] * 2)
+    with pytest.raises(EngineError, match=r"no room for the engine \(2 x 5000 CPU\): free are [\d.]+ CPU"):
+        connected.start(role, ray_actors.EngineActor, 1)
+    connected.leave(role)
+    policy, engine = opened
+    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)  # another role keeps Ray
 
 
 def test_ray_that_was_imported_before_is_one_sentence(opened):
     with pytest.raises(EngineError, match="Ray was imported before outdo could set it up"):
-        Cluster().open(cpus=1, gpus=[])
+        Cluster().open()
+
+
+def test_a_cluster_that_does_not_answer_is_given_up():
+    found = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=600)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert re.fullmatch(
+        r"Ray at RAY_ADDRESS=127.0.0.1:\d+ gave no answer for 1 s: does it run there, and are its ports open\?\n",
+        found.stdout,
+    )
+
+
+SILENT = """
+import os, socket
+from outdo.distributed import ray_cluster
+from outdo.utils.errors import EngineError
+
+server = socket.create_server(("127.0.0.1", 0))
+os.environ.update(RAY_ADDRESS=f"127.0.0.1:{server.getsockname()[1]}", RAY_AUTH_TOKEN="a" * 32)
+ray_cluster.CONNECT = 1.0
+try:
+    ray_cluster.connected.open()
+except EngineError as error:
+    print(error)
+"""
 
 
 def test_gpus_are_shown_to_ray_and_no_others(monkeypatch):
@@ -211,7 +238,7 @@ def test_an_actor_that_ends_in_a_call_is_replaced_and_the_answers_stay_the_same(
             os.kill(hit[0], signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ray_actors, "POLL", 0.02)
+        patch.setattr(ray_cluster, "POLL", 0.02)
         patch.setattr(_Watch, "look", looked)
         found = engine.generate(long, sampling)
     assert len(hit) == 1
@@ -252,7 +279,7 @@ import os, signal, threading
 from pathlib import Path
 from outdo.distributed import ray_cluster
 
-ray_cluster.connected.open(cpus=1, gpus=[])
+ray_cluster.connected.open()
 children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
 started = [child for path in children for child in path.read_text().split()]
 raylet = next(each for each in started if b"raylet\\0" in Path(f"/proc/{each}/cmdline").read_bytes())
@@ -283,8 +310,8 @@ def test_the_memory_of_weights_that_were_sent_can_be_dropped():
 def test_an_actor_that_is_stopped_is_lost(opened, monkeypatch, silence: float, seconds: float, message: str):
     """Of this engine the last test: its actor is left stopped."""
     _, engine = opened
-    monkeypatch.setattr(ray_actors, "POLL", 0.1)
-    monkeypatch.setattr(limits, "SILENCE", silence)
+    monkeypatch.setattr(ray_cluster, "POLL", 0.1)
+    monkeypatch.setattr(ray_cluster, "SILENCE", silence)
     (process,) = actors()
     os.kill(process, signal.SIGSTOP)
     with pytest.raises(EngineLostError, match=message):

@@ -14,6 +14,15 @@ def test_the_result_or_the_error_of_the_work_is_passed_on():
         within(600, lambda: 1 // 0)
 
 
+def test_the_thread_of_lasting_work_stays_and_does_not_keep_the_process():
+    thread = within(600, threading.current_thread, lasting=True)
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert thread.daemon
+    with pytest.raises(ZeroDivisionError):
+        within(600, lambda: 1 // 0, lasting=True)
+
+
 def test_work_that_does_not_return_is_given_up():
     gate = threading.Event()
     with pytest.raises(TimeoutError, match=r"no result after 0.05 s"):

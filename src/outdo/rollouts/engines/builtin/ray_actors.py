@@ -1,12 +1,8 @@
 """The built-in engine in actors of Ray, on any machine of its cluster, each with a copy of the weights.
 
-Ray starts the actors, all of them or none (one placement group), and carries calls and weights. A delivery sends the
-trained weights in buckets of bounded size, or through files in a folder that all machines share; frozen weights are
-sent once, in the same way, when an actor has started.
-
-Ray does not notice that an actor hangs, or that it is stopped. So no wait here is without end: each call watches the
-progress of the actors, and an actor that is silent or gets nowhere is lost, as one that has ended is. Ray itself
-restarts nothing.
+Ray starts the actors, all of them or none, and carries calls and weights (`outdo.distributed.ray_cluster`). A delivery
+sends the trained weights in buckets of bounded size, or through files in a folder that all machines share; frozen
+weights are sent once, in the same way, when an actor has started.
 """
 
 import copy
@@ -15,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import outdo.distributed.process as limits
-from outdo.distributed.ray_cluster import ADVICE, WATCH, connected, translated
+from outdo.distributed import ray_cluster
+from outdo.distributed.process import PATIENCE
+from outdo.distributed.ray_cluster import ADVICE, Role, connected
 from outdo.models.adapter import trained_weights
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice
@@ -39,8 +35,6 @@ BUCKET = 2**26
 """Bytes of weights that are sent at a time."""
 FILE = 2**30
 """Bytes of weights, about, in a file of a folder that the machines share."""
-POLL = 1.0
-"""Seconds between two looks at the progress of the actors."""
 
 
 class Piece(NamedTuple):
@@ -65,9 +59,8 @@ class RayActors(BuiltinProcesses):
         self._parent = None if folder is None else Path(folder).expanduser().absolute()
         self._folder: WeightsFolder | None = None
         self._actors: list[Any] = []
-        self._group: Any = None
+        self._role: Role | None = None
         self._nodes: list[str] = []
-        self._ray: Any = None
 
     @property
     def places(self) -> Sequence[str]:
@@ -78,21 +71,17 @@ class RayActors(BuiltinProcesses):
     def restart(self) -> None:
         """End the actors; the next update starts others."""
         self._version = None
-        for actor in self._actors:
-            connected.ask(lambda ray, actor=actor: ray.kill(actor))
-        self._actors, self._nodes = [], []
-        if self._group is not None:
-            connected.release(self._group)
-        self._group = None
+        actors, self._actors, self._nodes = self._actors, [], []
+        connected.kill(actors)
 
     def close(self) -> None:
-        """End the actors, and the Ray that was started for them."""
+        """End the actors, and the Ray that was started here, unless others use it."""
         try:
-            if self._ray is not None and self._ray.is_initialized():
-                self.restart()
+            self.restart()
         finally:
-            self._actors, self._group, self._version = [], None, None
-            connected.close()
+            if self._role is not None:
+                connected.leave(self._role)
+                self._role = None
             if self._folder is not None:
                 self._folder.close()
                 self._folder = None
@@ -106,13 +95,13 @@ class RayActors(BuiltinProcesses):
     def _begin(self, policy: PolicyView) -> None:
         """Start the actors, with the frozen weights."""
         count, kind = len(self.devices), torch.device(self.devices[0]).type
-        gpus = [torch.device(device).index or 0 for device in self.devices if kind == "cuda"]
-        self._ray = connected.open(cpus=count * self.threads, gpus=gpus)
-        bundle = {"CPU": self.threads, **({"GPU": 1} if gpus else {})}
+        if self._role is None:
+            gpus = [torch.device(device).index or 0 for device in self.devices if kind == "cuda"]
+            bundle = {"CPU": self.threads, **({"GPU": 1} if gpus else {})}
+            self._role = connected.join("the engine", [bundle] * count, gpus)
         try:
-            self._group = connected.reserve([bundle] * count)
-            self._actors = connected.start(EngineActor, self._group, [bundle] * count, self.threads)
-            self._nodes = self._call("node", [()] * count, limits.START)
+            self._actors = connected.start(self._role, EngineActor, self.threads)
+            self._nodes = self._call("node", [()] * count, ray_cluster.START)
             model, weights = _without_weights(policy.model), dict(policy.model.named_parameters())
             forward = policy.forward.with_model(model)
             forward.device, forward.routers = torch.device(kind), policy.forward.routers
@@ -121,7 +110,7 @@ class RayActors(BuiltinProcesses):
             shapes = {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
             model_of_all = (view, shapes, list(trained), self.seed, self.choice)
             held = connected.ask(lambda ray: ray.put(model_of_all))
-            self._call("hold", [(held,)] * count, limits.START)
+            self._call("hold", [(held,)] * count, ray_cluster.START)
             frozen = {name: weight for name, weight in weights.items() if name not in trained}
             self._send(frozen, policy.version)
         except BaseException:
@@ -134,60 +123,21 @@ class RayActors(BuiltinProcesses):
             self._folder = self._folder or WeightsFolder(parent=self._parent)
             published = self._folder.publish(version, files(weights))
             for file in sorted(published.iterdir()):
-                self._call("read", [(str(file),)] * len(self._actors), limits.PATIENCE)
+                self._call("read", [(str(file),)] * len(self._actors), PATIENCE)
         else:
             for bucket in buckets(weights):
                 sent = connected.ask(lambda ray, bucket=bucket: ray.put(bucket))
-                self._call("take", [(sent,)] * len(self._actors), limits.PATIENCE)
+                self._call("take", [(sent,)] * len(self._actors), PATIENCE)
         return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
     def _call(self, method: str, calls: Sequence[tuple[Any, ...]], seconds: float | None = None) -> list[Any]:
         """Call a method of as many actors as there are `calls` at the same time; return the results in order."""
         asked = self._actors[: len(calls)]
-        if len(asked) < len(calls):
+        if len(asked) < len(calls) or self._role is None:
             raise EngineLostError(f"the actors of the engine have ended{ADVICE}")
-        with translated():
-            results = [actor.call.remote(method, *each) for actor, each in zip(asked, calls, strict=True)]
-            silence = limits.SILENCE if self._nodes else limits.START
-            watch = _Watch(self._ray, asked, self.timeout if seconds is None else seconds, silence)
-            waiting = list(results)
-            while waiting:
-                _, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=POLL, fetch_local=False)
-                watch.look([results.index(each) for each in waiting])
-            return self._ray.get(results, timeout=limits.SILENCE)
-
-
-class _Watch:
-    """Knows since when each of some actors is silent, and since when it has made no progress."""
-
-    def __init__(self, ray: Any, actors: Sequence[Any], seconds: float, silence: float) -> None:
-        self._ray = ray
-        self._actors = actors
-        self._seconds = seconds
-        self._silence = silence
-        self._heard = [monotonic()] * len(actors)
-        self._moved = list(self._heard)
-        self._known: list[int | None] = [None] * len(actors)
-        self._asked: list[Any] = [None] * len(actors)
-
-    def look(self, waiting: Sequence[int]) -> None:
-        """Ask the actors that have not answered for their progress.
-
-        Raises: EngineLostError if one of them is silent, or makes no progress.
-        """
-        for number in waiting:
-            if self._asked[number] is None:
-                self._asked[number] = self._actors[number].progress.options(concurrency_group=WATCH).remote()
-            elif self._ray.wait([self._asked[number]], timeout=0)[0]:
-                known, self._known[number] = self._known[number], self._ray.get(self._asked[number], timeout=POLL)
-                self._asked[number], self._heard[number] = None, monotonic()
-                if known not in (None, self._known[number]):
-                    self._moved[number] = monotonic()
-            silent, still = (monotonic() - since[number] for since in (self._heard, self._moved))
-            if silent > self._silence:
-                raise EngineLostError(f"actor {number + 1} of the engine gave no sign of life for {self._silence:g} s")
-            if still > self._seconds:
-                raise EngineLostError(f"actor {number + 1} of the engine made no progress for {self._seconds:g} s")
+        silence = ray_cluster.SILENCE if self._nodes else ray_cluster.START
+        patience = self.timeout if seconds is None else seconds
+        return connected.call(self._role, asked, method, calls, seconds=patience, silence=silence)
 
 
 class EngineActor:
