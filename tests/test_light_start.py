@@ -74,5 +74,9 @@ def test_looking_at_a_run_that_is_not_there_loads_nothing_heavy(command, tmp_pat
     assert "no such folder" in printed
 
 
+def test_the_actor_of_a_reward_loads_nothing_heavy():
+    assert loaded("import outdo.trainer.ray_rewards")[:2] == (0, [])
+
+
 def test_the_glossary_loads_nothing_heavy():
     assert loaded(CLI, "glossary", "entropy")[:2] == (0, [])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outdo.config.engines import engine_mistakes, environment_mistakes
+from outdo.config.engines import engine_mistakes, environment_mistakes, reward_place_mistakes
 from outdo.config.file import dump, load
 from outdo.config.paths import with_absolute_paths, with_file_names
 from outdo.config.recipe import Piece
@@ -129,3 +129,6 @@ def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):
     (mistake,) = environment_mistakes(builtin(processes=1, place="ray"))
     assert mistake == 'engine.place: Ray is not installed: pip install "outdo[ray]"'
     assert environment_mistakes(builtin(processes=1)) == []
+    recipe = load(None, [*NEEDED, "rewards=['exact', {name='math', place='ray'}]"])
+    (mistake,) = reward_place_mistakes(recipe)
+    assert mistake == 'rewards.math.place: Ray is not installed: pip install "outdo[ray]"'

@@ -99,7 +99,8 @@ def test_the_commented_recipe_holds_exactly_the_defaults(recipe):
 
 
 def test_a_dumped_recipe_is_read_back_equal(recipe):
-    options = ["train.objective={name='grpo', clip_low=0.3}", "rewards=[{name='exact', weight=0.1}, 'format']"]
+    rewards = "rewards=[{name='exact', weight=0.1}, 'format', {name='math', place='ray'}]"
+    options = ["train.objective={name='grpo', clip_low=0.3}", rewards]
     written = load(None, [*NEEDED, *options, "threads=2", "reference.sync.every=5"])
     assert load(recipe(dump(written))) == written
 

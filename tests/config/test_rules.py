@@ -128,6 +128,11 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             "engine.across_updates: expected true or false, found 1",
         ),
         (["rewards=[]"], "rewards: expected at least one"),
+        (
+            ["rewards={name='exact', place='ray'}"],
+            "rewards.exact.place: Ray places the rewards that have worker processes",
+        ),
+        (["rewards={name='math', place='here'}"], "rewards.math.place: expected \"ray\", found 'here'"),
         (["data.system=the key is hf_aaaaaaaaaaaaaaaaaaaaaaaa"], "data.system: looks like a secret"),
         (["rewards=outdo.nowhere:score"], "no such Python module"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, command_line, metrics, outdo_, saved, steps_done, wait_until
+from run_cases import TIMES, alive, cold, command_line, metrics, outdo_, saved, steps_done, wait_until
 from test_replicated_engines import DIVIDED, SETTINGS, STEPS
 from test_replicated_runs import finished, tokens, weights
 from test_workers import family
@@ -17,6 +17,31 @@ from test_workers import family
 RAY = 'engine={name = "builtin", processes = 1, place = "ray"}'
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+
+
+@needs_ray
+def test_an_engine_and_a_reward_under_ray_change_nothing(home: Path):
+    """They are placed together; the actor of the reward is killed in the middle of the run."""
+    alone, placed = home / "ray-no-reward", home / "ray-reward"
+    settings = ("steps=12", "eval.every=0")
+    outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *settings)
+    reward = f'rewards={{name = "{home}/score.py:score", place = "ray"}}'
+    command = cold(home, "train", "recipe.toml", f"run=./{placed.name}", *settings, RAY, reward)
+    wait_until(lambda: steps_done(placed) >= 1, command)
+    started = family(command.pid)
+    (actor,) = actors(started, b"RewardActor")
+    assert len(actors(started)) == 1
+    os.kill(actor, signal.SIGKILL)
+    said, status = finished(command)
+    assert status == 0, said
+    assert f"rewards: score in an actor on {os.uname().nodename} (Ray)" in said
+    wait_until(lambda: not any(map(alive, started)))
+    for step in range(1, 13):
+        assert tokens(alone, step) == tokens(placed, step)
+    for mine, its in zip(metrics(alone), metrics(placed), strict=True):
+        assert {key: its[key] for key in mine if not key.startswith(TIMES)} == {
+            key: value for key, value in mine.items() if not key.startswith(TIMES)
+        }
 
 
 @needs_ray
@@ -90,6 +115,6 @@ def test_the_quickstart_on_two_divided_trainers_and_an_engine_of_ray_ends_as_usu
     assert "of the greedy answers to held-out questions are right" in outdo_(tmp_path, "doctor", str(run))
 
 
-def actors(processes: list[int]) -> list[int]:
-    """Those of some processes that are actors of the engine."""
-    return [each for each in processes if b"EngineActor" in command_line(each)]
+def actors(processes: list[int], kind: bytes = b"EngineActor") -> list[int]:
+    """Those of some processes that are actors of the engine, or of another kind."""
+    return [each for each in processes if kind in command_line(each)]

@@ -1,8 +1,10 @@
 """The most similar name: edits are counted, and two swapped neighbours are one edit."""
 
+import pickle
+
 import pytest
 
-from outdo.utils.errors import did_you_mean, nearest
+from outdo.utils.errors import UserError, did_you_mean, nearest
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,8 @@ from outdo.utils.errors import did_you_mean, nearest
 def test_the_most_similar_name(wrong, known, name):
     assert nearest(wrong, known) == name
     assert did_you_mean(wrong, known) == (f"; did you mean {name}?" if name else "")
+
+
+def test_an_error_from_another_process_has_its_sentences():
+    sent = pickle.loads(pickle.dumps(UserError(["one mistake", "another"])))
+    assert (sent.problems, str(sent)) == (("one mistake", "another"), "one mistake\nanother")

@@ -100,8 +100,8 @@ def environment_mistakes(piece: Piece) -> list[str]:
 
     It runs the interpreter that `engine.python` names, to find its vllm.
     """
-    if piece.options.get("place") == RAY and piece.name == BUILTIN_ENGINE and find_spec("ray") is None:
-        return ['engine.place: Ray is not installed: pip install "outdo[ray]"']
+    if piece.options.get("place") == RAY and piece.name == BUILTIN_ENGINE and (mistake := _missing_ray("engine")):
+        return [mistake]
     folder = piece.options.get("folder")
     if (
         piece.name in ENGINES
@@ -118,6 +118,16 @@ def environment_mistakes(piece: Piece) -> list[str]:
     except UserError as error:
         return [f"engine.python: {mistake}" for mistake in error.problems]
     return list(_unknown(piece.options, [*OWN_OPTIONS, *signature.options]))
+
+
+def reward_place_mistakes(recipe: Recipe) -> list[str]:
+    """Return what keeps this machine from placing the rewards of a recipe by Ray; empty if it places none."""
+    placed = [f"rewards.{reward.name}" for reward in recipe.rewards if reward.place == RAY]
+    return [mistake for key in placed if (mistake := _missing_ray(key))]
+
+
+def _missing_ray(key: str) -> str | None:
+    return None if find_spec("ray") else f'{key}.place: Ray is not installed: pip install "outdo[ray]"'
 
 
 def _mistakes_of_own(piece: Piece) -> Iterator[str]:

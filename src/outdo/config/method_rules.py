@@ -31,6 +31,7 @@ from outdo.config.names import (
 from outdo.config.options import effective_options
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.unknown_settings import listed_hint, other_libraries
+from outdo.rewards.loading import IN_WORKERS, runs_in_worker
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import Signature, signature_of
 
@@ -126,9 +127,16 @@ def _check_rewards(recipe: Recipe) -> Iterator[str]:
     for reward in recipe.rewards:
         wrong_name = list(check_name("rewards", reward.name, REWARDS))
         yield from wrong_name
-        if not wrong_name and (reward.options or reward.name in REWARDS):
-            piece = Piece(name=reward.name, options=reward.options)
+        if not wrong_name and (reward.own_options or reward.name in REWARDS):
+            piece = Piece(name=reward.name, options=reward.own_options)
             yield from _check_piece(f"rewards.{reward.name}", piece, REWARDS)
+        if reward.place not in (None, "ray"):
+            yield f'rewards.{reward.name}.place: expected "ray", found {reward.place!r}; leave it out for this machine'
+        elif not wrong_name and reward.place and not runs_in_worker(reward.name):
+            yield (
+                f"rewards.{reward.name}.place: Ray places the rewards that have worker processes: file.py:name, "
+                f"{', '.join(sorted(IN_WORKERS))}"
+            )
 
 
 def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_with: str = "") -> Iterator[str]:

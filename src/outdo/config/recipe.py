@@ -125,6 +125,11 @@ class RewardLimits(Section):
         """The limits of the processes, as `load_reward` takes them."""
         return self.model_dump(include={"timeout", "workers", "memory", "environment"})
 
+    @property
+    def of_steps(self) -> dict[str, Any]:
+        """The limits of the rewards of a step, as an environment takes them."""
+        return self.model_dump(include={"max_failed", "step_timeout"})
+
 
 class Sampling(Section):
     """How the engine samples answers in training."""
@@ -292,7 +297,7 @@ class Record(Section):
 def _reward_spec(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:
     """Return a reward and its options as `load_reward` takes them; `overlong` gets the longest answer by default."""
     defaults = {"max_tokens": max_tokens} if reward.name == "overlong" else {}
-    return {"name": reward.name, **defaults, **reward.options}
+    return {"name": reward.name, **defaults, **reward.own_options}
 
 
 class Recipe(Section):
@@ -327,7 +332,7 @@ class Recipe(Section):
     )
     rewards: Rewards = Field(
         default=(WeightedReward(name="exact"),),
-        description="exact, last_number, math, format ..., file.py:name, or a list of these or of {name, weight}",
+        description="exact, last_number, math, format ..., file.py:name, or a list of these or {name, weight, place}",
     )
     track: Pieces = Field(default=(), description="wandb, tensorboard, trackio, mlflow, file.py:name, or a list")
     data: Data = Field(description="the questions to train on and to evaluate on")
@@ -362,8 +367,13 @@ class Recipe(Section):
     @property
     def reward_functions(self) -> list[tuple[dict[str, Any], float]]:
         """The rewards that are not reward models: the specification that `load_reward` takes, and the weight."""
+        return [(spec, each.weight) for each, spec in self.reward_specs]
+
+    @property
+    def reward_specs(self) -> list[tuple[WeightedReward, dict[str, Any]]]:
+        """The rewards that are not reward models, each with the specification that `load_reward` takes."""
         longest = self.sampling.max_tokens
-        return [(_reward_spec(each, longest), each.weight) for each in self.rewards if each.name != REWARD_MODEL]
+        return [(each, _reward_spec(each, longest)) for each in self.rewards if each.name != REWARD_MODEL]
 
     @property
     def critic(self) -> Piece | None:

@@ -40,6 +40,9 @@ MADE_FROM_OPTIONS = frozenset({"judge"})
 RUN_IN_SANDBOX = frozenset({"code"})
 """The built-in rewards that execute what a model wrote: in a sandbox, which a worker process starts and observes."""
 
+IN_WORKERS = RUN_IN_WORKER | RUN_IN_SANDBOX
+"""The built-in rewards with worker processes."""
+
 TESTING_SECONDS = 3600.0
 """How long one call of such a reward may take by the clock. Each run in the sandbox has limits of its own."""
 
@@ -155,7 +158,7 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -
         raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {example}}}'])
     if name in MADE_FROM_OPTIONS:
         return resolve(BUILTIN[name])(**options)
-    limits = replace(limits, workers=limits.workers or min(MAX_WORKERS, _cores()))
+    limits = replace(limits, workers=processes_of(name, limits.workers))
     if name in RUN_IN_SANDBOX:
         open_code_sandbox(options)
         limits = replace(limits, timeout=max(limits.timeout, TESTING_SECONDS))
@@ -165,6 +168,16 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -
         limits = replace(limits, timeout=timeout, processor_seconds=PROCESSOR_SECONDS)
         return WorkerReward(BUILTIN[name], name, options=options, limits=limits)
     return InProcessReward(resolve(BUILTIN[name]), name, options=options)
+
+
+def runs_in_worker(name: str) -> bool:
+    """Return whether a reward runs in worker processes: one of the user, or a built-in one that may never end."""
+    return ":" in name or name in IN_WORKERS
+
+
+def processes_of(name: str, workers: int | None) -> int:
+    """Return how many worker processes a reward has; `workers` is the setting, if there is one."""
+    return workers or (min(MAX_WORKERS, _cores()) if name in BUILTIN else 1)
 
 
 def _cores() -> int:

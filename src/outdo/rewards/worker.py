@@ -12,7 +12,7 @@ from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.signatures import SignatureKind, score_all
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.rewards.worker_output import WorkerOutput
-from outdo.rewards.worker_process import ProcessorTimeError, WorkerEndedError, WorkerProcess
+from outdo.rewards.worker_process import IMPORT_DEADLINE, ProcessorTimeError, WorkerEndedError, WorkerProcess
 from outdo.utils.errors import RewardError, UserError
 from outdo.utils.imports import split
 from outdo.utils.secrets import redact
@@ -56,9 +56,8 @@ class WorkerReward:
         secrets: Sequence[str] = (),
     ) -> None:
         limits, options = limits or WorkerLimits(), options or {}
-        where, function = split(spec)
         self.spec = spec
-        self.source = os.path.basename(where).removesuffix(".py").rpartition(".")[2]
+        function, self.source = names_of(spec)
         self.name = name or function
         _check_options(options, self.name)
         self._lock = Lock()
@@ -102,6 +101,17 @@ class WorkerReward:
                 self.close()
                 raise
 
+    @property
+    def progress(self) -> int:
+        """A number that changes while completions are scored: how many calls of the function have ended."""
+        return sum(worker.calls for worker in self._workers)
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which a call of the function ends: it may be tried twice, each time in a new worker."""
+        first = self._workers[0]
+        return 2 * (first.limits.timeout + first.grace + IMPORT_DEADLINE)
+
     def close(self) -> None:
         """Kill the workers. A call in another thread ends, and starts none again."""
         self._interrupt()
@@ -122,6 +132,7 @@ class _Worker:
         self.name = name
         self.limits = limits
         self.grace = 0.0
+        self.calls = 0
         self._spec = spec
         self._options = options
         self._output = output
@@ -159,6 +170,12 @@ class _Worker:
 
     def call(self, inputs: Sequence[RewardInput], deadline: float) -> list[RewardOutput] | RewardOutput:
         """Score completions in one call of the function: one output for each, or a failure of the call."""
+        try:
+            return self._call(inputs, deadline)
+        finally:
+            self.calls += 1
+
+    def _call(self, inputs: Sequence[RewardInput], deadline: float) -> list[RewardOutput] | RewardOutput:
         if self._consecutive_crashes >= MAX_CONSECUTIVE_CRASHES:
             reason = f"not tried: each of the {MAX_CONSECUTIVE_CRASHES} completions before it ended the worker"
             return self._failure(Status.failed, reason)
@@ -239,6 +256,12 @@ class _Worker:
 
     def _failure(self, status: Status, reason: str) -> RewardOutput:
         return output_without_value(status, redact(reason, self._output.secrets), self.name)
+
+
+def names_of(spec: str) -> tuple[str, str]:
+    """Return the name of the function that a reward names, and that of its file or module without its folders."""
+    where, function = split(spec)
+    return function, os.path.basename(where).removesuffix(".py").rpartition(".")[2]
 
 
 def _check_options(options: Mapping[str, Any], name: str) -> None:

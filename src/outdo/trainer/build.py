@@ -58,7 +58,7 @@ from outdo.trainer.build_method import (
     penalty_of,
     stop_of,
 )
-from outdo.trainer.build_rewards import asked_together, rewards_of, whole_notes
+from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed, whole_notes
 from outdo.trainer.engines import engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment, tools_of
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
@@ -135,15 +135,12 @@ def build_run(
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = _prompts(recipe, questions, policy)
     engine, on_first = open_engine_of_run(recipe, policy)
+    placed_notes = start_placed(reward)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
     in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
     environment_with = partial(open_environment, recipe.environment, policy, **in_prompts)
-    environment = environment_with(
-        reward if on_first else asked_together(reward),
-        max_failed=recipe.reward_limits.max_failed,
-        step_timeout=recipe.reward_limits.step_timeout,
-    )
+    environment = environment_with(reward if on_first else asked_together(reward), **recipe.reward_limits.of_steps)
     sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
     return Run(
         recipe=recipe,
@@ -168,6 +165,7 @@ def build_run(
             *hardware_notes,
             *_model_notes(recipe, policy, reward),
             *engine_notes(engine),
+            *placed_notes,
             *routing_notes,
             *environment_notes(recipe.environment),
             *memory_notes,

@@ -13,7 +13,8 @@ from outdo.rewards.judge.replies import FILE as JUDGE_REPLIES
 from outdo.rewards.model import RewardModel
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.trainer.build_method import instantiate
-from outdo.trainer.replicated import RewardOnce, is_divided, scored_together
+from outdo.trainer.ray_rewards import RayReward
+from outdo.trainer.replicated import RewardOnce, is_divided, leads, scored_together
 
 
 def rewards_of(
@@ -23,9 +24,10 @@ def rewards_of(
 
     A `division` divides the reward models. In `folder`, that of the run, a judge keeps its replies.
     """
+    limits = recipe.reward_limits.of_workers
     rewards = [
-        (load_reward([_with_cache(spec, folder)], **recipe.reward_limits.of_workers), weight)
-        for spec, weight in recipe.reward_functions
+        (_placed(spec, limits) if piece.place else load_reward([_with_cache(spec, folder)], **limits), piece.weight)
+        for piece, spec in recipe.reward_specs
     ]
     pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
     settings = {"device": recipe.device, "seed": recipe.seed}
@@ -39,6 +41,21 @@ def rewards_of(
         for model in online:
             model.labels = RewardOnce(model.labels, replicas)
     return total, online
+
+
+def _placed(spec: Mapping[str, Any], limits: Mapping[str, Any]) -> WeightedSum:
+    return WeightedSum([(RayReward(spec, **limits), 1.0)])
+
+
+def start_placed(total: WeightedSum) -> list[str]:
+    """Start the rewards that Ray places, on the first replica; return a line for each."""
+    sums = [each for each in total.rewards if isinstance(each, WeightedSum)]
+    placed = [reward for each in sums for reward in each.rewards if isinstance(reward, RayReward)]
+    if not leads():
+        return []
+    for reward in placed:
+        reward.start()
+    return [f"rewards: {reward.name} in an actor on {reward.node} (Ray)" for reward in placed]
 
 
 def asked_together(reward: WeightedSum) -> WeightedSum:

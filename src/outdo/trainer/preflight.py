@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outdo.config.attention import divided_heads
-from outdo.config.engines import environment_mistakes, is_separate
+from outdo.config.engines import environment_mistakes, is_separate, reward_place_mistakes
 from outdo.config.names import QUANTISED, REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
 from outdo.config.recipe import Recipe
@@ -104,6 +104,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     except ModelError as error:
         errors += str(error).splitlines()
     errors += [*_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
+    errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
     prompts = _rendered(train, None if errors else render, errors)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
@@ -118,7 +119,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         recipe=recipe,
         errors=errors,
         warnings=[*warnings, *_repetition(recipe, train), *_unknown_tokens(train, prompts), *rewards.warnings],
-        notes=[*method, *rewards.notes, *machine.notes, *notes],
+        notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes],
         prompts=[prompt.text for prompt in prompts[:PROMPTS_SHOWN]],
         trials=rewards.trials,
         arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
@@ -247,6 +248,12 @@ def _not_downloaded(reward_models: Sequence[RewardSize]) -> Iterator[str]:
     for each in reward_models:
         if each.facts.folder is None:
             yield f"reward model {each.facts.name}: not on this machine yet; the estimate of memory leaves it out"
+
+
+def _placed_rewards(recipe: Recipe) -> Iterator[str]:
+    for reward in recipe.rewards:
+        if reward.place:
+            yield f"rewards: {reward.name} was tried on this machine; the run scores with it where Ray finds room"
 
 
 def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:

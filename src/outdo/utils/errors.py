@@ -25,6 +25,10 @@ class UserError(OutdoError, ValueError):
         self.problems = tuple(mistakes)
         super().__init__("\n".join(self.problems))
 
+    def __reduce__(self) -> tuple[type["UserError"], tuple[Sequence[str]]]:
+        """Return what makes an equal error in another process."""
+        return type(self), (self.problems,)
+
 
 class RewardError(OutdoError):
     """Too many rewards failed; the message shows the first failing completion."""
