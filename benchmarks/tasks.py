@@ -18,7 +18,7 @@ import torch
 
 from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.model import build
-from outdo.cli.quickstart.task import Problem, demonstrations, held_out, problems, rows
+from outdo.cli.quickstart.sums import Problem, demonstrations, held_out, problems, rows
 from outdo.data.prompts import Prompts
 from outdo.data.sft_examples import encode_examples, read_examples
 from outdo.models.policy import Policy

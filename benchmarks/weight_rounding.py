@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outdo.cli.quickstart.task import Problem, demonstrations, held_out, problems
+from outdo.cli.quickstart.sums import Problem, demonstrations, held_out, problems
 from outdo.data.prompts import Prompts
 from outdo.data.sft_examples import SftTokens, encode_examples, read_examples
 from outdo.models.optimiser import OptimiserSettings, adamw

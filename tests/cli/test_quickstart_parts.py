@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outdo.cli.quickstart.model import build
-from outdo.cli.quickstart.task import Problem, demonstrations, held_out, problems, rows, working
+from outdo.cli.quickstart.sums import Problem, demonstrations, held_out, problems, rows, working
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.prompt_encoding import encode_prompt

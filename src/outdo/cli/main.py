@@ -72,14 +72,21 @@ def quickstart(
         list[str] | None, typer.Argument(metavar="[SETTING]...", help="settings of the run: cluster.replicas=2 ...")
     ] = None,
     *,
+    task: Annotated[
+        Literal["sums", "calculator", "guessing", "programs"],
+        typer.Option(
+            help="sums in writing; products with a tool; a guessing game of several turns; programs in a sandbox"
+        ),
+    ] = "sums",
     folder: Annotated[Path, typer.Option(help="folder for the models and the run")] = Path("quickstart"),
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
     engine: Engine = None,
 ) -> None:
-    """Build a small model, fine-tune it, and train it by GRPO to add numbers."""
+    """Build a small model, fine-tune it, and train it by GRPO: to add numbers, to call a tool, to play, to program."""
     from outdo.cli.quickstart.command import run_quickstart
 
-    raise typer.Exit(run_quickstart(folder, seed=seed, display=Display(), engine=engine, overrides=settings or []))
+    display, overrides = Display(), settings or []
+    raise typer.Exit(run_quickstart(folder, task=task, seed=seed, display=display, engine=engine, overrides=overrides))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outdo.cli.quickstart.model import ALPHABET, character_tokenizer
+from outdo.cli.quickstart.model import ALPHABET, small_tokenizer
 from outdo.observability.record.token_text import TokenTexts
 from outdo.testing import byte_bpe_tokenizer
 
@@ -72,7 +72,7 @@ TOKENIZERS = {
     "metaspace": metaspace(),
     "word piece": word_piece(),
     "words": words(),
-    "characters": character_tokenizer(ALPHABET),
+    "characters": small_tokenizer(ALPHABET),
 }
 every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 TOKEN_TEXTS = {name: TokenTexts(tokenizer) for name, tokenizer in TOKENIZERS.items()}

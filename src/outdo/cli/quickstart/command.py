@@ -11,39 +11,67 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
+from rich.markup import escape
 from rich.table import Table
 
-from outdo.cli.quickstart import settings
+from outdo.cli.answering import answering
+from outdo.cli.quickstart import calculator, guessing, programs, settings, sums
 from outdo.cli.quickstart.model import build
-from outdo.cli.quickstart.task import demonstrations, held_out, problems, rows
+from outdo.cli.quickstart.task import Data, Task
+from outdo.cli.recipe import probe_machine, recipe_of
 from outdo.cli.train import TrainArguments, run_train
 from outdo.config.engines import is_separate
 from outdo.config.messages import to_toml
-from outdo.config.recipe import Piece
-from outdo.data.prompts import Prompts, tokenise
-from outdo.data.questions import questions_from
+from outdo.config.recipe import Piece, Recipe
+from outdo.data.prompts import Prompts
+from outdo.data.questions import Question, questions_from
 from outdo.data.sft_examples import encode_examples, read_examples
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.policy import Policy
-from outdo.rewards.exact import exact
-from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rewards import load_reward
 from outdo.storage.atomic import write_text_atomically
 from outdo.trainer.display import Display
 from outdo.trainer.engines import named_engine, open_engine
+from outdo.trainer.environment import open_environment
 from outdo.trainer.find_model import find_model
+from outdo.trainer.preflight import check
 from outdo.trainer.sft import sft
-from outdo.types import Prompt, Request
-from outdo.utils.rng import Stream
+from outdo.utils.errors import UserError
 
-LONGEST = 64  # tokens: prompt and answer fit into it
+TASKS: Mapping[str, Task] = {
+    "sums": sums.TASK,
+    "calculator": calculator.TASK,
+    "guessing": guessing.TASK,
+    "programs": programs.TASK,
+}
+"""The tasks by the names that `--task` takes."""
+
 ANSWERED, SHOWN = 32, 3  # problems that both models answer at the end, and those of them that are shown
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """An answer, or an episode with all that was said in it."""
+
+    text: str
+    right: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.text} {'right' if self.right else 'wrong'}"
+
+
 def run_quickstart(
-    folder: Path, *, seed: int, display: Display, engine: str | None = None, overrides: Sequence[str] = ()
+    folder: Path,
+    *,
+    task: str = "sums",
+    seed: int,
+    display: Display,
+    engine: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Build and fine-tune a model (once per seed), train it by GRPO, and show the results; return the exit status.
 
@@ -51,11 +79,17 @@ def run_quickstart(
     """
     sampler = named_engine(engine)
     torch.set_num_threads(1)
-    data = write_data(folder / f"seed-{seed}", seed)
-    warm = warm_start(folder / f"seed-{seed}" / "warm", data["demonstrations"], seed, display)
-    run = _free(folder / f"seed-{seed}")
-    recipe = write_recipe(run.with_suffix(".toml"), warm, data, seed, sampler)
+    home = home_of(folder, task, seed)
+    data, warm, run = write_data(home, seed, TASKS[task]), home / "warm", _free(home)
+    recipe = write_recipe(run.with_suffix(".toml"), TASKS[task], warm, data, seed, sampler)
     command = [str(recipe), f"run={run}", *overrides]
+    if warm.exists():
+        display.say(f"the fine-tuned model in {warm} is used again")
+    else:
+        new = build(home / "new", seed, tokens=TASKS[task].tokens, is_chat=TASKS[task].is_chat)
+        _check([*command, f"model={new}"])
+        display.say(f"building a model and fine-tuning it on examples in which {TASKS[task].teacher}")
+        fine_tune(TASKS[task], new, data["demonstrations"], seed, display).rename(warm)
     display.say(f"training by {recipe}, as `outdo train {shlex.join(command)}` does")
     status = run_train(command, display, TrainArguments())
     if status == 0:
@@ -63,46 +97,54 @@ def run_quickstart(
     return status
 
 
-def write_data(folder: Path, seed: int) -> dict[str, Path]:
+def home_of(folder: Path, task: str, seed: int) -> Path:
+    """Return the folder of a task and a seed."""
+    return (folder if task == "sums" else folder / task) / f"seed-{seed}"
+
+
+def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Path]:
     """Write the task as data files: worked examples, questions to train on, and held-out questions."""
-    test = held_out()
-    train = problems(settings.QUESTIONS, seed, exclude=test)
-    files = {
-        "demonstrations": demonstrations(train, seed, careless=settings.CARELESS),
-        "questions": rows(train),
-        "held_out": rows(test),
-    }
+    data = task.data(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        text = "".join(json.dumps(row) + "\n" for row in content)
-        write_text_atomically(folder / f"{name}.jsonl", text)
-    return {name: folder / f"{name}.jsonl" for name in files}
+    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(Data)}
+    for name, path in paths.items():
+        write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in getattr(data, name)))
+    return paths
 
 
-def warm_start(folder: Path, data: Path, seed: int, display: Display) -> Path:
-    """Return the model folder after supervised fine-tuning; make it if it is missing."""
-    if folder.exists():
-        display.say(f"the fine-tuned model in {folder} is used again")
-        return folder
-    careless = f"{settings.CARELESS:.0%} of the carries are forgotten"
-    display.say(f"building a model and fine-tuning it on additions in which {careless}")
-    unfinished = build(folder.with_name("new"), seed)
-    with WorkerPool(settings.WORKERS - 1) as pool:
-        policy = Policy.load(unfinished, device="cpu", optimiser=settings.WARM_START, pool=pool)
+def fine_tune(task: Task, folder: Path, data: Path, seed: int, display: Display) -> Path:
+    """Fine-tune the model in a folder on the examples of a file; return the folder."""
+    steps = task.warm_start
+    optimiser = replace(settings.WARM_START, total=steps)
+    with WorkerPool(task.workers - 1) as pool:
+        policy = Policy.load(folder, device="cpu", optimiser=optimiser, pool=pool)
         pairs, _ = read_examples(str(data))
-        prompts = Prompts(encode_examples(pairs, policy.tokenizer), per_step=settings.WARM_START_PAIRS, seed=seed)
-        steps = settings.WARM_START_STEPS
+        examples = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
+        prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
         for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="fine-tuning"):
             if step.index % 50 == 0 and not display.live:
                 display.say(f"fine-tuning {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
-    policy.save(unfinished)
-    return unfinished.rename(folder)
+    policy.save(folder)
+    return folder
 
 
-def write_recipe(path: Path, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
+def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
     """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
     text = settings.RECIPE.format(
-        model=model, questions=data["questions"], held_out=data["held_out"], seed=seed, workers=settings.WORKERS
+        model=model,
+        questions=data["questions"],
+        held_out=data["held_out"],
+        seed=seed,
+        workers=task.workers,
+        task=task.recipe,
+        train=task.train,
+        steps=task.steps,
+        prompts=task.prompts,
+        max_tokens=task.max_tokens,
+        lr=task.lr,
+        rows=task.rows,
+        samples=task.samples,
+        checkpoint=task.steps // 2,
     )
     if is_separate(engine):
         text = text.replace("\n[data]", f"engine = {to_toml(engine.model_dump())}\n\n[data]", 1)
@@ -119,17 +161,25 @@ def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
         table.add_row(meaning, *(_share(numbers, name) for numbers in (before, after)))
     display.console.print(table)
 
-    policies = [Policy.load(warm, device="cpu"), Policy.load(find_model(str(run)).model, device="cpu")]
-    prompts = tokenise(questions_from(str(questions), limit=ANSWERED), policies[0].tokenizer, max_tokens=LONGEST)
-    answered = list(zip(prompts, *(_answers(policy, prompts) for policy in policies), strict=True))
-    answered.sort(key=lambda each: _is_right(each[0], each[1]))  # first those that were wrong before
+    trained = find_model(str(run))
+    assert trained.recipe
+    asked = questions_from(str(questions), limit=ANSWERED)
+    answers = [_answers(model, asked, trained.recipe) for model in (str(warm), trained.model)]
+    answered = sorted(zip(asked, *answers, strict=True), key=lambda each: each[1].right is True)  # first the wrong ones
     table = Table("question", "sampled before", "sampled after")
-    for prompt, *answers in answered[:SHOWN]:
-        table.add_row(str(prompt.text), *(_marked(prompt, answer) for answer in answers))
+    for question, *both in answered[:SHOWN]:
+        table.add_row(*map(escape, (str(question.text), *map(str, both))))
     display.console.print(table)
     display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
     for command in ("chat", "eval", "doctor"):
         display.say(f"  {_program()} {command} {run}")
+
+
+def _check(command: list[str]) -> None:
+    """Raise `UserError` with every mistake in the recipe of a run, before time is spent on fine-tuning."""
+    report = check(recipe_of(command), probe=probe_machine)
+    if report.errors:
+        raise UserError(report.errors)
 
 
 def _program() -> str:
@@ -138,22 +188,21 @@ def _program() -> str:
     return "outdo" if program.name != "outdo" or shutil.which("outdo") else os.path.relpath(program)
 
 
-def _answers(policy: Policy, prompts: Sequence[Prompt]) -> list[str]:
-    """Sample one answer to each prompt, with the same random numbers for every policy."""
+def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[Shown]:
+    """Sample one answer to each question, with the same random numbers for every model."""
+    policy = Policy.load(model, device="cpu")
+    how = answering("quickstart", recipe, k=1, temperature=1.0, max_tokens=None, template=None)
+    reward = load_reward([{**spec, "weight": weight} for spec, weight in recipe.reward_functions])
     engine = open_engine(named_engine(None), policy)
-    requests = [
-        Request(token_ids=prompt.token_ids, stream=Stream("shown", 0, prompt.id, 0), max_tokens=LONGEST)
-        for prompt in prompts
-    ]
-    return [engine.decode(each.token_ids) for each in engine.generate(requests, SamplingParams())]
-
-
-def _is_right(prompt: Prompt, answer: str) -> bool:
-    return exact(answer, prompt.answer)
-
-
-def _marked(prompt: Prompt, answer: str) -> str:
-    return f"{answer} {'right' if _is_right(prompt, answer) else 'wrong'}"
+    try:
+        environment = open_environment(how.environment, policy, reward, system=how.system)
+        prompts = how.prompts(questions, policy)
+        groups = environment.rollouts(engine, prompts, 1, how.sampling, step=0, purpose="shown")
+        rollouts = [group.rollouts[0] for group in groups]
+        return [Shown(text=engine.decode(each.token_ids), right=each.right) for each in rollouts]
+    finally:
+        engine.close()
+        reward.close()
 
 
 def _share(numbers: Mapping[str, float], name: str) -> str:

@@ -1,5 +1,7 @@
-"""The model of the quickstart: a tokenizer of fifteen characters and a new Qwen3 with 0.8 M parameters."""
+"""The model of the quickstart: a tokenizer of a few tokens and a new Qwen3 with 0.8 M parameters."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,10 +14,22 @@ ALPHABET = "0123456789+=:,#"
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unknown>"
 SPECIAL = [PAD, END, UNKNOWN]
 
+CHAT_TOKENS = ("<user>", "<assistant>")
+"""The tokens of a chat template besides those of a task's tools."""
 
-def build(folder: str | Path, seed: int) -> Path:
+CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}<tools>{{ tool.function.name }}{% endfor %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Names the tools, and writes calls as Hermes and Qwen do."""
+
+
+def build(folder: str | Path, seed: int, *, tokens: Sequence[str] = ALPHABET, is_chat: bool = False) -> Path:
     """Write an untrained model, determined by `seed`, and its tokenizer into `folder`; return the folder."""
-    tokenizer = character_tokenizer(ALPHABET)
+    tokenizer = small_tokenizer(tokens)
+    tokenizer.chat_template = CHAT_TEMPLATE if is_chat else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(model_config(tokenizer))
@@ -25,12 +39,16 @@ def build(folder: str | Path, seed: int) -> Path:
     return Path(folder)
 
 
-def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with a token for each character of `alphabet` and three special ones. It drops white space."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
+def small_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of `tokens` and three special ones; of two that fit, the longer is taken.
+
+    White space is dropped. What lies between two tokens that it knows is one unknown token.
+    """
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *tokens])}
+    longest_first = "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True))
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     backend.normalizer = normalizers.Replace(Regex(r"\s"), "")
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD, unk_token=UNKNOWN)
 

@@ -33,29 +33,28 @@ model = "{model}"
 seed = {seed}
 threads = {workers}
 workers = {workers}                   # processes with one thread each that share the weights: see docs/speed.md
-steps = 80
-rewards = "exact"             # the text after `#` must be the answer
-
+steps = {steps}
+{task}
 [data]
 path = "{questions}"
 eval_path = "{held_out}"
 
 [sampling]
-max_tokens = 48
+max_tokens = {max_tokens}
 
 [train]
-prompts = 32
+prompts = {prompts}
 group_size = 8
 objective = {{name = "grpo", beta = 0.0}}
-
+{train}
 [optim]
-lr = 1e-4
+lr = {lr}
 schedule = {{name = "linear", warmup = 10}}
 
 [eval]
-rows = 512
-samples = 4
+rows = {rows}
+samples = {samples}
 
 [checkpoint]
-every = 40
+every = {checkpoint}
 """

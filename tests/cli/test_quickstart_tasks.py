@@ -1,0 +1,210 @@
+"""The tasks of the quickstart: their data are what they say, and their models can read and write them."""
+
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from outdo.cli import main
+from outdo.cli.quickstart import calculator, guessing, programs
+from outdo.cli.quickstart.command import TASKS
+from outdo.cli.quickstart.model import CHAT_TEMPLATE, END, small_tokenizer
+from outdo.models.prompt_encoding import encode_prompt
+from outdo.rollouts.environments.template import Template
+from outdo.rollouts.environments.tools import ToolBox
+from outdo.types import Prompt
+
+RANDOM = 3
+
+
+def tokenizer_of(name: str) -> Any:
+    task = TASKS[name]
+    tokenizer = small_tokenizer(task.tokens)
+    tokenizer.chat_template = CHAT_TEMPLATE if task.is_chat else None
+    return tokenizer
+
+
+def texts(row: Any) -> Iterator[str]:
+    yield from (row[name] for name in ("prompt", "completion") if name in row)
+    for message in row.get("messages", []):
+        yield message["content"]
+        yield from (json.dumps(call["function"]) for call in message.get("tool_calls", []))
+
+
+def test_the_command_takes_every_task() -> None:
+    assert get_args(get_type_hints(main.quickstart)["task"]) == tuple(TASKS)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_all_that_is_said_in_a_task_is_read_without_an_unknown_token_and_fits_the_model(name: str) -> None:
+    tokenizer, data = tokenizer_of(name), TASKS[name].data(0)
+    for row in [*data.demonstrations[:200], *data.questions[:50], *data.held_out[:50]]:
+        for text in texts(row):
+            ids = tokenizer.encode(text)
+            assert tokenizer.unk_token_id not in ids
+            assert tokenizer.decode(ids) == text.replace(" ", "")
+    longest = max(len(tokenizer.encode("".join(texts(row)))) for row in data.demonstrations)
+    assert longest + 20 <= 64
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_data_follow_from_the_seed_and_held_out_questions_do_not(name: str) -> None:
+    first, again, other = (TASKS[name].data(seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first.demonstrations != other.demonstrations
+    assert first.held_out == other.held_out
+
+
+@pytest.mark.parametrize("name", ["sums", "calculator", "programs"])
+def test_held_out_questions_are_never_trained_on(name: str) -> None:
+    data = TASKS[name].data(0)
+    assert not {row["prompt"] for row in data.questions} & {row["prompt"] for row in data.held_out}
+
+
+@pytest.mark.parametrize(("name", "tools"), [("calculator", [calculator.calc]), ("guessing", [])])
+def test_the_chat_template_gives_the_tokens_of_an_episode_exactly(name: str, tools: list[Any]) -> None:
+    tokenizer = tokenizer_of(name)
+    template = Template(tokenizer, end_ids={tokenizer.eos_token_id}, tools=ToolBox(tools).schemas)
+    template.check()
+    properties = template.properties
+    assert properties.keeps_prefix or not tools
+    assert properties.independent
+
+
+def test_a_call_as_the_teacher_writes_it_is_read_back() -> None:
+    tokenizer = tokenizer_of("calculator")
+    template = Template(tokenizer, end_ids={tokenizer.eos_token_id}, tools=ToolBox([calculator.calc]).schemas)
+    row = calculator.demonstration(calculator.Product(34, 28), Random(RANDOM), guesses=0, mistyped=0)
+    question, turn, result, answer = row["messages"]
+    assert (result["content"], answer["content"]) == ("952", "#952")
+    prompt = encode_prompt(tokenizer, [question], tools=row["tools"])
+    whole = encode_prompt(tokenizer, [question, turn, result], tools=row["tools"])
+    sampled = whole[len(prompt) : whole.index(tokenizer.eos_token_id, len(prompt)) + 1]
+    parsed = template.parse(sampled, prompt)
+    (call,) = parsed.message["tool_calls"]
+    assert call["function"] == {"name": "calc", "arguments": {"expression": "34*28"}}
+    assert whole == [*prompt, *sampled, *template.following(sampled, [result])]
+
+
+def test_what_the_tokenizer_does_not_know_is_one_token() -> None:
+    tokenizer = tokenizer_of("calculator")
+    assert tokenizer.encode("12 error here! 34") == [
+        *tokenizer.encode("12"), tokenizer.unk_token_id, *tokenizer.encode("34")
+    ]  # fmt: skip
+    assert END in tokenizer.get_vocab()
+
+
+# ---------------------------------------------------------------------------------------------------------- calculator
+
+
+@pytest.mark.parametrize(("expression", "result"), [("34*28", "952"), ("5-12", "-7"), ("999999999+1", "1000000000")])
+def test_the_tool_computes(expression: str, result: str) -> None:
+    assert calculator.calc(expression) == result
+
+
+@pytest.mark.parametrize("expression", ["", "3", "3*", "3**9", "2*3*4", "9999999999*1", "__import__('os')", "٣*٣"])
+def test_the_tool_refuses_everything_else(expression: str) -> None:
+    with pytest.raises(ValueError, match="expected two numbers"):
+        calculator.calc(expression)
+
+
+def test_the_teacher_rarely_calls_the_tool_and_sometimes_wrongly() -> None:
+    rows = calculator.data(0).demonstrations
+    calls = [row["messages"] for row in rows if len(row["messages"]) == 4]
+    assert 0.27 < len(calls) / len(rows) < 0.33
+    wrong = [
+        messages
+        for messages in calls
+        if messages[1]["tool_calls"][0]["function"]["arguments"]["expression"] != messages[0]["content"]
+    ]
+    assert 0.15 < len(wrong) / len(calls) < 0.25
+    for _, call, result, answer in calls:
+        (called,) = call["tool_calls"]
+        assert result["content"] == calculator.calc(**called["function"]["arguments"])
+        assert answer["content"] == f"#{result['content']}"
+
+
+# ------------------------------------------------------------------------------------------------------------ guessing
+
+
+def game(secret: int) -> guessing.Game:
+    new = guessing.Game()
+    new.begin(Prompt(id="1", text="1-7", token_ids=(1,), answer=str(secret)))
+    return new
+
+
+def test_a_guess_costs_more_if_an_earlier_hint_excludes_it() -> None:
+    played = game(5)
+    replies = [played.reply({"content": text}) for text in ("2", "2", "7", "7", "eleven", "6")]
+    assert [reply.messages[0]["content"] for reply in replies] == [
+        "higher", "higher", "lower", "lower", "higher", "lower"
+    ]  # fmt: skip
+    assert [reply.reward for reply in replies] == [-0.1, -0.3, -0.1, -0.3, -0.3, -0.1]
+    assert played.final_reward() is False
+    assert played.reply({"content": "5"}).done
+    assert played.final_reward() is True
+
+
+def test_who_halves_what_is_left_finds_every_number_in_time() -> None:
+    for secret in range(1, guessing.HIGHEST + 1):
+        played, lowest, highest = game(secret), 1, guessing.HIGHEST
+        for _ in range(guessing.TURNS):
+            guess = (lowest + highest) // 2
+            reply = played.reply({"content": str(guess)})
+            if reply.done:
+                break
+            lowest, highest = (guess + 1, highest) if "higher" in str(reply.messages) else (lowest, guess - 1)
+        assert played.final_reward()
+
+
+def test_the_teacher_of_the_game_ignores_hints_as_often_as_asked() -> None:
+    def excluded(careless: float) -> float:
+        random, costs = Random(RANDOM), []
+        for _ in range(400):
+            secret = random.randint(1, guessing.HIGHEST)
+            played = game(secret)
+            for message in guessing.demonstration(secret, random, careless=careless)["messages"]:
+                if message["role"] == "assistant":
+                    costs.append(played.reply(message).reward)
+        return costs.count(-0.3) / len(costs)
+
+    assert excluded(0.0) == 0
+    assert 0.1 < excluded(0.7) < excluded(1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ programs
+
+
+def chain(text: str) -> programs.Chain:
+    return tuple(programs.Operation(sign, int(number)) for sign, number in zip(text[::2], text[1::2], strict=True))
+
+
+def printed(program: str, x: int) -> int:
+    return eval(program.removeprefix(programs.BEGIN).removesuffix(")"), {"x": x})
+
+
+def test_a_program_does_the_operations_in_turn() -> None:
+    assert programs.program(chain("+3*2-4*5")) == "x=int(input());print(((x+3)*2-4)*5)"
+    assert programs.program(chain("+3*2-4*5"), forgotten={3}) == "x=int(input());print((x+3)*2-4*5)"
+    assert programs.value(chain("+3*2-4*5"), 1) == 20
+    for each in programs.chains(300, seed=1):
+        assert all(printed(programs.program(each), x) == programs.value(each, x) for x in (*programs.INPUTS, 0, 3))
+
+
+def test_a_program_without_its_parentheses_fails_the_first_test() -> None:
+    for each in programs.chains(300, seed=1):
+        (first, *_) = programs.rows([each])[0]["answer"]["outputs"]
+        for place in programs.needed(each):
+            assert printed(programs.program(each, {place}), programs.INPUTS[0]) != int(first)
+
+
+def test_parentheses_are_forgotten_as_often_as_asked() -> None:
+    drawn = programs.chains(2000, seed=2)
+    wanted = sum(len(programs.needed(each)) for each in drawn)
+    kept = sum(
+        programs.demonstration(each, Random(place))["completion"].count("(") - programs.BEGIN.count("(")
+        for place, each in enumerate(drawn)
+    )
+    assert 0.25 < kept / wanted < 0.35

@@ -1,0 +1,110 @@
+"""Runs of the quickstart's tasks from the command: shortened ones are killed and resumed, and long ones learn."""
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kill_cases import assert_same, killed_and_resumed, newest
+from run_cases import Command, metrics, outdo_, steps_done, wait_until
+
+from outdo.cli.quickstart import calculator, guessing, programs, settings
+from outdo.cli.quickstart.command import TASKS, home_of, run_quickstart
+from outdo.models.optimiser import OptimiserSettings
+from outdo.trainer.display import Display
+
+SHORT = ("steps=5", "train.prompts=4", "eval.rows=4", "eval.samples=1", "checkpoint.every=1")
+EPISODES = [name for name in TASKS if name != "sums"]
+
+HELD = '''
+"""The game, which notes each guess in a file, and waits for ever when the file `limit` has fewer than were noted."""
+
+import threading
+from pathlib import Path
+
+from outdo.cli.quickstart import guessing
+
+
+class Game(guessing.Game):
+    def reply(self, message):
+        with open("guesses", "a") as file:
+            file.write(".")
+        limit = Path("limit")
+        if limit.exists() and Path("guesses").stat().st_size > int(limit.read_text()):
+            Path("waiting").touch()
+            threading.Event().wait()
+        return super().reply(message)
+'''
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of all tasks, each with a run of the command that has few steps and hardly any fine-tuning."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "WARM_START_PAIRS", 16)
+        patch.setattr(settings, "WARM_START", OptimiserSettings(lr=2e-3))
+        for task in (calculator, guessing, programs):
+            patch.setattr(task, "QUESTIONS", 64)
+        for name in EPISODES:
+            patch.setitem(TASKS, name, replace(TASKS[name], warm_start=20))
+            assert run_quickstart(folder, task=name, seed=0, display=Display(), overrides=SHORT) == 0
+    homes = {name: home_of(folder, name, 0) for name in EPISODES}
+    for home in homes.values():
+        shutil.copy(home / "run-1.toml", home / "recipe.toml")
+    return homes
+
+
+@pytest.mark.parametrize("name", EPISODES)
+def test_a_run_of_a_task_that_is_killed_and_resumed_equals_an_uninterrupted_one(homes: dict[str, Path], name: str):
+    home = homes[name]
+    assert metrics(home / "run-1")[-1]["sampling/sampling_logp_difference/max"] < 1e-5
+    killed_and_resumed(home, home / "killed", 2, *SHORT, apart=1)
+    assert_same(home / "killed", home / "run-1")
+
+
+def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(homes: dict[str, Path]) -> None:
+    home = homes["guessing"]
+    (home / "held.py").write_text(HELD)
+    game = (*SHORT, "environment={name = 'held.py:Game', turns = 4, timeout = 600}")
+    outdo_(home, "train", "recipe.toml", "run=./one-go", *game)
+    (home / "limit").write_text(str((home / "guesses").stat().st_size // 2))
+    (home / "guesses").unlink()
+    command = Command(home, "train", "recipe.toml", "run=./held", *game)
+    wait_until((home / "waiting").exists, command)
+    command.process.kill()
+    assert command.wait() == -signal.SIGKILL, command.said
+    assert newest(home / "held") == steps_done(home / "held") > 0
+    (home / "limit").unlink()
+    outdo_(home, "resume", "held")
+    assert_same(home / "held", home / "one-go")
+
+
+# ------------------------------------------------------------------------------------------------------- what is learnt
+
+LEARNT = {"calculator": (0.3, 0.9), "guessing": (0.5, 0.9), "programs": (0.3, 0.9)}
+"""The share of right sampled answers: at most before, and at least after."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LEARNT)
+def test_a_task_is_learnt_and_the_run_can_be_killed_and_resumed(name: str, tmp_path: Path) -> None:
+    outdo_(tmp_path, "quickstart", "--task", name, "--folder", tmp_path)
+    home = home_of(tmp_path, name, 0)
+    summary = json.loads((home / "run-1" / "summary.json").read_text())
+    before, after = LEARNT[name]
+    assert summary["sampled_before"] <= before
+    assert summary["sampled_after"] >= after
+    shutil.copy(home / "run-1.toml", home / "recipe.toml")
+    killed_and_resumed(home, home / "killed", 3, "checkpoint.every=5", "steps=20", apart=4)
+    outdo_(home, "train", "recipe.toml", "run=./straight", "checkpoint.every=5", "steps=20")
+    assert_same(home / "killed", home / "straight")
+
+
+@pytest.mark.long
+def test_products_are_not_learnt_without_the_tool(tmp_path: Path) -> None:
+    outdo_(tmp_path, "quickstart", "--task", "calculator", "--folder", tmp_path, "environment=")
+    summary = json.loads((home_of(tmp_path, "calculator", 0) / "run-1" / "summary.json").read_text())
+    assert summary["sampled_after"] <= 0.4
