@@ -58,10 +58,10 @@ class Shown:
     """An answer, or an episode with all that was said in it."""
 
     text: str
-    right: bool | None
+    right: bool | None  # None: not defined by the rewards
 
     def __str__(self) -> str:
-        return f"{self.text} {'right' if self.right else 'wrong'}"
+        return self.text + {True: " right", False: " wrong", None: ""}[self.right]
 
 
 def run_quickstart(
