@@ -27,6 +27,9 @@ WORKER_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 OWN_WORKER_SCRIPT = "vendor/iframe-worker.js"
 """The same script, version 1.0.4."""
 
+EQUATION = '<div class="math">'
+"""The beginning of an equation. Only pages with one load KaTeX, version 0.19.1, with the fonts that they use."""
+
 SEARCH = 'data-md-component="search" role="dialog"'
 """The attributes of the search dialog, which has no name for screen readers."""
 
@@ -65,7 +68,17 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     The search dialog gets a name, and an empty header of a table becomes an empty cell, for screen readers.
     """
     output = output.replace(SEARCH, f'{SEARCH} aria-label="Search"').replace("<th></th>", "<td></td>")
+    if EQUATION in output:
+        output = _with_katex(output, page.url)
     return output.replace(WORKER_SCRIPT, get_relative_url(OWN_WORKER_SCRIPT, page.url))
+
+
+def _with_katex(output: str, url: str) -> str:
+    style, library, script = (
+        get_relative_url(path, url) for path in ("vendor/katex/katex.min.css", "vendor/katex/katex.min.js", "math.js")
+    )
+    output = output.replace("</head>", f'<link rel="stylesheet" href="{style}"></head>')
+    return output.replace("</body>", f'<script src="{library}"></script><script src="{script}"></script></body>')
 
 
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:

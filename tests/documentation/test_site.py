@@ -16,10 +16,12 @@ from browser import DESKTOP, MISSING, PHONE, chromium, launch, watched_page
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from outdo import HOME
+from outdo.config.names import ADVANTAGES, OBJECTIVES
 from outdo.config.settings import leaves
 from outdo.observability.glossary import entries
 
 ROOT = Path(__file__).parents[2]
+EQUATION = '<div class="math">'
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +99,56 @@ def test_a_search_finds_a_setting_without_a_server(site: Path, browser: Browser)
         expect(page.locator("h1")).to_be_visible()
 
 
+def test_every_method_has_its_equation(site: Path):
+    page = (site / "methods/equations.html").read_text()
+    assert [name for name in {*OBJECTIVES, *ADVANTAGES} if f"<code>{name}</code>" not in page] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_equations_are_drawn_in_the_fonts_of_the_site_and_in_the_colour_of_the_text(
+    site: Path, browser: Browser, scheme: str
+):
+    pages = [path for path in sorted(site.rglob("*.html")) if EQUATION in path.read_text()]
+    assert len(pages) == 3
+    for path in pages:
+        with watched_page(browser, allowed="file:", color_scheme=scheme) as page:
+            failed: list[str] = []
+            page.on("requestfailed", lambda request, failed=failed: failed.append(request.url))
+            page.goto(path.as_uri())
+            page.evaluate("document.fonts.ready")
+            equations = page.locator("div.math")
+            assert (
+                equations.count() == path.read_text().count(EQUATION) == page.locator(".math > .katex-display").count()
+            )
+            assert page.locator(".katex-error").count() == 0
+            fonts = page.evaluate(
+                "[...document.fonts].filter(font => font.status != 'unloaded').map(font => font.status)"
+            )
+            assert (len(fonts) > 3, set(fonts), failed) == (True, {"loaded"}, [])
+            colours = [
+                each.evaluate("at => getComputedStyle(at).color") for each in (equations.first, page.locator("p").first)
+            ]
+            assert colours[0] == colours[1]
+
+
+def test_pages_without_equations_load_no_katex(site: Path):
+    pages = [path.read_text() for path in site.rglob("*.html")]
+    assert any("katex" in page for page in pages)
+    assert [page for page in pages if ("katex.min" in page) != (EQUATION in page)] == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_axe_finds_no_violation(served: str, browser: Browser, scheme: str, viewport: object):
     with watched_page(browser, viewport=viewport, allowed=served, color_scheme=scheme) as page:
-        for name in ("index", "tutorial", "reference/settings", "methods/index", "reference/python/types"):
+        for name in (
+            "index",
+            "tutorial",
+            "reference/settings",
+            "methods/index",
+            "methods/equations",
+            "reference/python/types",
+        ):
             page.goto(f"{served}/{name}.html")
             found = Axe().run(page)
             assert found.violations_count == 0, f"{name}: {found.generate_report()}"
