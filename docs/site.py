@@ -3,6 +3,7 @@
 MkDocs calls the functions `on_*` while it builds the site; see `mkdocs.yml`.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -54,6 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages |= {f"python/{part}": python_page(part, names) for part, names in parts().items()}
     for name, lines in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines)))
+    for path in sorted((Path(config.docs_dir) / "notebooks").glob("*.ipynb")):
+        content = "\n".join(notebook_page(path, config.extra["repository"]))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
     return files
 
 
@@ -150,6 +154,21 @@ def python_page(part: str, names: Iterable[str]) -> Iterator[str]:
     yield "Import these names from `outdo`.\n"
     for name in names:
         yield f"::: {HOME[name]}.{name}\n"
+
+
+def notebook_page(path: Path, repository: str) -> Iterator[str]:
+    """Yield the cells of a notebook, and above them links that open it; in Colab and Kaggle if it is on GitHub."""
+    title, *cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    yield "".join(title["source"])
+    links = {"Download": path.name}
+    if repository:
+        address = f"{repository}/blob/main/docs/notebooks/{path.name}"
+        links["Open in Colab"] = address.replace("https://github.com/", "https://colab.research.google.com/github/")
+        links["Open in Kaggle"] = f"https://kaggle.com/kernels/welcome?src={address}"
+    yield "\n" + " · ".join(f"[{text}]({link})" for text, link in links.items()) + "\n"
+    for cell in cells:
+        text = "".join(cell["source"])
+        yield f"{text}\n" if cell["cell_type"] == "markdown" else f"```python\n{text}\n```\n"
 
 
 def _shown(value: Any) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from command_cases import SMALL, Command, Done, outdo_process
 
 from outdo.cli import sweep
 from outdo.cli.main import main
+from outdo.cli.quickstart import settings
+from outdo.cli.quickstart.command import TASKS
 from outdo.distributed.launch import Ended
+from outdo.models.optimiser import OptimiserSettings
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 EXCERPT = Path(__file__).parents[2] / "examples" / "gsm8k_100.jsonl"
@@ -102,3 +106,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(sweep, "run_command", start)
     return all_arguments
+
+
+@pytest.fixture
+def short_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quickstart in one process, of so few steps and questions that nothing is learnt."""
+    monkeypatch.setattr(settings, "QUESTIONS", 64)
+    monkeypatch.setattr(settings, "WARM_START_PAIRS", 8)
+    monkeypatch.setattr(settings, "WARM_START", OptimiserSettings(lr=1e-3))
+    short = replace(TASKS["sums"], workers=1, warm_start=2, steps=2, prompts=2, rows=8)
+    monkeypatch.setitem(TASKS, "sums", short)

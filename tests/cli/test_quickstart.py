@@ -1,29 +1,14 @@
 """The quickstart from end to end, with so few steps that nothing is learnt: that is measured by the command itself."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from outdo.cli.quickstart import settings
-from outdo.cli.quickstart.command import TASKS
-from outdo.models.optimiser import OptimiserSettings
 
-FEW = ("steps=2", "eval.rows=8", "train.prompts=2")
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "QUESTIONS", 64)
-    monkeypatch.setitem(TASKS, "sums", replace(TASKS["sums"], warm_start=2))
-    monkeypatch.setattr(settings, "WARM_START_PAIRS", 8)
-    monkeypatch.setattr(settings, "WARM_START", OptimiserSettings(lr=1e-3))
-
-
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_quickstart")
 def test_the_quickstart_shows_before_and_after_and_next_commands_and_keeps_its_fine_tuned_model(outdo, tmp_path):
     home = tmp_path / "quickstart"
-    done = outdo("quickstart", "--folder", home, "--seed", 3, *FEW)
+    done = outdo("quickstart", "--folder", home, "--seed", 3)
     assert done.status == 0, done.error
     run = home / "seed-3" / "run-1"
     for said in ("greedy", "sampled at temperature 1", f"chat {run}", f"eval {run}", str(run)):
@@ -34,7 +19,7 @@ def test_the_quickstart_shows_before_and_after_and_next_commands_and_keeps_its_f
     assert all(0 <= summary[name] <= 1 for name in accuracies)
     assert summary["steps"] == 2
 
-    again = outdo("quickstart", "--folder", home, "--seed", 3, *FEW)
+    again = outdo("quickstart", "--folder", home, "--seed", 3)
     assert again.status == 0, again.error
     assert "is used again" in again.out
     assert (home / "seed-3" / "run-2" / "summary.json").exists()

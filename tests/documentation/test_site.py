@@ -22,6 +22,7 @@ from outdo.observability.glossary import entries
 
 ROOT = Path(__file__).parents[2]
 EQUATION = '<div class="math">'
+REPOSITORY = "https://github.com/OWNER/NAME"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)],
         cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "OUTDO_REPOSITORY": REPOSITORY},
         capture_output=True,
         text=True,
     )
@@ -97,6 +98,18 @@ def test_a_search_finds_a_setting_without_a_server(site: Path, browser: Browser)
         expect(found.first).to_be_visible()
         found.first.click()
         expect(page.locator("h1")).to_be_visible()
+
+
+def test_notebooks_open_in_colab_and_kaggle_and_can_be_downloaded(site: Path):
+    sources = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+    assert len(sources) == 3
+    for source in sources:
+        page = (site / f"notebooks/{source.stem}.html").read_text()
+        file = f"blob/main/docs/notebooks/{source.name}"
+        assert f'href="https://colab.research.google.com/github/OWNER/NAME/{file}"' in page
+        assert f'href="https://kaggle.com/kernels/welcome?src={REPOSITORY}/{file}"' in page
+        assert f'href="{source.name}"' in page
+        assert (site / "notebooks" / source.name).read_bytes() == source.read_bytes()
 
 
 def test_every_method_has_its_equation(site: Path):
