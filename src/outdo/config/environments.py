@@ -5,6 +5,7 @@ from typing import Any
 
 from outdo.config.names import AGENT, ENVIRONMENT_REWARD, TOOLS
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.tools import tools_mistakes
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import Signature, signature_of
 
@@ -75,12 +76,6 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
         yield from _tools_mistakes(options) if piece.name == TOOLS else _class_mistakes(piece.name, options)
 
 
-def tool_functions(options: Mapping[str, Any]) -> list[str]:
-    """Return the names of the functions of the environment `tools`: one, or a list."""
-    functions = options.get("functions", [])
-    return [functions] if isinstance(functions, str) else list(functions)
-
-
 def _limit_mistakes(options: Mapping[str, Any], limits: Sequence[str]) -> Iterator[str]:
     for name in limits:
         if name not in options:
@@ -94,15 +89,7 @@ def _limit_mistakes(options: Mapping[str, Any], limits: Sequence[str]) -> Iterat
 
 def _tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     yield from _unknown(options, ["functions"], LIMITS)
-    functions = options.get("functions")
-    if not functions or not isinstance(functions, str | Sequence) or not all(isinstance(f, str) for f in functions):
-        yield f'environment.functions: expected "file.py:name", or a list of these, found {functions!r}'
-        return
-    for function in tool_functions(options):
-        try:
-            signature_of(function)
-        except UserError as error:
-            yield from (f"environment.functions: {mistake}" for mistake in error.problems)
+    yield from tools_mistakes(options)
 
 
 def _agent_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:

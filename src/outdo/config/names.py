@@ -229,6 +229,12 @@ ENVIRONMENT_REWARD = "environment"
 TOOLS = "tools"
 """The environment that is a list of functions."""
 
+SEARCH = "search"
+"""The tool that searches a corpus."""
+
+TOOL_NAMES = (SEARCH,)
+"""The tools that outdo has; every other one is a function in user's code."""
+
 AGENT = "agent"
 """The environment that runs an agent, `run = "file.py:name"`; every other one is a class or an agent in user's code."""
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outdo.config.names import TOOLS
 from outdo.config.recipe import Recipe
+from outdo.config.tools import tool_files
 from outdo.utils.errors import UserError
 from outdo.utils.imports import source_file, split, with_neighbours
 
@@ -139,11 +141,13 @@ def source_files(recipe: Recipe) -> list[Path]:
     """Return the source files that a recipe names as `file.py:name` or `package.module:name`.
 
     They are those of its rewards, its environment and the pieces of its method, each with the modules of its folder
-    that it imports.
+    that it imports, and the files that its tools read.
     """
     named = recipe.model_dump(mode="json", include={"rewards", "train", "optim", "environment"})
     specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
-    return sorted({path for spec in specs for path in _sources(spec)})
+    environment = recipe.environment
+    read = [] if environment is None or environment.name != TOOLS else tool_files(environment.options)
+    return sorted({path for spec in specs for path in _sources(spec)} | {path.resolve() for path in read})
 
 
 def _sources(spec: str) -> list[Path]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from outdo.config.environments import AGENT_LIMITS, agent_of, environment_mistakes, options_of, tool_functions
+from outdo.config.environments import AGENT_LIMITS, agent_of, environment_mistakes, options_of
 from outdo.config.names import TOOLS
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.tools import tools_in
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
@@ -19,7 +20,8 @@ from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Player
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.rollouts.environments.template import Template
-from outdo.rollouts.environments.tools import ToolBox
+from outdo.rollouts.environments.tools import Tool, ToolBox
+from outdo.trainer.tools import load_tools
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.imports import resolve
 
@@ -48,10 +50,10 @@ class Episodes:
         if mistakes := list(environment_mistakes(piece)):
             raise UserError(mistakes)
         options = options_of(piece)
-        functions: Sequence[Callable[..., Any]] = ()
+        functions: Sequence[Callable[..., Any] | Tool] = ()
         make: Callable[..., Any] = lambda: None  # noqa: E731
         if piece.name == TOOLS:
-            functions = [resolve(name) for name in tool_functions(options)]
+            functions = load_tools(tools_in(options))
             options = {}
         else:
             make = resolve(piece.name)
@@ -66,7 +68,7 @@ class Episodes:
 
         def player() -> Player:
             episode = make_episode()
-            return Player(episode, tools.of(functions or getattr(episode, "tools", ())), timeout=timeout)
+            return Player(episode, tools if functions else tools.of(getattr(episode, "tools", ())), timeout=timeout)
 
         turns, turn_tokens = piece.options.get("turns", 8), piece.options.get("turn_tokens")
         return cls(make=player, tools=tools.schemas, turns=turns, turn_tokens=turn_tokens)

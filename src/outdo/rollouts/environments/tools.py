@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -28,23 +29,42 @@ class ToolError(Exception):
         self.metric = metric
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a policy can call, with the JSON schema of its arguments, as chat templates read it."""
+
+    function: Callable[..., Any]
+    schema: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name by which the policy calls it."""
+        return self.schema["function"]["name"]
+
+
 class ToolBox:
     """The functions that a policy can call, with their JSON schemas.
 
-    Raises `UserError` with one sentence for each function that has no type hints or no docstring to make a schema of.
+    Raises `UserError` with one sentence for each function that has no type hints or no docstring to make a schema of,
+    and for each name that two tools have.
     """
 
-    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+    def __init__(self, functions: Sequence[Callable[..., Any] | Tool]) -> None:
         self.schemas: list[dict[str, Any]] = []
-        self._functions = {function.__name__: function for function in functions}
+        self._functions: dict[str, Callable[..., Any]] = {}
         mistakes: list[str] = []
-        for name, function in self._functions.items():
+        for each in functions:
             try:
-                self.schemas.append(get_json_schema(function))
+                tool = each if isinstance(each, Tool) else Tool(each, get_json_schema(each))
             except (DocstringParsingException, TypeHintParsingException) as error:
                 mistakes.append(
-                    f"the tool {name} needs type hints, and a docstring that explains its arguments: {error}"
+                    f"the tool {each.__name__} needs type hints, and a docstring that explains its arguments: {error}"
                 )
+                continue
+            if tool.name in self._functions:
+                mistakes.append(f"two tools are called {tool.name}; the policy could not tell them apart")
+            self.schemas.append(tool.schema)
+            self._functions[tool.name] = tool.function
         if mistakes:
             raise UserError(mistakes)
         self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in self.schemas}

@@ -1,0 +1,86 @@
+"""The tools that the environment `tools` may name: functions in the user's code, and those that outdo has."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outdo.config.fields import Piece
+from outdo.config.names import SEARCH, TOOL_NAMES
+from outdo.utils.errors import UserError, did_you_mean, nearest
+from outdo.utils.imports import signature_of
+
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a value suits an option, and what is expected."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+NATURAL: Check = (_is_natural, "a whole number of 1 or more")
+
+TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
+    SEARCH: {
+        "corpus": (_is_text, 'a file such as "docs.jsonl"'),
+        "column": (_is_text, "the name of a column"),
+        "results": NATURAL,
+        "characters": NATURAL,
+    },
+}
+"""The options of each tool that outdo has."""
+
+NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"]}
+"""The options that a tool cannot do without."""
+
+
+def tools_in(options: Mapping[str, Any]) -> list[Piece]:
+    """Return the tools of the environment `tools`: one, or a list. Raises `ValueError` if one has no name."""
+    functions = options.get("functions", [])
+    listed = functions if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
+    return [Piece.model_validate(each) for each in listed]
+
+
+def tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the tools that a recipe names; their code is read, and not run."""
+    try:
+        tools = tools_in(options)
+    except ValueError:
+        tools = []
+    if not tools:
+        expected = f'"file.py:name", {", ".join(TOOL_NAMES)}, a table with one of them as `name`, or a list of these'
+        yield f"environment.functions: expected {expected}; found {options.get('functions')!r}"
+    for tool in tools:
+        yield from (f"environment.functions: {each}" for each in _mistakes(tool))
+
+
+def tool_files(options: Mapping[str, Any]) -> list[Path]:
+    """Return the files that the results of the tools depend on, besides Python code that is named."""
+    named = [str(tool.options["corpus"]) for tool in tools_in(options) if "corpus" in tool.options]
+    return [path for path in map(Path, named) if path.is_file()]
+
+
+def _mistakes(tool: Piece) -> Iterator[str]:
+    if ":" in tool.name:
+        try:
+            signature_of(tool.name)
+        except UserError as error:
+            yield from error.problems
+        yield from (f"{tool.name}: unknown option {each}; a function takes none" for each in tool.options)
+        return
+    if tool.name not in TOOL_NAMES:
+        hint = did_you_mean(tool.name, TOOL_NAMES) or f"; expected file.py:name or {', '.join(TOOL_NAMES)}"
+        yield f'no tool is called "{tool.name}"{hint}'
+        return
+    known, needed = TOOL_OPTIONS[tool.name], NEEDED.get(tool.name, ())
+    yield from (f"{tool.name} needs the option {each}" for each in needed if each not in tool.options)
+    for option, value in tool.options.items():
+        if option not in known:
+            similar = nearest(option, list(known))
+            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join(known)}"
+            yield f"{tool.name}: unknown option {option}; {accepted}"
+        elif not known[option][0](value):
+            yield f"{tool.name}.{option}: expected {known[option][1]}, found {value!r}"

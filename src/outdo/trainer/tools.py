@@ -1,0 +1,57 @@
+"""Load the tools that a recipe names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from outdo.config.names import SEARCH
+from outdo.config.recipe import Piece
+from outdo.data.files import read_rows, shorten
+from outdo.rollouts.environments.search import Search, words
+from outdo.rollouts.environments.tools import Tool
+from outdo.utils.errors import UserError
+from outdo.utils.imports import resolve
+
+
+def load_tools(pieces: Sequence[Piece]) -> list[Callable[..., Any] | Tool]:
+    """Return the tools of a recipe. Raises `UserError` with everything that is wrong with them."""
+    tools: list[Callable[..., Any] | Tool] = []
+    mistakes: list[str] = []
+    for piece in pieces:
+        try:
+            tools += LOADERS[piece.name](**piece.options) if piece.name in LOADERS else [resolve(piece.name)]
+        except UserError as error:
+            mistakes += error.problems
+    if mistakes:
+        raise UserError(mistakes)
+    return tools
+
+
+def _search(
+    *, corpus: str, column: str = "text", results: int = 3, characters: int = 1000
+) -> list[Callable[..., Any] | Tool]:
+    rows = read_rows(corpus)
+    mistakes = [f"{corpus}, row {fault.row}: {fault.reason}" for fault in rows.faults]
+    mistakes += [
+        f'{corpus}, row {number}: expected text in the column "{column}", found {row.get(column)!r:.100}'
+        for number, row in rows.values.items()
+        if not isinstance(row.get(column), str)
+    ]
+    if mistakes:
+        raise UserError(shorten(mistakes, source=corpus))
+    documents = [_document(row, column) for row in rows.values.values()]
+    if not any(map(words, documents)):
+        raise UserError([f'{corpus}: no row has any word in the column "{column}"'])
+    try:
+        return [Search(documents, results=results, characters=characters).search]
+    except ModuleNotFoundError as error:
+        raise UserError([f"the tool search needs {error.name}: pip install 'outdo[search]'"]) from error
+
+
+def _document(row: Mapping[str, Any], column: str) -> str:
+    """Return the text of a row, below its title if it has one."""
+    title = row.get("title")
+    return f"{title}\n{row[column]}" if isinstance(title, str) and title and column != "title" else row[column]
+
+
+LOADERS: Mapping[str, Callable[..., list[Callable[..., Any] | Tool]]] = {SEARCH: _search}
+"""What makes the tools of a name, with its options."""
