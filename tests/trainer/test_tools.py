@@ -39,12 +39,13 @@ def tools(*functions: Any) -> Piece:
 
 
 def box(*functions: Any) -> ToolBox:
-    return ToolBox(load_tools(tools_in({"functions": list(functions)})))
+    return ToolBox(load_tools(tools_in({"functions": list(functions)}), timeout=30.0))
 
 
 def search(query: str, **options: Any) -> str:
     """What the tool `search` returns."""
-    return box({"name": "search", "corpus": "docs.jsonl", **options}).find("search", {"query": query})(query=query)
+    tool = box({"name": "search", "corpus": "docs.jsonl", **options}).find("search", {"query": query})
+    return tool.function(query=query)
 
 
 def test_a_search_returns_the_documents_with_the_most_of_its_words() -> None:
@@ -107,10 +108,25 @@ def test_two_tools_of_the_same_name_are_refused() -> None:
         box(twice, twice)
 
 
-def test_a_resume_compares_the_corpus(folder: Path) -> None:
-    given = 'environment={name = "tools", functions = [{name = "search", corpus = "docs.jsonl"}]}'
+@pytest.mark.parametrize(
+    ("tool", "file"),
+    [
+        ('{name = "search", corpus = "docs.jsonl"}', "docs.jsonl"),
+        ('{name = "mcp", command = ["python", "server.py"]}', "server.py"),
+    ],
+)
+def test_a_resume_compares_the_files_of_tools(folder: Path, tool: str, file: str) -> None:
+    (folder / "server.py").touch()
+    given = f'environment={{name = "tools", functions = [{tool}]}}'
     recipe = load(None, ["model=m", "data.path=d.jsonl", given])
-    assert source_files(recipe) == [folder / "docs.jsonl"]
+    assert source_files(recipe) == [folder / file]
+
+
+def test_mcp_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.delitem(sys.modules, "outdo.rollouts.environments.mcp_server", raising=False)
+    with pytest.raises(UserError, match=r"the tools of an MCP server need mcp: pip install 'outdo\[mcp\]'"):
+        box({"name": "mcp", "command": ["python"]})
 
 
 @pytest.mark.parametrize(
@@ -119,11 +135,13 @@ def test_a_resume_compares_the_corpus(folder: Path) -> None:
         ([], "environment.functions: expected "),
         ([7], "environment.functions: expected "),
         (["serch"], 'no tool is called "serch"; did you mean search?'),
-        (["other"], 'no tool is called "other"; expected file.py:name or search'),
+        (["other"], 'no tool is called "other"; expected file.py:name or search, mcp'),
         (["search"], "search needs the option corpus"),
         ([{"name": "search", "corpus": "docs.jsonl", "result": 3}], "unknown option result; did you mean results?"),
         ([{"name": "search", "corpus": "docs.jsonl", "results": 0}], "search.results: expected a whole number of 1"),
         ([{"name": "search", "corpus": ["docs.jsonl"]}], 'search.corpus: expected a file such as "docs.jsonl"'),
+        (["mcp"], "mcp needs the option command"),
+        ([{"name": "mcp", "command": "python server.py"}], "mcp.command: expected a program and its arguments"),
         (["tool.py:calc"], "tool.py: no such file"),
     ],
 )

@@ -232,7 +232,10 @@ TOOLS = "tools"
 SEARCH = "search"
 """The tool that searches a corpus."""
 
-TOOL_NAMES = (SEARCH,)
+MCP = "mcp"
+"""The tools of a server of the Model Context Protocol."""
+
+TOOL_NAMES = (SEARCH, MCP)
 """The tools that outdo has; every other one is a function in user's code."""
 
 AGENT = "agent"

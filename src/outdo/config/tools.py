@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.fields import Piece
-from outdo.config.names import SEARCH, TOOL_NAMES
+from outdo.config.names import MCP, SEARCH, TOOL_NAMES
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import signature_of
 
@@ -21,6 +21,10 @@ def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
+
+
 NATURAL: Check = (_is_natural, "a whole number of 1 or more")
 
 TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
@@ -30,10 +34,15 @@ TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
         "results": NATURAL,
         "characters": NATURAL,
     },
+    MCP: {
+        "command": (_are_texts, 'a program and its arguments, such as ["uvx", "mcp-server-fetch"]'),
+        "tools": (_are_texts, "a list of names"),
+        "environment": (_are_texts, "a list of environment variables"),
+    },
 }
 """The options of each tool that outdo has."""
 
-NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"]}
+NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"], MCP: ["command"]}
 """The options that a tool cannot do without."""
 
 
@@ -58,8 +67,13 @@ def tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def tool_files(options: Mapping[str, Any]) -> list[Path]:
-    """Return the files that the results of the tools depend on, besides Python code that is named."""
-    named = [str(tool.options["corpus"]) for tool in tools_in(options) if "corpus" in tool.options]
+    """Return the files that the results of the tools depend on, besides Python code that is named.
+
+    Of the program of a server, which may be Python itself, only the arguments are taken.
+    """
+    tools = tools_in(options)
+    named = [str(tool.options["corpus"]) for tool in tools if "corpus" in tool.options]
+    named += [str(word) for tool in tools for word in tool.options.get("command", ())[1:]]
     return [path for path in map(Path, named) if path.is_file()]
 
 

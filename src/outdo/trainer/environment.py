@@ -49,11 +49,11 @@ class Episodes:
         """
         if mistakes := list(environment_mistakes(piece)):
             raise UserError(mistakes)
-        options = options_of(piece)
+        options, timeout = options_of(piece), float(piece.options.get("timeout", TIMEOUT))
         functions: Sequence[Callable[..., Any] | Tool] = ()
         make: Callable[..., Any] = lambda: None  # noqa: E731
         if piece.name == TOOLS:
-            functions = load_tools(tools_in(options))
+            functions = load_tools(tools_in(options), timeout)
             options = {}
         else:
             make = resolve(piece.name)
@@ -63,7 +63,6 @@ class Episodes:
         except Exception as error:  # the user's class may raise anything
             raise UserError([f"environment: {piece.name} raised {type(error).__name__}: {error}"]) from error
         tools = ToolBox(functions or getattr(first, "tools", ()))
-        timeout = float(piece.options.get("timeout", TIMEOUT))
         Player(first, tools, timeout=timeout).close()
 
         def player() -> Player:

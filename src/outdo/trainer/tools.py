@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from outdo.config.names import SEARCH
+from outdo.config.names import MCP, SEARCH
 from outdo.config.recipe import Piece
 from outdo.data.files import read_rows, shorten
 from outdo.rollouts.environments.search import Search, words
@@ -11,14 +11,19 @@ from outdo.rollouts.environments.tools import Tool
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
+Tools = list[Callable[..., Any] | Tool]
 
-def load_tools(pieces: Sequence[Piece]) -> list[Callable[..., Any] | Tool]:
-    """Return the tools of a recipe. Raises `UserError` with everything that is wrong with them."""
-    tools: list[Callable[..., Any] | Tool] = []
+
+def load_tools(pieces: Sequence[Piece], timeout: float) -> Tools:
+    """Return the tools of a recipe, whose calls may take `timeout` seconds.
+
+    Raises `UserError` with everything that is wrong with them.
+    """
+    tools: Tools = []
     mistakes: list[str] = []
     for piece in pieces:
         try:
-            tools += LOADERS[piece.name](**piece.options) if piece.name in LOADERS else [resolve(piece.name)]
+            tools += LOADERS[piece.name](timeout, **piece.options) if piece.name in LOADERS else [resolve(piece.name)]
         except UserError as error:
             mistakes += error.problems
     if mistakes:
@@ -26,9 +31,7 @@ def load_tools(pieces: Sequence[Piece]) -> list[Callable[..., Any] | Tool]:
     return tools
 
 
-def _search(
-    *, corpus: str, column: str = "text", results: int = 3, characters: int = 1000
-) -> list[Callable[..., Any] | Tool]:
+def _search(timeout: float, *, corpus: str, column: str = "text", results: int = 3, characters: int = 1000) -> Tools:
     rows = read_rows(corpus)
     mistakes = [f"{corpus}, row {fault.row}: {fault.reason}" for fault in rows.faults]
     mistakes += [
@@ -53,5 +56,15 @@ def _document(row: Mapping[str, Any], column: str) -> str:
     return f"{title}\n{row[column]}" if isinstance(title, str) and title and column != "title" else row[column]
 
 
-LOADERS: Mapping[str, Callable[..., list[Callable[..., Any] | Tool]]] = {SEARCH: _search}
-"""What makes the tools of a name, with its options."""
+def _mcp(
+    timeout: float, *, command: Sequence[str], tools: Sequence[str] | None = None, environment: Sequence[str] = ()
+) -> Tools:
+    try:
+        from outdo.rollouts.environments.mcp_server import open_server
+    except ModuleNotFoundError as error:
+        raise UserError([f"the tools of an MCP server need {error.name}: pip install 'outdo[mcp]'"]) from error
+    return [*open_server(tuple(command), tuple(environment), timeout).tools(tools)]
+
+
+LOADERS: Mapping[str, Callable[..., Tools]] = {SEARCH: _search, MCP: _mcp}
+"""What makes the tools of a name, with the deadline of a call and its options."""

@@ -18,6 +18,7 @@ from outdo.rewards.types import (
 )
 from outdo.rollouts.environments.episode import LateError, Player
 from outdo.types import Completion, FinishReason, Prompt, Rollout
+from outdo.utils.errors import MachineError
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
 
@@ -65,7 +66,12 @@ class Conversation:
         self.messages += messages
 
     def fail(self, error: Exception) -> None:
-        """End the episode, because the environment failed: it has a verdict, and no reward."""
+        """End the episode, because the environment failed: it has a verdict, and no reward.
+
+        A `MachineError` is raised again: without what a tool needs, no episode can go on.
+        """
+        if isinstance(error, MachineError):
+            raise error
         late = isinstance(error, LateError)
         self.failure = (
             output_without_value(Status.timed_out, str(error), NAME) if late else output_of_error(error, NAME)

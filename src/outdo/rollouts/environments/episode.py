@@ -25,8 +25,9 @@ from typing import Any
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.signatures import EventLoop
 from outdo.rollouts.environments.template import Parsed, call_id
-from outdo.rollouts.environments.tools import ToolBox, ToolError
+from outdo.rollouts.environments.tools import LateError, ToolBox, ToolError
 from outdo.types import Prompt
+from outdo.utils.errors import MachineError
 
 ROLES = ("user", "tool", "system")
 """The roles of messages that an environment may send."""
@@ -46,10 +47,6 @@ class Reply:
     text: str = ""  # follows the turn as it is, without the chat template, in place of messages
     reward: float | None = None  # of this turn, added to the reward of the episode; None: it has none
     done: bool = False
-
-
-class LateError(Exception):
-    """A call did not return within its deadline."""
 
 
 class Player:
@@ -99,12 +96,15 @@ class Player:
         name, arguments = str(call["name"]), call.get("arguments") or {}
         self.counts["tools/calls"] += 1
         try:
-            result = call_within(self.timeout, self.tools.find(name, arguments), **arguments)
+            tool = self.tools.find(name, arguments)
+            result = call_within(self.timeout + tool.grace, tool.function, **arguments)
             content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except ToolError as error:
             return self._failed(error.metric, str(error), name)
         except LateError as error:
             return self._failed("timed_out", str(error), name)
+        except MachineError:  # what the tool needs is lost; that is no fault of the policy's
+            raise
         except Exception as error:  # the policy learns from what its call raised
             return self._failed("raised", f"{type(error).__name__}: {error}", name)
         return {"role": "tool", "name": name, "content": content}

@@ -36,8 +36,9 @@ class Search:
         if not known:
             return NOTHING_FOUND
         scores = self.index.get_scores(known)
-        best = [place for place in np.argsort(-scores, kind="stable")[: self.results] if scores[place] > 0]
-        return "\n\n".join(f"[{place + 1}] {self._shown(self.documents[place])}" for place in best)
+        best: list[int] = np.argsort(-scores, kind="stable")[: self.results].tolist()
+        found = [place for place in best if scores[place] > 0]
+        return "\n\n".join(f"[{place + 1}] {self._shown(self.documents[place])}" for place in found)
 
     def _shown(self, document: str) -> str:
         return document if len(document) <= self.characters else f"{document[: self.characters]} ..."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -21,6 +21,10 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 """The types of values by the types of JSON schemas."""
 
 
+class LateError(Exception):
+    """A call did not return within its deadline."""
+
+
 class ToolError(Exception):
     """A call cannot be made. The message is for the policy; `metric` counts it."""
 
@@ -31,10 +35,15 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a policy can call, with the JSON schema of its arguments, as chat templates read it."""
+    """A function that a policy can call, with the JSON schema of its arguments, as chat templates read it.
+
+    A function that keeps the deadline itself and raises `LateError` has `grace` seconds more for what is not the call,
+    such as the start of a process.
+    """
 
     function: Callable[..., Any]
     schema: dict[str, Any]
+    grace: float = 0.0
 
     @property
     def name(self) -> str:
@@ -51,20 +60,21 @@ class ToolBox:
 
     def __init__(self, functions: Sequence[Callable[..., Any] | Tool]) -> None:
         self.schemas: list[dict[str, Any]] = []
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._tools: dict[str, Tool] = {}
         mistakes: list[str] = []
         for each in functions:
             try:
                 tool = each if isinstance(each, Tool) else Tool(each, get_json_schema(each))
             except (DocstringParsingException, TypeHintParsingException) as error:
+                name = getattr(each, "__name__", each)
                 mistakes.append(
-                    f"the tool {each.__name__} needs type hints, and a docstring that explains its arguments: {error}"
+                    f"the tool {name} needs type hints, and a docstring that explains its arguments: {error}"
                 )
                 continue
-            if tool.name in self._functions:
+            if tool.name in self._tools:
                 mistakes.append(f"two tools are called {tool.name}; the policy could not tell them apart")
             self.schemas.append(tool.schema)
-            self._functions[tool.name] = tool.function
+            self._tools[tool.name] = tool
         if mistakes:
             raise UserError(mistakes)
         self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in self.schemas}
@@ -72,27 +82,30 @@ class ToolBox:
     def of(self, functions: Sequence[Callable[..., Any]]) -> "ToolBox":
         """Return the same tools with the functions of another episode, such as the methods of its object."""
         other = copy(self)
-        other._functions = {function.__name__: function for function in functions}
+        given = {function.__name__: function for function in functions}
+        other._tools = {
+            name: replace(tool, function=given[name]) for name, tool in self._tools.items() if name in given
+        }
         return other
 
-    def find(self, name: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return the function of a call. Raises `ToolError` if there is none, or if the arguments do not fit it."""
-        if name not in self._functions:
-            hint = did_you_mean(name, list(self._functions)) or f"; there are {', '.join(self._functions)}"
+    def find(self, name: str, arguments: Mapping[str, Any]) -> Tool:
+        """Return the tool of a call. Raises `ToolError` if there is none, or if the arguments do not fit it."""
+        if name not in self._tools:
+            hint = did_you_mean(name, list(self._tools)) or f"; there are {', '.join(self._tools)}"
             raise ToolError("unknown", f"there is no tool {name}{hint}")
-        known = self._parameters[name]["properties"]
+        known, more = self._parameters[name]["properties"], self._parameters[name].get("additionalProperties")
         mistakes = [
             f"{each} is missing" for each in self._parameters[name].get("required", ()) if each not in arguments
         ]
         for argument, value in arguments.items():
             kind = known.get(argument, {}).get("type")
-            if argument not in known:
+            if argument not in known and not more:
                 mistakes.append(f"there is no argument {argument}{did_you_mean(argument, list(known))}")
             elif isinstance(kind, str) and not _has_type(value, kind):
                 mistakes.append(f"{argument} must be of type {kind}")
         if mistakes:
             raise ToolError("unparsed", f"{name}: {'; '.join(mistakes)}")
-        return self._functions[name]
+        return self._tools[name]
 
 
 def _has_type(value: Any, kind: str) -> bool:
