@@ -127,10 +127,19 @@ def started() -> list[int]:
 
 
 def running(process: int) -> bool:
+    return state(process) not in "ZX"
+
+
+def stopped(process: int) -> bool:
+    return state(process) == "T"
+
+
+def state(process: int) -> str:
+    """The state of a process, as the kernel writes it; X if there is none."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
+        return "X"
 
 
 def play(server: McpServer, script: list[str], timeout: float = 30.0) -> Rollout:
@@ -279,5 +288,10 @@ def test_a_server_ends_with_the_process_that_started_it(code: Path, tmp_path: Pa
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, env=environment, timeout=600)
     processes = [int(line) for line in (tmp_path / "started").read_text().split()]
     assert processes
-    while any(map(running, processes)):
-        time.sleep(0.05)
+    try:
+        assert not any(map(stopped, processes))  # the signal that ends it has woken it
+        while any(map(running, processes)):
+            time.sleep(0.05)
+    finally:
+        for process in filter(running, processes):
+            os.kill(process, signal.SIGKILL)
