@@ -563,7 +563,7 @@ def test_32_agents_at_once_train_the_tokens_of_the_engine_whatever_the_order_in_
     assert sorted(trained) == sorted(answered.values())
     assert len({each.token_ids for each in rollouts}) == 32
     assert sum(each.counts["agents/forks"] for each in rollouts) == 0
-    read = sum(each.counts["sampling/tokens_read"] for each in rollouts)
+    read = sum(each.counts["engine/tokens_read"] for each in rollouts)
     prompts_of_rows = sum(len(group.prompt.token_ids) * len(group.rollouts) for group in first.values())
     assert read <= prompts_of_rows + sum(len(each.token_ids) for each in rollouts)  # each token once
     assert len(engine.kept) == 0

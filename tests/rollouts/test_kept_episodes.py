@@ -53,7 +53,7 @@ def sampled(groups: Sequence[Group]) -> list[tuple[tuple[int, ...], tuple[float,
 
 def read(groups: Sequence[Group]) -> int:
     """The number of tokens that the model computed."""
-    return sum(rollout.counts["sampling/tokens_read"] for group in groups for rollout in group.rollouts)
+    return sum(rollout.counts["engine/tokens_read"] for group in groups for rollout in group.rollouts)
 
 
 def without_keeping(engine: BuiltinEngine, **options: Any) -> BuiltinEngine:

@@ -22,7 +22,7 @@ from outdo.utils.errors import MachineError
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
 
-TOKENS_READ = "sampling/tokens_read"
+TOKENS_READ = "engine/tokens_read"
 """The count of the tokens that the model computed in an episode."""
 
 
