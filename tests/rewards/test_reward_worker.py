@@ -430,3 +430,23 @@ def test_a_reward_that_is_closed_during_a_call_ends_it_and_starts_nothing(
     assert not thread.is_alive()
     assert errors
     assert started.read_text() == "1"
+
+
+def test_every_worker_stays_from_call_to_call(reward_of: Make, sample: Sample, tmp_path: Path):
+    """Also those that threads of the call start: Linux would end them together with these threads."""
+    pids = tmp_path / "pids"
+    reward = reward_of(
+        "import os, time\ndef score(completion):\n    time.sleep(0.2)\n"
+        f"    open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\n    return 1.0\n",
+        workers=2,
+    )
+    seen: list[set[str]] = []
+    for _ in range(2):
+        while True:  # until the second worker has started on this machine
+            reward([sample(str(number)) for number in range(8)])
+            found = set(pids.read_text().split())
+            pids.unlink()
+            if len(found) == 2:
+                break
+        seen.append(found)
+    assert seen[0] == seen[1]

@@ -2,9 +2,11 @@
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Lock
+from functools import partial
+from threading import Lock, current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -24,6 +26,8 @@ _MAX_RESPONSE_BYTES = 4096
 """Per completion, and once more: enough for a status, a number and a reason of 300 characters."""
 _GRACE = 1.0
 """Seconds by which the worker itself may be late in ending calls that run concurrently."""
+
+_LASTING_THREADS = ThreadPoolExecutor(64, thread_name_prefix="outdo rewards")
 
 
 class WorkerReward:
@@ -148,7 +152,8 @@ class _Worker:
             UserError: the function cannot be used.
             OSError: the process cannot be started.
         """
-        self._process = WorkerProcess(self._spec, self._options, self.limits, self._directory, self._output)
+        start = partial(WorkerProcess, self._spec, self._options, self.limits, self._directory, self._output)
+        self._process = _in_lasting_thread(start)
         return self._process.ready
 
     def begin(self) -> None:
@@ -256,6 +261,11 @@ class _Worker:
 
     def _failure(self, status: Status, reason: str) -> RewardOutput:
         return output_without_value(status, redact(reason, self._output.secrets), self.name)
+
+
+def _in_lasting_thread(start: Callable[[], WorkerProcess]) -> WorkerProcess:
+    """Start a worker in a thread that does not end before this process: Linux kills the worker together with it."""
+    return start() if current_thread() is main_thread() else _LASTING_THREADS.submit(start).result()
 
 
 def names_of(spec: str) -> tuple[str, str]:
