@@ -23,7 +23,7 @@ def test_tokens_metrics_and_weights_are_those_of_sampling_in_the_trainer(home: P
 
 
 def test_no_process_is_left_when_the_trainer_is_killed(home: Path):
-    run = home / "killed"
+    run = home / "killed-trainer"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", engine(2))
     wait_until(lambda: steps_done(run) >= 1, command)
     others = family(command.pid)

@@ -165,8 +165,8 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     assert status == 0, said
     assert_same(run, whole)
     last = weights(run)
-    outdo_(home, "export", run, home / "exported")
-    for path in (home / "exported").glob("*.safetensors"):
+    outdo_(home, "export", run, home / "exported-divided")
+    for path in (home / "exported-divided").glob("*.safetensors"):
         for name, weight in load_file(path).items():
             assert last.pop(name).equal(weight)
     assert not last
