@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, metrics, steps_done, wait_until
+from run_cases import alive, cold, command_line, metrics, steps_done, wait_until
 
 import outdo
 from outdo.config.file import load
@@ -114,7 +114,8 @@ def test_a_worker_that_hangs_ends_the_run(own_home):
         text=True,
     )
     wait_until(lambda: steps_done(run) >= 2, command)
-    worker = max(family(command.pid))  # the fork server and the resource tracker were started before it
+    server = next(each for each in family(command.pid) if b"forkserver" in command_line(each))
+    (worker,) = family(server)
     os.kill(worker, signal.SIGSTOP)
     status, said = ended(command)
     assert status == 75, said
