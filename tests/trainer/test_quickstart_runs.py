@@ -84,7 +84,7 @@ def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(h
 
 # ------------------------------------------------------------------------------------------------------- what is learnt
 
-LEARNT = {"calculator": (0.3, 0.85), "guessing": (0.45, 0.6)}
+LEARNT = {"calculator": (0.3, 0.85), "guessing": (0.45, 0.6), "programs": (0.3, 0.9)}
 """The share of right sampled answers: at most before, and at least after."""
 
 

@@ -124,7 +124,7 @@ environment = {name = "tools", functions = "outdo.cli.quickstart.calculator:calc
 """,
     workers=1,
     warm_start=300,
-    steps=60,
+    steps=100,
     prompts=16,
     lr="2e-4",
     rows=HELD_OUT,
