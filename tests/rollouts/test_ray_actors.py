@@ -270,9 +270,11 @@ def test_a_ray_that_is_stopped_holds_no_delivery_up(opened, monkeypatch):
 
 def test_a_process_ends_beside_a_ray_that_is_stopped():
     found = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=600)
+    *started, last = found.stdout.split()
+    assert last == "closed", found.stderr
     # A thread still waits in the code of Ray while Python ends, which has crashed there once: see docs/cluster.md.
     assert found.returncode in (0, -signal.SIGSEGV), found.stderr
-    wait_until(lambda: not any(map(alive, map(int, found.stdout.split()))), seconds=600)
+    wait_until(lambda: not any(map(alive, map(int, started))), seconds=600)
 
 
 STOPPED = """
@@ -291,6 +293,7 @@ end = threading.Timer(300.0, os._exit, (3,))
 end.daemon = True
 end.start()
 ray_cluster.connected.close()
+print("closed", flush=True)
 """
 
 
