@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
-from run_cases import metrics, outdo_, write_home
+from run_cases import cold, metrics, outdo_, write_home
+from test_replicated_runs import finished, tokens
 
 from outdo.observability.record.parquet import read
 
@@ -99,9 +100,18 @@ def test_check_says_what_it_found_about_the_agent_and_the_chat_template(office: 
     assert "the same text after every turn: yes" in said
 
 
-def test_an_agent_works_with_one_replica_and_needs_a_chat_template(office: Path) -> None:
-    said = outdo_(office, "train", "recipe.toml", *SETTINGS, "cluster.replicas=2", status=2)
-    assert "an environment works with one replica only" in said
+@pytest.mark.long
+def test_the_agents_of_two_replicas_have_the_tokens_of_one_process(office: Path) -> None:
+    both = office / "both"
+    said, status = finished(cold(office, "train", "recipe.toml", f"run=./{both.name}", *SETTINGS, "cluster.replicas=2"))
+    assert status == 0, said
+    outdo_(office, "train", "recipe.toml", "run=./alone", *SETTINGS, "workers=1")
+    for step in range(1, 7):
+        assert tokens(office / "alone", step) == tokens(both, step)
+    assert [line["agents/calls"] for line in metrics(both)] == [line["agents/calls"] for line in metrics(office / "alone")]
+
+
+def test_an_agent_needs_a_chat_template(office: Path) -> None:
     (office / "plain").mkdir()
     plain = write_home(office / "plain")
     for command in ("check", "train"):

@@ -1,12 +1,16 @@
 """Test runs whose environment has turns and tools: train, kill, resume and evaluate, from the command line."""
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
-from run_cases import metrics, outdo_, write_home
+from run_cases import cold, metrics, outdo_, steps_done, timeless, wait_until, write_home
+from test_replicated_runs import finished, second_of, tokens, weights
+from test_workers import family
 
 from outdo.observability.record.parquet import read
 
@@ -67,6 +71,46 @@ def test_a_run_whose_engine_is_in_processes_of_its_own_equals_one_in_the_trainer
     assert_same(game / "processes", game / "whole")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "way",
+    [
+        (),
+        ("cluster.shard=true", "train.advantage=turn_to_go", "train.dynamic_sampling=1"),
+        ('engine={name = "builtin", processes = 1}',),
+        ('engine={name = "builtin", processes = 1}', "train.max_staleness=1"),
+    ],
+    ids=["alone", "divided", "beside", "ahead"],
+)
+def test_two_replicas_play_what_one_process_does_and_resume_exactly(
+    game: Path, way: tuple[str, ...], request: pytest.FixtureRequest
+):
+    name = request.node.callspec.id
+    alone, both, run = (game / f"{name}-{each}" for each in ("1", "2", "killed"))
+    settings = (*SETTINGS, "workers=1", "optim.lr=1e-4", "checkpoint.every=1", *way)
+    outdo_(game, "train", "recipe.toml", f"run=./{alone.name}", *[each for each in settings if "shard" not in each])
+    said, status = finished(cold(game, "train", "recipe.toml", f"run=./{both.name}", *settings, "cluster.replicas=2"))
+    assert status == 0, said
+    for step in range(1, 7):
+        assert tokens(alone, step) == tokens(both, step)
+    mine = weights(both)
+    for key, value in weights(alone).items():
+        assert (mine[key] - value).abs().max() <= 3e-6, key
+    assert [line.keys() for line in timeless(alone)] == [line.keys() for line in timeless(both)]
+    for one, two in zip(timeless(alone), timeless(both), strict=True):
+        assert {key: value for key, value in one.items() if "tools/" in key or "turns" in key} == {
+            key: value for key, value in two.items() if "tools/" in key or "turns" in key
+        }
+    command = cold(game, "train", "recipe.toml", f"run=./{run.name}", *settings, "cluster.replicas=2")
+    wait_until(lambda: steps_done(run) >= 3, command)
+    os.kill(second_of(family(command.pid)), signal.SIGKILL)
+    said, status = finished(command)
+    assert status == 75, said
+    said, status = finished(cold(game, "resume", str(run)))
+    assert status == 0, said
+    assert_same(run, both)
+
+
 def test_a_run_measures_its_turns_and_its_calls(game: Path) -> None:
     lines = metrics(game / "whole")
     assert all(line["completions/mean_turns"] == 3 for line in lines)
@@ -115,7 +159,6 @@ def test_check_names_the_tools_and_what_the_chat_template_keeps(game: Path) -> N
         ),
         (("environment=tools",), 'environment.functions: expected "file.py:name"'),
         (("environment={name = 'tools', functions = 'game.py:counts'}",), "did you mean count?"),
-        (("environment=game.py:Game", "cluster.replicas=2"), "an environment works with one replica only"),
         (("environment=game.py:Game", "data.template={prompt}"), "data.template: an environment needs"),
         (("rewards=environment",), "needs an environment that gives rewards"),
         (

@@ -34,8 +34,6 @@ def check_environment(recipe: Recipe) -> Iterator[str]:
         yield f'rewards: "{ENVIRONMENT_REWARD}" takes no weight; what the environment gives is added as it is'
     if recipe.data.prompt_template is not None:
         yield "data.template: an environment needs the model's own chat template; leave it out"
-    if recipe.cluster.replicas > 1:
-        yield f"cluster.replicas = {recipe.cluster.replicas}: an environment works with one replica only"
 
 
 def agent_of(piece: Piece) -> str | None:

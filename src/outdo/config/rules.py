@@ -154,7 +154,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     divided_adapter: ("cluster.shard", "train.adapter", "weights"),
     check_engine: ("engine", "sampling.top_p", "sampling.top_k", "sampling.min_p"),
     check_attention: ("attention", "cluster.replicas"),
-    check_environment: ("environment", "rewards", "cluster.replicas", "data.template"),
+    check_environment: ("environment", "rewards", "data.template"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),

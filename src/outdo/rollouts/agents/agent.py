@@ -4,7 +4,7 @@ The agents run in threads. Their calls arrive in any order; those that wait are 
 together changes no token, as in `Dialogue`.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -25,11 +25,16 @@ from outdo.rollouts.agents.session import Limits, Prepared, Session
 from outdo.rollouts.engines.base import Engine, end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
-from outdo.rollouts.environments.conversation import Conversation, score_conversations
+from outdo.rollouts.environments.conversation import (
+    Conversation,
+    Episodes,
+    groups_of,
+    play_episodes,
+    score_conversations,
+)
 from outdo.rollouts.environments.episode import LateError
 from outdo.rollouts.environments.template import Template
 from outdo.types import Completion, FinishReason, Group, Prompt
-from outdo.utils.rng import Stream
 from outdo.utils.timing import span
 
 GATHER = 0.02
@@ -119,17 +124,9 @@ class Agent:
         failures: FailureCount | None = None,
     ) -> list[Group]:
         """Return `n` rollouts of each prompt. The prompt of a group is what its conversations have in common."""
-        episodes = self._episodes(prompts, n, sampling, step=step, purpose=purpose)
-        inbox: Inbox = SimpleQueue()
-        try:
-            self._run(engine, episodes, sampling, inbox)
-        finally:
-            for episode in episodes:
-                self._close(episode)
-            _refuse_all(inbox)
-        conversations = [_conversation(each, engine.version) for each in episodes]
-        for first in range(0, len(episodes), n):
-            lay_out([each.session for each in episodes[first : first + n]], conversations[first : first + n])
+        conversations = play_episodes(
+            engine, prompts, n, lambda own, groups: self._play(own, groups, sampling), step=step, purpose=purpose
+        )
         outputs = score_conversations(
             conversations,
             engine.decode,
@@ -138,29 +135,35 @@ class Agent:
             max_failed=self.max_failed,
             step_timeout=self.step_timeout,
         )
-        rollouts = [
-            each.rollout(_unless_unscored(each, output), sampling.temperature or 1.0)
-            for each, output in zip(conversations, outputs, strict=True)
-        ]
-        return [
-            Group(prompt=conversations[first].prompt, rollouts=tuple(rollouts[first : first + n]))
-            for first in range(0, len(rollouts), n)
-        ]
+        final = [_unless_unscored(each, output) for each, output in zip(conversations, outputs, strict=True)]
+        return groups_of(conversations, final, sampling, n)
 
     # -------------------------------------------------------------------------------------------------------- playing
 
-    def _episodes(
-        self, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
-    ) -> list[Episode]:
-        samples: Counter[str] = Counter()
+    def _play(self, engine: Engine, groups: Sequence[Episodes], sampling: SamplingParams) -> list[Conversation]:
+        """Return the finished episodes of some groups."""
         limits = replace(self.limits, tokens=sampling.max_tokens)
-        episodes: list[Episode] = []
-        for prompt in prompts:
-            for sample in range(samples[prompt.id], samples[prompt.id] + n):
-                session = Session(Stream(purpose, step, prompt.id, sample), self._template_of, sampling, limits)
-                episodes.append(Episode(prompt=prompt, session=session))
-            samples[prompt.id] += n
-        return episodes
+        begun = [
+            [
+                Episode(prompt=prompt, session=Session(stream, self._template_of, sampling, limits))
+                for stream in streams
+            ]
+            for prompt, streams in groups
+        ]
+        episodes = [each for group in begun for each in group]
+        inbox: Inbox = SimpleQueue()
+        try:
+            self._run(engine, episodes, sampling, inbox)
+        finally:
+            for episode in episodes:
+                self._close(episode)
+            _refuse_all(inbox)
+        played: list[Conversation] = []
+        for group in begun:
+            conversations = [_conversation(each, engine.version) for each in group]
+            lay_out([each.session for each in group], conversations)
+            played += conversations
+        return played
 
     def _template_of(self, tools: Sequence[Tool]) -> Template:
         key = repr(tools)

@@ -1,8 +1,8 @@
 """The interface of an engine, and the view of a policy that it gets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -11,6 +11,9 @@ from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.rng import Stream
+
+Item = TypeVar("Item")
+Played = TypeVar("Played")
 
 
 class Engine(Protocol):
@@ -68,6 +71,28 @@ def end_episodes(engine: Engine, episodes: Sequence[Stream]) -> None:
     """Tell an engine that these episodes have ended, if it keeps something of them."""
     if episodes and isinstance(engine, KeepsEpisodes):
         engine.end_episodes(episodes)
+
+
+@runtime_checkable
+class DividesEpisodes(Protocol):
+    """What an engine of several replicas has besides: it says which of them plays which episodes of several turns."""
+
+    def divide_episodes(
+        self, groups: Sequence[Item], play: Callable[["Engine", Sequence[Item]], list[Played]]
+    ) -> list[Played]:
+        """Return on every replica what `play` returns for all groups of episodes, in their order.
+
+        Each replica that plays some of them calls `play` once, with an engine of its own that waits for no other
+        replica. Everything that `play` returns is pickled.
+        """
+        ...
+
+
+def divide_episodes(
+    engine: Engine, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Played]]
+) -> list[Played]:
+    """Return what `play` returns for all groups of episodes: of one process, or of all replicas, in order."""
+    return engine.divide_episodes(groups, play) if isinstance(engine, DividesEpisodes) else play(engine, groups)
 
 
 class PolicyView(Protocol):

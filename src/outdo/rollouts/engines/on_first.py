@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from outdo.distributed.replicas import Replicas
-from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import RestartableEngine
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
 
 Value = TypeVar("Value")
+Item = TypeVar("Item")
 
 
 class EngineOnFirst:
@@ -60,6 +61,12 @@ class EngineOnFirst:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
         return call_on_first(self.replicas, lambda: self.engine.generate(requests, sampling))
+
+    def divide_episodes(
+        self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Value]]
+    ) -> list[Value]:
+        """Return what `play` returns for all groups. The first replica plays them: it has the engine."""
+        return call_on_first(self.replicas, lambda: play(self.engine, groups))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""

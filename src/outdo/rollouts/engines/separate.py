@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from outdo.rollouts.engines.base import Engine, PolicyView, end_episodes
+from outdo.rollouts.engines.base import DividesEpisodes, Engine, PolicyView, end_episodes
 from outdo.rollouts.engines.proof import Proof
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -18,6 +18,7 @@ RESTARTS = 2
 """How often one call restarts the engine before it gives up."""
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class RestartableEngine(Engine, Protocol):
@@ -67,6 +68,18 @@ class SeparateEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
         return self._repeated(lambda: self.engine.generate(requests, sampling))
+
+    def divide_episodes(
+        self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Result]]
+    ) -> list[Result]:
+        """Return what `play` returns for all groups of episodes.
+
+        Beside several replicas all of them are played again if the engine is lost; else only the call that failed is.
+        """
+        shared = self.engine
+        if not isinstance(shared, DividesEpisodes):
+            return play(self, groups)
+        return self._repeated(lambda: shared.divide_episodes(groups, play))
 
     def end_episodes(self, episodes: Sequence[Stream]) -> None:
         """Tell the engine that these episodes have ended."""

@@ -16,8 +16,10 @@ from outdo.rewards.types import (
     reward_input,
     to_output,
 )
+from outdo.rollouts.engines.base import Engine, divide_episodes
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.episode import LateError, Player
-from outdo.types import Completion, FinishReason, Prompt, Rollout
+from outdo.types import Completion, FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import MachineError
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
@@ -32,7 +34,7 @@ class Conversation:
 
     prompt: Prompt
     stream: Stream
-    player: Player | None = None  # None: it could not be made
+    player: Player | None = None  # None: it could not be made, or the episode has ended
     token_ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -45,7 +47,7 @@ class Conversation:
     text: str = ""  # of the last turn
     finish_reason: FinishReason | None = None  # None: it goes on
     failure: RewardOutput | None = None
-    counts: Counter[str] = field(default_factory=Counter)  # of events, besides those of the player
+    counts: Counter[str] = field(default_factory=Counter)  # of events; those of the player when it has ended
 
     def add_turn(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""
@@ -119,8 +121,48 @@ class Conversation:
             temperature=temperature,
             token_rewards=None if rewards is None else tuple(rewards),
             routes=self.last_turn.routes,  # the last request had all tokens before it
-            counts={**self.counts, **({} if self.player is None else self.player.counts)},
+            counts=dict(self.counts),
         )
+
+
+Episodes = tuple[Prompt, Sequence[Stream]]
+"""A prompt, and the streams of random numbers of its episodes."""
+
+
+def play_episodes(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    n: int,
+    play: Callable[[Engine, Sequence[Episodes]], list[Conversation]],
+    *,
+    step: int,
+    purpose: str,
+) -> list[Conversation]:
+    """Return `n` finished episodes of each prompt, neighbours; of several replicas the engine says who plays which.
+
+    A prompt that is in `prompts` twice gets 2n different samples: no random number is used twice, whoever plays.
+    """
+    samples: Counter[str] = Counter()
+    groups: list[Episodes] = []
+    for prompt in prompts:
+        first = samples[prompt.id]
+        samples[prompt.id] += n
+        groups.append((prompt, [Stream(purpose, step, prompt.id, sample) for sample in range(first, first + n)]))
+    return divide_episodes(engine, groups, play)
+
+
+def groups_of(
+    conversations: Sequence[Conversation], outputs: Sequence[RewardOutput], sampling: SamplingParams, n: int
+) -> list[Group]:
+    """Return scored episodes as groups of `n`. A group has the prompt with what the episodes have added to it."""
+    rollouts = [
+        conversation.rollout(output, sampling.temperature or 1.0)
+        for conversation, output in zip(conversations, outputs, strict=True)
+    ]
+    return [
+        Group(prompt=conversations[first].prompt, rollouts=tuple(rollouts[first : first + n]))
+        for first in range(0, len(rollouts), n)
+    ]
 
 
 def score_conversations(

@@ -4,7 +4,6 @@ A rollout is one list of tokens: the first turn as it was sampled, the tokens of
 turn as it was sampled, and so on. Only the policy's tokens are trained.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -14,12 +13,17 @@ from outdo.rewards.types import FailureCount, Reward
 from outdo.rollouts.engines.base import Engine, end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
-from outdo.rollouts.environments.conversation import Conversation, score_conversations
+from outdo.rollouts.environments.conversation import (
+    Conversation,
+    Episodes,
+    groups_of,
+    play_episodes,
+    score_conversations,
+)
 from outdo.rollouts.environments.episode import Player, Reply
 from outdo.rollouts.environments.template import Parsed, Template
 from outdo.types import Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.errors import UserError
-from outdo.utils.rng import Stream
 from outdo.utils.timing import span
 
 GATHER = 0.02
@@ -74,12 +78,9 @@ class Dialogue:
         failures: FailureCount | None = None,
     ) -> list[Group]:
         """Return `n` rollouts of each prompt. A group has the prompt with what the environment added to it."""
-        with ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="outdo episodes") as threads:
-            conversations = self._begin(prompts, n, threads, step=step, purpose=purpose, version=engine.version)
-            try:
-                self._run(engine, conversations, sampling, threads)
-            finally:
-                list(threads.map(_end, conversations))
+        conversations = play_episodes(
+            engine, prompts, n, lambda own, groups: self._play(own, groups, sampling), step=step, purpose=purpose
+        )
         outputs = score_conversations(
             conversations,
             engine.decode,
@@ -88,36 +89,31 @@ class Dialogue:
             max_failed=self.max_failed,
             step_timeout=self.step_timeout,
         )
-        temperature = sampling.temperature or 1.0
-        rollouts = [
-            conversation.rollout(output, temperature)
-            for conversation, output in zip(conversations, outputs, strict=True)
-        ]
-        return [
-            Group(prompt=conversations[first].prompt, rollouts=tuple(rollouts[first : first + n]))
-            for first in range(0, len(rollouts), n)
-        ]
+        return groups_of(conversations, outputs, sampling, n)
 
     # -------------------------------------------------------------------------------------------------------- playing
 
-    def _begin(
-        self, prompts: Sequence[Prompt], n: int, threads: ThreadPoolExecutor, *, step: int, purpose: str, version: int
-    ) -> list[Conversation]:
+    def _play(self, engine: Engine, groups: Sequence[Episodes], sampling: SamplingParams) -> list[Conversation]:
+        """Return the finished episodes of some groups."""
+        with ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="outdo episodes") as threads:
+            conversations = self._begin(groups, threads, version=engine.version)
+            try:
+                self._run(engine, conversations, sampling, threads)
+            finally:
+                list(threads.map(_end, conversations))
+        return conversations
+
+    def _begin(self, groups: Sequence[Episodes], threads: ThreadPoolExecutor, *, version: int) -> list[Conversation]:
         """Return the episodes, begun; those of a prompt are neighbours, so that the engine prefills it once."""
-        samples: Counter[str] = Counter()
-        begun: list[Conversation] = []
         nothing = Completion(token_ids=(), logprobs=(), finish_reason=FinishReason.length, policy_version=version)
-        for prompt in prompts:
-            first = samples[prompt.id]
-            samples[prompt.id] += n
-            begun += [
-                Conversation(prompt=prompt, stream=Stream(purpose, step, prompt.id, sample), last_turn=nothing)
-                for sample in range(first, first + n)
-            ]
-        added = list(threads.map(self._begin_one, begun))
-        for first in range(0, len(begun), n):
-            self._add_to_prompt(begun[first : first + n], added[first : first + n])
-        return begun
+        begun = [
+            [Conversation(prompt=prompt, stream=stream, last_turn=nothing) for stream in streams]
+            for prompt, streams in groups
+        ]
+        added = threads.map(self._begin_one, [each for group in begun for each in group])
+        for group in begun:
+            self._add_to_prompt(group, [next(added) for _ in group])
+        return [each for group in begun for each in group]
 
     def _begin_one(self, conversation: Conversation) -> str | list[Message]:
         try:
@@ -240,14 +236,16 @@ def _player(conversation: Conversation) -> Player:
 
 
 def _end(conversation: Conversation) -> None:
-    """Add the final reward of the environment, and close it."""
-    if conversation.player is None:
+    """Add the final reward of the environment and its counts, and close it."""
+    player, conversation.player = conversation.player, None
+    if player is None:
         return
+    conversation.counts.update(player.counts)
     try:
         try:
-            reward = conversation.player.final_reward()
+            reward = player.final_reward()
         finally:
-            conversation.player.close()
+            player.close()
         conversation.final_reward = None if reward is None else conversation.checked_reward(reward)
     except Exception as error:
         if conversation.failure is None:  # else the first failure is the cause

@@ -1,12 +1,16 @@
-"""The built-in engine on every replica, each on its part of the requests."""
+"""The built-in engine on every replica, each on its part of the requests, or of the episodes of several turns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from outdo.distributed.replicas import Replicas
-from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class ReplicatedEngine:
@@ -42,8 +46,21 @@ class ReplicatedEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        mine = self.replicas.part(requests)  # neighbours, so that a prompt is prefilled once for its answers
+        return self._in_parts(requests, lambda mine: self.engine.generate(mine, sampling))
+
+    def divide_episodes(
+        self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Result]]
+    ) -> list[Result]:
+        """Return what `play` returns for all groups; each replica plays its part of them, with an engine of its own.
+
+        So no episode waits for those of another replica, and the keys and values of its turns stay where it is played.
+        """
+        return self._in_parts(groups, lambda mine: play(self.engine, mine))
+
+    def _in_parts(self, items: Sequence[Item], compute: Callable[[Sequence[Item]], list[Result]]) -> list[Result]:
+        """Compute this replica's part of `items`; return the results of all replicas, in the order of the items."""
+        mine = self.replicas.part(items)  # neighbours, so that a prompt is prefilled once for its answers
         assert self.engine.policy is not None
         with self.engine.policy.forward.gathered():
-            parts = self.replicas.together(lambda: self.engine.generate(mine, sampling) if mine else [])
-        return [completion for part in parts for completion in part]
+            parts = self.replicas.together(lambda: compute(mine) if mine else [])
+        return [result for part in parts for result in part]
