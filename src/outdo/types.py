@@ -16,13 +16,16 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from outdo.utils.batching import (
+    counted,
     floats,
     pack_by_tokens,
     pad_routes,
     pad_rows,
     plain_fields,
+    previous_columns,
     reward_fields,
     token_fields,
+    tokens_read,
 )
 from outdo.utils.outcome import has_spread
 from outdo.utils.rng import Stream
@@ -100,6 +103,7 @@ class Rollout:
     token_rewards: tuple[float, ...] | None = None  # where an environment rewards single steps; their sum is `reward`
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
     counts: Mapping[str, int] = field(default_factory=dict)  # of events in its environment, such as "tools/calls"
+    forks: tuple[tuple[int, int], ...] = ()  # of several conversations: see `Batch.previous`; (column, the one before)
 
     def __post_init__(self) -> None:
         if self.token_rewards is not None and len(self.token_rewards) != len(self.token_ids):
@@ -175,6 +179,7 @@ class Batch:
     attention_mask: Bool[Tensor, "B T"]  # False on padding
     loss_mask: Bool[Tensor, "B T"]  # True on tokens that the policy sampled, in scored rollouts
     turn: Int[Tensor, "B T"]  # the turn of the policy that sampled the token, from 0; -1 where it sampled none
+    previous: Int[Tensor, "B T"] | None = None  # column of the token that t follows, -1: of none; None: always t - 1
     prompt_lengths: Int[Tensor, "B"]
     group: Int[Tensor, "B"]  # equal for the rollouts of one prompt; rows of a group are neighbours
     rewards: Float[Tensor, "B"]  # never NaN; 0 where not scored
@@ -217,6 +222,7 @@ class Batch:
             totals=_count(fields["loss_mask"], fields["group"]),
             rollout_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32, starts),
             routes=pad_routes([rollout.routes for rollout in rollouts], fields["token_ids"].shape[1]),
+            previous=previous_columns([rollout.forks for rollout in rollouts], fields["token_ids"].shape[1]),
         )
 
     @classmethod
@@ -319,7 +325,7 @@ class Batch:
         Whole groups stay together, so that a prompt is computed once. A group that exceeds the budget by itself is
         split, unless `whole_groups` is set (for an objective that compares the rows of a group). A row is never split.
         """
-        lengths, groups = self.attention_mask.sum(1).tolist(), self.group.tolist()
+        lengths, groups = tokens_read(self.attention_mask, self.previous), self.group.tolist()
         rows = range(len(self)) if rows is None else rows
         return pack_by_tokens(rows, lengths, groups, budget, whole_groups=whole_groups)
 
@@ -333,14 +339,7 @@ class Batch:
 
 
 def _count(loss_mask: Bool[Tensor, "B T"], group: Int[Tensor, "B"]) -> Totals:
-    rows = loss_mask.any(1)
-    return Totals(
-        rows=len(loss_mask),
-        sequences=int(rows.sum()),
-        tokens=int(loss_mask.sum()),
-        groups=len(group[rows].unique()),
-        padded_length=loss_mask.shape[1],
-    )
+    return Totals(**counted(loss_mask, group))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

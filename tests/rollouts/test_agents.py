@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import httpx2
@@ -23,6 +24,8 @@ from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
 from outdo.rollouts.agents.agent import Agent
+from outdo.rollouts.agents.chat import ChatAnswer, ChatCall
+from outdo.rollouts.agents.endpoint import Endpoint
 from outdo.rollouts.agents.running import GIVEN
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -128,7 +131,7 @@ def test_an_answer_is_the_same_in_one_piece_and_in_a_stream(stream: bool) -> Non
     assert (end, tuple(ids), tuple(logprobs), count) == ("tool_calls", rollout.token_ids, rollout.logprobs, len(ids))
 
 
-def test_a_history_that_is_rewritten_begins_a_row_and_the_longest_row_is_trained() -> None:
+def test_a_history_that_is_rewritten_begins_a_conversation_which_is_trained_too() -> None:
     def run(row: Row, base_url: str) -> float:
         messages = list(row["messages"])
         for _ in range(3):
@@ -140,7 +143,8 @@ def test_a_history_that_is_rewritten_begins_a_row_and_the_longest_row_is_trained
 
     environment = agent(run)
     (rollout,) = play(environment, ["one", "two", "three", "four"])
-    assert texts(environment, rollout, sampled=True) == ["one<|end|>", "two<|end|>", "three<|end|>"]
+    assert texts(environment, rollout, sampled=True) == ["one<|end|>", "two<|end|>", "three<|end|>", "four<|end|>"]
+    assert "(left out)" in texts(environment, rollout, sampled=False)[-1]
     assert rollout.reward == 1.0
     assert rollout.counts["agents/forks"] == 1
     assert rollout.counts["agents/forked_tokens"] == len("four") + 1
@@ -156,7 +160,7 @@ def test_a_call_that_goes_back_keeps_the_sampled_tokens_of_the_turns_that_it_sha
 
     environment = agent(run)
     (rollout,) = play(environment, ["begin", "a", "a longer answer"])
-    assert texts(environment, rollout, sampled=True) == ["begin<|end|>", "a longer answer<|end|>"]
+    assert texts(environment, rollout, sampled=True) == ["begin<|end|>", "a longer answer<|end|>", "a<|end|>"]
     assert rollout.counts["agents/forks"] == 1
     assert rollout.counts["agents/forked_tokens"] == len("a") + 1
 
@@ -322,6 +326,23 @@ def test_the_server_ends_with_its_environment_and_episodes_leave_no_descriptor()
     port = int(addresses[0].split("/")[2].split(":")[1])
     with socket.socket() as client, pytest.raises(OSError, match="refused"):
         client.connect(("127.0.0.1", port))
+
+
+def test_a_server_may_be_collected_in_its_own_thread() -> None:
+    outcome: Future[None] = Future()
+    endpoint = Endpoint()
+
+    def submit(call: ChatCall) -> "Future[ChatAnswer]":
+        try:
+            outcome.set_result(endpoint.close())
+        except RuntimeError as error:
+            outcome.set_exception(error)
+        answer: Future[ChatAnswer] = Future()
+        answer.cancel()
+        return answer
+
+    request_of(endpoint.open(submit), {"messages": [{"role": "user", "content": "?"}]})
+    outcome.result()
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,7 @@ def test_groups_are_saved_without_loss():
         token_rewards=(1.0,),
         routes=torch.ones(4, 1, 2, dtype=torch.uint8),
         counts={"tools/calls": 2},
+        forks=((2, 0),),
     )
     empty = replace(rollout(3, status="failed"), token_ids=(), loss_mask=(), logprobs=(), reward=0.0)
     longer = replace(QUESTIONS[1], text="question 1, and a rule", token_ids=(1, 2, 3, 4))

@@ -17,10 +17,12 @@ import random
 import helper
 
 
-async def run(row, *, base_url, http_client, rounds=3):
+async def run(row, *, base_url, http_client, rounds=3, rewrite=False):
     messages = list(row["messages"])
     for left in range(rounds)[::-1]:
         await asyncio.sleep(random.random() * 0.02)
+        if rewrite and left == 0 and int(row["answer"]) % 2:
+            messages[1] = {"role": "assistant", "content": "(left out)"}
         request = {"messages": messages, "max_tokens": 8}
         answer = (await http_client.post(f"{base_url}/chat/completions", json=request)).json()["choices"][0]["message"]
         messages += [answer, {"role": "user", "content": f"{left} left."}]
@@ -35,7 +37,7 @@ class Workflow:
         return await run(data, base_url=given["base_url"], http_client=given["http_client"], rounds=self.rounds)
 """
 SETTINGS = (
-    'environment={name = "agent.py:run", rounds = 3, calls = 4}',
+    'environment={name = "agent.py:run", rounds = 3, rewrite = true, calls = 4}',
     "rewards=environment",
     "sampling.max_tokens=120",
     "data.max_prompt_tokens=200",
@@ -64,7 +66,8 @@ def test_a_run_measures_the_calls_of_its_agents_and_the_engine_has_the_probabili
     lines = metrics(office / "whole")
     assert all(line["completions/mean_turns"] == 3 for line in lines)
     assert all(line["agents/calls"] == 3 * line["num_completions"] for line in lines)
-    assert all(line["agents/forks"] == line["agents/overridden"] == 0 for line in lines)
+    assert all(line["agents/overridden"] == 0 for line in lines)
+    assert 0 < sum(line["agents/forks"] for line in lines) < sum(line["num_completions"] for line in lines)
     assert all("rewards/environment/mean" in line for line in lines)
     assert lines[-1]["sampling/sampling_logp_difference/max"] < 1e-5
 
@@ -77,7 +80,7 @@ def test_the_record_has_the_turns_of_an_agent(office: Path) -> None:
 def test_a_class_with_a_method_run_is_an_agent_and_eval_runs_the_agent_of_a_run(office: Path) -> None:
     workflow = "environment={name = 'agent', run = 'agent.py:Workflow', rounds = 2}"
     told = outdo_(office, "train", "recipe.toml", "run=./workflow", *SETTINGS, workflow, "steps=1", "eval.every=0")
-    assert "the longest conversation of an episode is trained" in " ".join(told.split())
+    assert "all conversations of an episode are trained" in " ".join(told.split())
     assert metrics(office / "workflow")[0]["completions/mean_turns"] == 2
     assert '"reward"' in outdo_(office, "eval", "workflow", "--json")
 
@@ -95,7 +98,8 @@ def test_a_run_is_not_resumed_with_other_code_of_its_agent(office: Path) -> None
 def test_check_says_what_it_found_about_the_agent_and_the_chat_template(office: Path) -> None:
     said = " ".join(outdo_(office, "check", "recipe.toml", *SETTINGS).split())
     assert (
-        "the agent agent.py:run(row, *, base_url, http_client, rounds=3): at most 4 calls and 600 s an episode" in said
+        "the agent agent.py:run(row, *, base_url, http_client, rounds=3, rewrite=False): at most 4 calls and 600 s an "
+        "episode" in said
     )
     assert "the same text after every turn: yes" in said
 

@@ -94,7 +94,7 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     if (turns > 1).any():
         at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
         metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / max(1, len(rollouts))}
-    sampled = sum(sum(rollout.loss_mask) for rollout in rollouts) + counts["agents/forked_tokens"]
+    sampled = sum(sum(rollout.loss_mask) for rollout in rollouts)
     if "engine/tokens_read" in counts:
         metrics["engine/tokens_read_per_sampled"] = counts["engine/tokens_read"] / sampled if sampled else None
     return metrics | _tool_metrics(counts, [rollout.counts.get("tools/calls", 0) for rollout in rollouts])

@@ -73,6 +73,7 @@ def _rollout(others: Mapping[str, Any], tokens: Mapping[str, Any]) -> Rollout:
     typed = {
         "finish_reason": FinishReason(others["finish_reason"]),
         "token_rewards": None if rewards is None else tuple(rewards),
+        "forks": tuple(map(tuple, others["forks"])),
     }
     return Rollout(**{**others, **tokens, **typed})
 

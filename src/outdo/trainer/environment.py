@@ -184,8 +184,8 @@ def environment_notes(piece: Piece | None) -> list[str]:
     limits = {name: parameters[name].default for name in ("calls", "at_once", "timeout")} | agent_limits(piece)
     return [
         f"environment: the agent {agent_of(piece)}{inspect.signature(run)}: at most {limits['calls']} calls and "
-        f"{limits['timeout']:g} s an episode, {limits['at_once']} at once; the longest conversation of an episode is "
-        "trained (agents/forked_tokens counts the tokens of others)"
+        f"{limits['timeout']:g} s an episode, {limits['at_once']} at once; all conversations of an episode are "
+        "trained (agents/forks counts those besides the first)"
     ]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -121,6 +121,56 @@ def turn_numbers(sampled: Tensor) -> Tensor:
     begins = sampled.clone()
     begins[:, 1:] &= ~sampled[:, :-1]
     return (begins.cumsum(1, dtype=torch.int32) - 1).where(sampled, -1)
+
+
+def previous_columns(forks: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor | None:
+    """Return for each of `width` columns of a row the column before it in its conversation; None if no row has forks.
+
+    A fork (t, before) says that token t follows token `before`; -1 is none. Others follow the one at t - 1. [B, T]
+    """
+    if not any(forks):
+        return None
+    columns = torch.arange(width).repeat(len(forks), 1) - 1
+    for row, of_row in zip(columns, forks, strict=True):
+        for column, before in of_row:
+            row[column] = before
+    return columns
+
+
+def conversation_columns(previous: Sequence[int]) -> list[list[int]]:
+    """Return the columns of each conversation of a row, of which the first goes to the first fork.
+
+    `previous` has the column before each of the row's; see `previous_columns`. Conversations share the columns before
+    their forks.
+    """
+    forks = [column for column, before in enumerate(previous) if before != column - 1]
+    found: list[list[int]] = []
+    for start, end in pairwise([0, *forks, len(previous)]):
+        earlier = next((columns for columns in found if previous[start] in columns), [])
+        kept = earlier.index(previous[start]) + 1 if earlier else 0
+        found.append([*earlier[:kept], *range(start, end)])
+    return found
+
+
+def tokens_read(attention_mask: Tensor, previous: Tensor | None) -> list[int]:
+    """Return how many tokens a model reads for each row: all of each of its conversations."""
+    lengths: list[int] = attention_mask.sum(1).tolist()
+    if previous is None:
+        return lengths
+    rows = zip(previous.tolist(), lengths, strict=True)
+    return [sum(map(len, conversation_columns(row[:length]))) for row, length in rows]
+
+
+def counted(loss_mask: Tensor, group: Tensor) -> dict[str, int]:
+    """Return the fields of `Totals`, counted from a mask [B, T] and groups [B]."""
+    rows = loss_mask.any(1)
+    return {
+        "rows": len(loss_mask),
+        "sequences": int(rows.sum()),
+        "tokens": int(loss_mask.sum()),
+        "groups": len(group[rows].unique()),
+        "padded_length": loss_mask.shape[1],
+    }
 
 
 def reward_fields(groups: Sequence[Any], starts: Sequence[int]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
+from outdo.models.attention.conversations import conversations
 from outdo.models.attention.kernels import Kernel, layout_for
 from outdo.models.attention.packed import Rule, pack
 from outdo.models.device import Precision
@@ -177,6 +178,14 @@ class Forward:
         The indices are [B, T + 1]: the column after an answer's last token has the state after the whole answer. If
         several processes compute a row together, each has the n hidden states of its part, and the indices of the row.
         """
+        if batch.previous is not None:
+            rows, places = conversations(batch)
+            hidden, source = self._of_rows(rows)
+            return hidden, source.flatten()[places]
+        return self._of_rows(batch)
+
+    def _of_rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See `hidden`, of rows that are one conversation each."""
         if self.way == "shared":
             return self._packed(batch)
         rows, width = batch.token_ids.shape

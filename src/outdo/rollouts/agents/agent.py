@@ -76,10 +76,11 @@ class Agent:
     the episode; otherwise `reward` is added. An episode has at most `calls` calls and `timeout` seconds; `at_once` of
     them run at the same time.
 
-    The calls of an episode that continue one another are one row, of at most `sampling.max_tokens` tokens after its
-    first prompt, which has at most `longest_prompt`. A call that does not continue an earlier one begins a further row
-    (`agents/forks`). The row with the most sampled tokens is trained; `agents/forked_tokens` counts what is sampled in
-    the others. An agent that raises, is late or makes no call gives a verdict, and no reward.
+    The calls of an episode that continue one another are a conversation, of at most `sampling.max_tokens` tokens after
+    its first prompt, which has at most `longest_prompt`. A call that does not continue an earlier one begins a further
+    conversation (`agents/forks`). All conversations of an episode are one row, the longest first: each answer is
+    trained once, and an episode counts once. An agent that raises, is late or makes no call gives a verdict, and no
+    reward.
     """
 
     def __init__(

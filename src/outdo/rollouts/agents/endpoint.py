@@ -75,7 +75,8 @@ def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
 
 def _stop(server: uvicorn.Server, thread: threading.Thread) -> None:
     server.should_exit = True
-    thread.join()
+    if thread is not threading.current_thread():  # the garbage collector runs in any thread
+        thread.join()
 
 
 def _application(sessions: dict[str, Submit], port: int) -> Callable[[Scope, Receive, Send], Any]:

@@ -1,8 +1,8 @@
-"""The calls of one episode of an agent as rows of exact tokens.
+"""The calls of one episode of an agent as conversations of exact tokens.
 
 Every answer is a node of a tree. A call whose messages begin with those of an earlier call and its answer continues it:
 the tokens of that call and of its answer are kept as they are, and only the messages that follow are encoded. Any other
-call begins a new row, with all of its messages rendered; nothing in it is trained but what is sampled in it.
+call begins a further conversation, with all of its messages rendered; only what is sampled in it is trained.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ COUNTS = ("agents/calls", "agents/forks", "agents/forked_tokens", "agents/overri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The largest numbers of an episode; tokens are those of one row."""
+    """The largest numbers of an episode; tokens are those of one conversation."""
 
     calls: int
-    tokens: int  # after the first prompt of the row, with everything that the agent writes
+    tokens: int  # after its first prompt, with everything that the agent writes
     turn_tokens: int | None = None  # of one answer
-    prompt: int | None = None  # of the first prompt of a row
+    prompt: int | None = None  # of its first prompt
     context: int | None = None  # of the model
 
 
@@ -50,12 +50,12 @@ class Node:
 
     @property
     def path(self) -> "list[Node]":
-        """The answers of the row up to this one."""
+        """The answers of the conversation up to this one."""
         return [*(self.parent.path if self.parent else ()), self]
 
     @property
     def sampled(self) -> int:
-        """The number of tokens that were sampled in the row up to here."""
+        """The number of tokens that were sampled in the conversation up to here."""
         return sum(len(node.completion.token_ids) for node in self.path)
 
 
@@ -159,20 +159,19 @@ class Session:
             show_token_ids=call.return_token_ids,
         )
 
-    def trained(self) -> Node | None:
-        """Return the end of the row that is trained: the one with the most sampled tokens. None if there is no row.
+    def ends(self) -> list[Node]:
+        """Return the last answer of each conversation, the one with the most sampled tokens first.
 
-        Counts the other rows, and the tokens that were sampled in them alone.
+        The order does not depend on that of the calls. Counts the other conversations, and the tokens that were sampled
+        in them alone.
         """
         parents = {id(node.parent) for node in self.nodes}
-        leaves = [node for node in self.nodes if id(node) not in parents]
-        if not leaves:
-            return None
-        best = max(leaves, key=lambda node: (node.sampled, node.token_ids, node.completion.token_ids))
+        ends = [node for node in self.nodes if id(node) not in parents]
+        ends.sort(key=lambda node: (node.sampled, node.token_ids, node.completion.token_ids), reverse=True)
         every = sum(len(node.completion.token_ids) for node in self.nodes)
-        self.counts["agents/forks"] = len(leaves) - 1
-        self.counts["agents/forked_tokens"] = every - best.sampled
-        return best
+        self.counts["agents/forks"] = max(0, len(ends) - 1)
+        self.counts["agents/forked_tokens"] = every - ends[0].sampled if ends else 0
+        return ends
 
     # ---------------------------------------------------------------------------------------------------- one call
 
@@ -187,7 +186,7 @@ class Session:
             try:
                 following = template.following(sampled, call.messages[len(node.keys) :])
                 return node, (*node.token_ids, *sampled, *following)
-            except ModelError:  # the tokens between the two are not certain: a row of its own, which is counted
+            except ModelError:  # the tokens between the two are not certain: a further conversation, which is counted
                 pass
         return None, tuple(template.prompt(call.messages, where="the call"))
 
@@ -222,7 +221,7 @@ class Session:
 
 
 def _prompt_length(token_ids: Sequence[int], parent: Node | None) -> int:
-    """Return the number of tokens before the first answer of the row."""
+    """Return the number of tokens before the first answer of the conversation."""
     return len(token_ids) if parent is None else len(parent.path[0].token_ids)
 
 

@@ -48,6 +48,7 @@ class Conversation:
     finish_reason: FinishReason | None = None  # None: it goes on
     failure: RewardOutput | None = None
     counts: Counter[str] = field(default_factory=Counter)  # of events; those of the player when it has ended
+    forks: list[tuple[int, int]] = field(default_factory=list)  # see `Rollout.forks`
 
     def add_turn(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""
@@ -122,6 +123,7 @@ class Conversation:
             token_rewards=None if rewards is None else tuple(rewards),
             routes=self.last_turn.routes,  # the last request had all tokens before it
             counts=dict(self.counts),
+            forks=tuple(self.forks),
         )
 
 
