@@ -138,12 +138,13 @@ class Shard(Section):
 
 
 class Source(Section):
-    """A file or data set to train on, `"train.jsonl"` or `{path = "train.jsonl", weight = 0.7}`."""
+    """A file or data set to train on, `"train.jsonl"` or `{path = "train.jsonl", weight = 0.7, streaming = true}`."""
 
-    SHORT_FORM = ("path",)
+    SHORT_FORM = ("path", "streaming")
 
     path: PathText
     weight: Positive | None = None
+    streaming: bool = False  # its questions stay on disk
 
     @model_validator(mode="before")
     @classmethod
@@ -154,7 +155,9 @@ class Source(Section):
 
     @model_serializer
     def _to_recipe(self) -> Any:
-        return self.path if self.weight is None else {"path": self.path, "weight": self.weight}
+        options = {} if self.weight is None else {"weight": self.weight}
+        options |= {"streaming": True} if self.streaming else {}
+        return {"path": self.path, **options} if options else self.path
 
 
 class HeldOut(Section):
@@ -260,7 +263,11 @@ SOURCE = [
     {"type": "string"},
     {
         "type": "object",
-        "properties": {"path": {"type": "string"}, "weight": {"type": "number"}},
+        "properties": {
+            "path": {"type": "string"},
+            "weight": {"type": "number"},
+            "streaming": {"type": "boolean"},
+        },
         "required": ["path"],
     },
 ]

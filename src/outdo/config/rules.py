@@ -81,6 +81,16 @@ def _held_out_questions(recipe: Recipe) -> Iterator[str]:
         yield f"data.eval_rows = {data.eval_rows}: no row of data.limit = {data.limit} remains to train on"
 
 
+def _streamed_questions(recipe: Recipe) -> Iterator[str]:
+    data = recipe.data
+    if not any(source.streaming for source in data.path):
+        return
+    if data.eval_rows:
+        yield f"data.eval_rows = {data.eval_rows}: not with streaming; name the held-out questions by data.eval_path"
+    if data.select is not None:
+        yield "data.select: not with streaming, because the pass rates of all questions would be in memory"
+
+
 def _best_not_measured(recipe: Recipe) -> Iterator[str]:
     best = f'eval.best = "{recipe.eval.best.name}"'
     measured = {"greedy": recipe.eval.greedy, "sampled": recipe.eval.samples > 0}
@@ -158,6 +168,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
+    _streamed_questions: ("data.path", "data.eval_rows", "data.select"),
     _best_not_measured: ("eval.best", "eval.greedy", "eval.samples", "eval.every", "data.path", "data.eval_path"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     _answers_across_updates: ("train.max_staleness", "engine", "environment"),

@@ -42,6 +42,9 @@ class Fault:
 
 Parsed = tuple[int, Mapping[str, Any]] | Fault
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some programs write before UTF-8 text."""
+
 
 def shorten(lines: Sequence[str], what: str = "faults", source: str | None = None) -> list[str]:
     """Return the first `MAX_SHOWN` lines of an error message, and a line that counts the rest."""
@@ -73,9 +76,9 @@ def read_rows(path: str, *, limit: int | None = None) -> Rows:
     The Hub is contacted only if `path` cannot be a file on this machine. Raises `UserError` if there is no such file,
     if it is empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
-    if (found := _records_of(path)) is not None:
+    if (found := records_of(path)) is not None:
         rows = enumerate(islice(found, limit), 1)
-        parsed: list[Parsed] = [_check_row(number, row) for number, row in rows]
+        parsed: list[Parsed] = [check_row(number, row) for number, row in rows]
         digest = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
         reader = _reader_of(path)
@@ -95,7 +98,7 @@ def read_rows(path: str, *, limit: int | None = None) -> Rows:
     )
 
 
-def _records_of(path: str) -> Iterable[Mapping[str, Any]] | None:
+def records_of(path: str) -> Iterable[Mapping[str, Any]] | None:
     """Return the records of a task of reasoning-gym, of a folder or of the Hub; None if `path` has to be a file."""
     if path.startswith(PREFIX):
         return generated_rows(path)
@@ -112,6 +115,11 @@ def fingerprint(path: str | Path) -> str:
 
 
 def _reader_of(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
+    return READERS[format_of(path)]
+
+
+def format_of(path: str) -> str:
+    """Return the ending of a file that can be read. Raises `UserError` for every other path."""
     file = Path(path)
     if "\0" in path or not file.exists():
         hint = did_you_mean(file.name, [p.name for p in file.parent.glob("*.*")]) if "\0" not in path else ""
@@ -123,21 +131,22 @@ def _reader_of(path: str) -> Callable[[str, bytes], Iterator[Parsed]]:
         raise UserError([f"{path}: is a pipe or a device; expected a file"])
     if file.suffix not in READERS:
         raise UserError([f"{path}: unknown format; expected a file ending in {', '.join(READERS)}"])
-    return READERS[file.suffix]
+    return file.suffix
 
 
 # ------------------------------------------------------------------------------------------------------------ formats
 
 
 def _jsonl(path: str, content: bytes) -> Iterator[Parsed]:
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(content.removeprefix(BYTE_ORDER_MARK).split(b"\n"), 1):
         if line.strip():
-            yield _parse_line(number, line)
+            yield parse_line(number, line)
 
 
-def _parse_line(number: int, line: bytes) -> Parsed:
+def parse_line(number: int, line: bytes) -> Parsed:
+    """Return the row in a line of a .jsonl file, or why it cannot be used."""
     try:
-        return _check_row(number, _parse_json(line.decode("utf-8")))
+        return check_row(number, _parse_json(line.decode("utf-8")))
     except UnicodeDecodeError as error:
         return Fault(number, f"not UTF-8 text (byte {error.start} of the line)")
     except json.JSONDecodeError as error:
@@ -157,7 +166,7 @@ def _json(path: str, content: bytes) -> Iterator[Parsed]:
         raise UserError([f"{path}: {error}"]) from None
     if not isinstance(value, list):
         raise UserError([f"{path}: expected a list of rows, [{{...}}, {{...}}]; one row a line is .jsonl"])
-    yield from (_check_row(number, row) for number, row in enumerate(value, 1))
+    yield from (check_row(number, row) for number, row in enumerate(value, 1))
 
 
 def _csv(path: str, content: bytes) -> Iterator[Parsed]:
@@ -173,7 +182,7 @@ def _csv(path: str, content: bytes) -> Iterator[Parsed]:
     try:
         for number, fields in enumerate(filter(None, records), 1):
             if len(fields) == len(header):
-                yield _check_row(number, dict(zip(header, fields, strict=True)))
+                yield check_row(number, dict(zip(header, fields, strict=True)))
             else:
                 yield Fault(number, f"it has {len(fields)} fields, the header {len(header)}")
     except csv.Error as error:  # after a broken quote the rows cannot be separated
@@ -186,7 +195,7 @@ def _parquet(path: str, content: bytes) -> Iterator[Parsed]:
         rows = table.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError([f"{path}: not a whole Parquet file: {str(error).splitlines()[0]}"]) from None
-    yield from (_check_row(number, row) for number, row in enumerate(rows, 1))
+    yield from (check_row(number, row) for number, row in enumerate(rows, 1))
 
 
 READERS: Mapping[str, Callable[[str, bytes], Iterator[Parsed]]] = {
@@ -225,7 +234,8 @@ def _object_without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any
     return row
 
 
-def _check_row(number: int, row: Any) -> Parsed:
+def check_row(number: int, row: Any) -> Parsed:
+    """Return a row if all its values can be used."""
     if not isinstance(row, Mapping):
         return Fault(number, f"expected an object with columns, found {json.dumps(row, default=repr)[:40]}")
     for name, value in row.items():
@@ -244,7 +254,7 @@ def _value_faults(value: Any, depth: int = 0) -> Iterator[str]:
         case str():
             if "\0" in value:
                 yield "holds a NUL character"
-            elif any("\ud800" <= character <= "\udfff" for character in value):
+            elif not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
                 yield "holds half of a surrogate pair, which is no character"
         case float():
             if not math.isfinite(value):

@@ -5,7 +5,7 @@ split as `:split` after it: `openai/gsm8k/main@cc7b047:test`. A folder on this m
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +71,8 @@ def hub_data_set(path: str) -> DatasetName | None:
 
 def records(source: DatasetName) -> Iterable[Mapping[str, Any]]:
     """Return the rows of a data set. Raises `UserError` with what is available, if there is no such one."""
-    try:
-        import datasets
-    except ImportError:
-        hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
-        raise UserError([f"{source}: data sets of the Hub need the package datasets: {hint}"]) from None
+    hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
+    datasets = _library(f"{source}: data sets of the Hub need the package datasets: {hint}")
     folder = Path(source.name)
     _refuse_pipes(folder)
     saved = any((folder / name).is_file() for name in (SAVED, SAVED_SPLITS))
@@ -92,6 +89,25 @@ def records(source: DatasetName) -> Iterable[Mapping[str, Any]]:
         available = _available(datasets, source) if isinstance(error, ValueError) else ""
         reason = available or f"cannot be loaded: {type(error).__name__}: {message}"
         raise UserError([f"{source}: the data set {reason}"]) from error
+
+
+def parquet_records(path: str) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a Parquet file, from a copy in the cache of `datasets` that can be mapped into memory."""
+    datasets = _library(f'{path}: streaming of Parquet needs the package datasets: pip install "outdo[hub]"')
+    try:
+        return datasets.load_dataset("parquet", data_files=path, split="train")
+    except Exception as error:  # the library raises many types, with the reason in the cause
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise UserError([f"{path}: not a whole Parquet file: {reason}"]) from None
+
+
+def _library(missing: str) -> Any:
+    """Return the library `datasets`. Raises `UserError` with the sentence `missing` if it is not installed."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError([missing]) from None
+    return datasets
 
 
 def _refuse_pipes(folder: Path) -> None:

@@ -1,13 +1,17 @@
 """Tokenise questions into prompts, and divide the prompts into one batch per training step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import numpy
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from outdo.data.files import shorten
 from outdo.data.questions import Question
+from outdo.data.streaming import Joined, Lazy, StreamedQuestions
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.types import Prompt
 from outdo.utils.errors import ModelError, UserError
@@ -23,42 +27,102 @@ def tokenise(
     system: str | None = None,
     overlong: str = "drop",
     tools: Sequence[Mapping[str, Any]] = (),
-) -> list[Prompt]:
-    """Render and tokenise each question once; sampling and training use these ids.
+) -> Sequence[Prompt]:
+    """Render and tokenise each question once; sampling and training use these ids. Streamed questions stay on disk.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
     change the question. `tools` are in every prompt, before the question's own. Raises `UserError` with every question
     that is refused, by `overlong` or by the chat template.
     """
+
+    def encode(question: Question) -> Prompt:
+        return _prompt(question, tokenizer, template=template, system=system, tools=tools)
+
+    streams = isinstance(questions, StreamedQuestions)
     prompts: list[Prompt] = []
-    too_long: list[str] = []
+    places, too_long = array("Q"), array("Q")
     refused: list[str] = []
-    for question in questions:
-        where = f"question {question.id}"
+    for place, question in enumerate(questions):
         try:
-            ids = encode_prompt(
-                tokenizer, question.text, template=template, system=system, tools=[*tools, *question.tools], where=where
-            )
+            prompt = encode(question)
         except ModelError as error:
             refused.append(str(error))
             continue
-        if max_tokens is not None and len(ids) > max_tokens:
-            too_long.append(f"{where}: its prompt has {len(ids)} tokens, more than the {max_tokens} allowed")
+        if max_tokens is not None and len(prompt.token_ids) > max_tokens:
+            too_long.append(place)
             continue
-        prompts.append(
-            Prompt(
-                id=question.id,
-                text=question.text,
-                token_ids=tuple(ids),
-                answer=question.answer,
-                columns=question.columns,
-            )
-        )
-    if overlong == "refuse" or not prompts:
-        refused += too_long
+        places.append(place)
+        prompts += [] if streams else [prompt]
+    if overlong == "refuse" or not places:
+        refused += [_too_long(encode(questions[place]), max_tokens) for place in too_long]
     if refused:
         raise UserError(shorten(refused, "questions"))
-    return prompts
+    return StreamedPrompts(questions, places, encode) if streams else prompts
+
+
+def _prompt(
+    question: Question,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    template: str | None,
+    system: str | None,
+    tools: Sequence[Mapping[str, Any]],
+) -> Prompt:
+    ids = encode_prompt(
+        tokenizer,
+        question.text,
+        template=template,
+        system=system,
+        tools=[*tools, *question.tools],
+        where=f"question {question.id}",
+    )
+    return Prompt(
+        id=question.id, text=question.text, token_ids=tuple(ids), answer=question.answer, columns=question.columns
+    )
+
+
+def _too_long(prompt: Prompt, max_tokens: int | None) -> str:
+    return f"question {prompt.id}: its prompt has {len(prompt.token_ids)} tokens, more than the {max_tokens} allowed"
+
+
+class StreamedPrompts(Lazy[Prompt]):
+    """The prompts of questions on disk: those at `places`, each read and tokenised by `encode` when it is asked for."""
+
+    def __init__(
+        self, questions: StreamedQuestions, places: Sequence[int], encode: Callable[[Question], Prompt]
+    ) -> None:
+        self.questions = questions
+        self.places = places
+        self.encode = encode
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def make(self, place: int) -> Prompt:
+        """Read and tokenise the question at a place."""
+        return self.encode(self.questions[self.places[place]])
+
+    def by_id(self, prompt_id: str) -> Prompt:
+        """Read and tokenise the question with an id. Raises KeyError if there is none."""
+        return self.encode(self.questions.by_id(prompt_id))
+
+
+class PromptsById:
+    """Prompts by their id, `known["2:7"]`. Those on disk are read when they are asked for."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        parts = prompts.parts if isinstance(prompts, Joined) else [prompts]
+        self._streamed = [part for part in parts if isinstance(part, StreamedPrompts)]
+        others = [part for part in parts if not isinstance(part, StreamedPrompts)]
+        self._others = {prompt.id: prompt for part in others for prompt in part}
+
+    def __getitem__(self, prompt_id: str) -> Prompt:
+        if prompt_id in self._others:
+            return self._others[prompt_id]
+        for part in self._streamed:
+            with suppress(KeyError):
+                return part.by_id(prompt_id)
+        raise KeyError(prompt_id)
 
 
 Item = TypeVar("Item")
@@ -82,6 +146,7 @@ class Prompts(Generic[Item]):
         self.shuffle = shuffle
         self.name = name
         self.position = 0
+        self._orders: dict[int, Sequence[int] | NDArray[numpy.intp]] = {}  # by epoch; those of the last batch
 
     def __iter__(self) -> Iterator[list[Item]]:
         """Yield batches from the current position on."""
@@ -92,9 +157,14 @@ class Prompts(Generic[Item]):
         """Return the next `count` prompts; no later batch of this epoch has them again."""
         size = len(self.prompts)
         positions = range(self.position, self.position + count)
-        orders = {epoch: self._order(epoch) for epoch in {position // size for position in positions}}
+        epochs = {position // size for position in positions}
+        self._orders = {epoch: self._orders[epoch] if epoch in self._orders else self._order(epoch) for epoch in epochs}
         self.position += count
-        return [self.prompts[orders[position // size][position % size]] for position in positions]
+        return [self.prompts[int(self._orders[position // size][position % size])] for position in positions]
+
+    def known(self: "Prompts[Prompt]") -> PromptsById:
+        """Return the prompts by their id."""
+        return PromptsById(self.prompts)
 
     def state(self) -> dict[str, Any]:
         """Return the position: how many prompts have been taken."""
@@ -104,12 +174,12 @@ class Prompts(Generic[Item]):
         """Continue from a saved position."""
         self.position = state["position"]
 
-    def _order(self, epoch: int) -> Sequence[int]:
+    def _order(self, epoch: int) -> Sequence[int] | NDArray[numpy.intp]:
         if not self.shuffle:
             return range(len(self.prompts))
         key = stream_key(self.seed, Stream("order", epoch, self.name, 0))
         positions = numpy.arange(len(self.prompts), dtype=numpy.uint64)
-        return uniforms(numpy.full_like(positions, key), positions).argsort(kind="stable").tolist()
+        return uniforms(numpy.full_like(positions, key), positions).argsort(kind="stable")
 
 
 class Mixture(Prompts[Item]):
@@ -128,8 +198,7 @@ class Mixture(Prompts[Item]):
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        everything = [prompt for source in sources for prompt in source]
-        super().__init__(everything, per_step=per_step, seed=seed, shuffle=shuffle)
+        super().__init__(Joined(sources), per_step=per_step, seed=seed, shuffle=shuffle)
         self.sources = [
             Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(place))
             for place, source in enumerate(sources)
@@ -176,8 +245,11 @@ def in_batches(
     """
     if not weights:
         return Prompts(prompts, per_step=per_step, seed=seed, shuffle=shuffle)
-    source_of = {question.id: question.source for question in questions}
-    sources = [[prompt for prompt in prompts if source_of[prompt.id] == place] for place in range(len(weights))]
+    if isinstance(prompts, Joined):
+        sources = prompts.parts
+    else:
+        source_of = {question.id: question.source for question in questions}
+        sources = [[prompt for prompt in prompts if source_of[prompt.id] == place] for place in range(len(weights))]
     if empty := [place + 1 for place, source in enumerate(sources) if not source]:
         raise UserError([f"data.path[{place}]: no question of this file is left to train on" for place in empty])
     return Mixture(sources, weights, per_step=per_step, seed=seed, shuffle=shuffle)

@@ -123,27 +123,49 @@ def to_questions(rows: Rows, columns: Columns, *, matchers: Sequence[str] = ()) 
     questions: list[Question] = []
     first_with: dict[str, int] = {}
     for number, row in rows.values.items():
-        reasons: list[str] = []
-        own_id = str(row["id"]) if row.get("id") is not None else str(number)
-        parts: dict[str, Any] = {}
-        for name, read in (("text", _prompt), ("answer", _reference), ("tools", _tools)):
-            try:
-                parts[name] = read(row, columns)
-            except ValueError as error:
-                reasons.append(str(error))
-        if not reasons:
-            reasons += reference_faults(parts["answer"], matchers)
+        question, reasons = read_question(number, row, columns, matchers)
+        own_id = id_of(number, row)
         if own_id in first_with:
-            reasons.append(f'the id "{own_id}" is also that of row {first_with[own_id]}')
+            reasons.append(same_id(own_id, first_with[own_id]))
         first_with.setdefault(own_id, number)
         faults += [Fault(number, reason) for reason in dict.fromkeys(reasons)]
-        if not reasons:
-            questions.append(Question(id=own_id, columns=row, **parts))
+        if question is not None and not reasons:
+            questions.append(question)
     if faults:
         faults.sort(key=lambda fault: fault.row)
-        lines = [f"{rows.source}, row {fault.row}: {fault.reason}" for fault in faults]
-        raise UserError(shorten(lines, source=rows.source))
+        raise UserError(shorten([describe(rows.source, fault) for fault in faults], source=rows.source))
     return tuple(questions)
+
+
+def read_question(
+    number: int, row: Row, columns: Columns, matchers: Sequence[str] = ()
+) -> tuple[Question | None, list[str]]:
+    """Return the question in a row, or None and why the row is not one, or not one that `matchers` could reward."""
+    reasons: list[str] = []
+    parts: dict[str, Any] = {}
+    for name, read in (("text", _prompt), ("answer", _reference), ("tools", _tools)):
+        try:
+            parts[name] = read(row, columns)
+        except ValueError as error:
+            reasons.append(str(error))
+    if not reasons:
+        reasons += reference_faults(parts["answer"], matchers)
+    return None if reasons else Question(id=id_of(number, row), columns=row, **parts), reasons
+
+
+def id_of(number: int, row: Row) -> str:
+    """Return what identifies a row: its column `id`, or its number."""
+    return str(row["id"]) if row.get("id") is not None else str(number)
+
+
+def same_id(own_id: str, number: int) -> str:
+    """Return the sentence on an id that the row `number` has too."""
+    return f'the id "{own_id}" is also that of row {number}'
+
+
+def describe(source: str, fault: Fault) -> str:
+    """Return the line of an error message on a row."""
+    return f"{source}, row {fault.row}: {fault.reason}"
 
 
 def check_answer_column(matchers: Sequence[str], rows: Rows, columns: Columns) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from outdo.config.fields import Source, by_set
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
-from outdo.data.files import read_rows
+from outdo.data.files import Rows, read_rows
 from outdo.data.formats import Message
 from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Columns, Question, check_answer_column, detect_columns, missing_columns, to_questions
+from outdo.data.stored_rows import head_of, open_rows
+from outdo.data.streaming import Joined, Lazy, stream_questions
 from outdo.rewards.matchers import matchers_in
 from outdo.utils.errors import UserError
 
@@ -22,7 +24,7 @@ from outdo.utils.errors import UserError
 class Questions:
     """The questions that a run trains on, and those that it is evaluated on."""
 
-    train: tuple[Question, ...]
+    train: Sequence[Question]  # a tuple, unless questions are streamed
     held_out: tuple[Question, ...]
     fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path, data.select
     notes: tuple[str, ...]  # for the user: the columns, the overlap, how many questions were selected
@@ -61,7 +63,7 @@ def load_questions(recipe: Recipe) -> Questions:
         train = kept
     weights = tuple(source.weight for source in data.path if source.weight is not None)
     return Questions(
-        train=tuple(train),
+        train=train if isinstance(train, Lazy) else tuple(train),
         held_out=tuple(held_out),
         fingerprints=fingerprints,
         notes=(*notes, *_mixture_note(data.path)),
@@ -70,25 +72,59 @@ def load_questions(recipe: Recipe) -> Questions:
     )
 
 
-def _read_sources(recipe: Recipe, mistakes: list[str]) -> tuple[dict[str, list[Question]], dict[str, str], list[str]]:
+def _read_sources(
+    recipe: Recipe, mistakes: list[str]
+) -> tuple[dict[str, Sequence[Question]], dict[str, str], list[str]]:
     """Return the questions by the recipe's key, the fingerprints of their files, and notes; add to `mistakes`."""
     data = recipe.data
     matchers = matchers_in([reward.name for reward in recipe.rewards])
-    by_key: dict[str, list[Question]] = {"data.path": [], "data.eval_path": []}
+    parts: dict[str, list[Sequence[Question]]] = {"data.path": [], "data.eval_path": []}
     fingerprints: dict[str, str] = {}
     notes: list[str] = []
     for file in _files(data):
         with _collect_mistakes(mistakes, file.name):
-            rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None)
-            columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
-            check_answer_column(matchers, rows, columns)
-            questions = to_questions(rows, columns, matchers=matchers)
-            by_key[file.key] += [
-                replace(question, id=f"{file.prefix}{question.id}", source=file.source) for question in questions
-            ]
-            fingerprints[file.name] = rows.fingerprint
-            notes += [f"{file.name}: {_summary(questions, columns)}", *missing_columns(rows)]
-    return by_key, fingerprints, notes
+            read = _stream if file.streaming else _read
+            questions, fingerprints[file.name], of_file = read(data, file, matchers)
+            parts[file.key].append(questions)
+            notes += of_file
+    return {key: _joined(each) for key, each in parts.items()}, fingerprints, notes
+
+
+def _read(data: Data, file: "_File", matchers: Sequence[str]) -> tuple[Sequence[Question], str, list[str]]:
+    """Return the questions of a file, its fingerprint, and notes."""
+    rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None)
+    columns = _columns(data, rows, matchers)
+    questions = [
+        replace(question, id=f"{file.prefix}{question.id}", source=file.source)
+        for question in to_questions(rows, columns, matchers=matchers)
+    ]
+    with_tools = sum(bool(question.tools) for question in questions)
+    tools = f"; {with_tools:,} have tools, which the chat template writes into the prompt" if with_tools else ""
+    note = f"{file.name}: {len(questions):,} questions; {columns}{tools}"
+    return questions, rows.fingerprint, [note, *missing_columns(rows)]
+
+
+def _stream(data: Data, file: "_File", matchers: Sequence[str]) -> tuple[Sequence[Question], str, list[str]]:
+    """Return the questions of a file, which stay on disk, its fingerprint, and a note."""
+    rows = open_rows(file.path, limit=data.limit)
+    columns = _columns(data, head_of(rows), matchers)
+    questions = stream_questions(rows, columns, matchers=matchers, prefix=file.prefix, source=file.source)
+    return questions, rows.fingerprint, [f"{file.name}: {len(questions):,} questions, streamed from disk; {columns}"]
+
+
+def _columns(data: Data, rows: Rows, matchers: Sequence[str]) -> Columns:
+    columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
+    check_answer_column(matchers, rows, columns)
+    return columns
+
+
+def _joined(parts: Sequence[Sequence[Question]]) -> Sequence[Question]:
+    """Return the questions of several files, one after the other; in memory unless one of them is streamed."""
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, Lazy) for part in parts):
+        return Joined(parts)
+    return [question for part in parts for question in part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +134,13 @@ class _File:
     path: str
     prefix: str  # of the ids of its questions, so that they are unique among all files of the key: `2:7`, `gsm8k:7`
     source: int  # its place among the files of the key, or of its set
+    streaming: bool
 
 
 def _files(data: Data) -> Iterator[_File]:
     """Yield the files of the training questions, and those of the held-out questions."""
     keys = [("data.path", None, [source.path for source in data.path])]
+    streaming = [source.streaming for source in data.path]
     keys += [("data.eval_path", name, paths) for name, paths in by_set(data.eval_path or ()).items()]
     for key, of_set, paths in keys:
         for place, path in enumerate(paths):
@@ -113,6 +151,7 @@ def _files(data: Data) -> Iterator[_File]:
                 path=path,
                 prefix=(f"{of_set}:" if of_set else "") + (f"{number}:" if number else ""),
                 source=place,
+                streaming=key == "data.path" and streaming[place],
             )
 
 
@@ -120,12 +159,6 @@ def _sets(data: Data, held_out: Sequence[Question]) -> dict[str, str]:
     """Return the name of the set of each held-out question, by its id, which begins with it; nothing without names."""
     has_names = any(each.set for each in data.eval_path or ())
     return {question.id: question.id.partition(":")[0] for question in held_out} if has_names else {}
-
-
-def _summary(questions: Sequence[Question], columns: Columns) -> str:
-    with_tools = sum(bool(question.tools) for question in questions)
-    tools = f"; {with_tools:,} have tools, which the chat template writes into the prompt" if with_tools else ""
-    return f"{len(questions):,} questions; {columns}{tools}"
 
 
 def _mixture_note(sources: Sequence[Source]) -> Iterator[str]:
@@ -174,8 +207,9 @@ def _range_text(by: Selection) -> str:
 
 def overlap(train: Sequence[Question], held_out: Sequence[Question]) -> int:
     """Count the held-out prompts that are also training prompts, compared in their normalised form."""
-    trained = {normalise(question.text) for question in train}
-    return sum(normalise(question.text) in trained for question in held_out)
+    texts = [normalise(question.text) for question in held_out]
+    trained = set(texts).intersection(normalise(question.text) for question in train)
+    return sum(text in trained for text in texts)
 
 
 def normalise(prompt: str | Sequence[Message]) -> str:
@@ -197,6 +231,6 @@ def _split(
     data: Data, by_key: Mapping[str, Sequence[Question]], seed: int
 ) -> tuple[Sequence[Question], Sequence[Question]]:
     """Return the training and the held-out questions."""
-    if data.eval_path is not None:
+    if not data.eval_rows:
         return by_key["data.path"], by_key["data.eval_path"]
     return hold_out(by_key["data.path"], data.eval_rows, seed)

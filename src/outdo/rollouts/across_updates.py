@@ -23,7 +23,7 @@ from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.rollouts.saved_groups import groups_of_state, state_of_groups
+from outdo.rollouts.saved_groups import KnownPrompts, groups_of_state, state_of_groups
 from outdo.rollouts.versions import token_versions
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
@@ -106,18 +106,18 @@ class AheadAcrossUpdates(AheadSampler):
 
     def _state(self, after: int) -> dict[str, Any]:
         state = super()._state(after)
-        newest, known = _newest(state), self._known()
+        newest, known = _newest(state), self.questions.known()
         begun = self._begun.get(newest, {})
         return {**state, "begun": [{"step": step, **self._state_of(step, begun[step], known)} for step in begun]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See `AheadSampler.load_state`."""
         super().load_state(state)
-        known = self._known()
+        known = self.questions.known()
         begun = {each["step"]: self._begun_of(each, known) for each in state.get("begun", ())}
         self._begun = {_newest(state): begun}
 
-    def _state_of(self, step: int, begun: _Begun, known: Mapping[str, Prompt]) -> dict[str, Any]:
+    def _state_of(self, step: int, begun: _Begun, known: KnownPrompts) -> dict[str, Any]:
         """Return unfinished answers as groups of rollouts that have no text and no reward yet."""
         size = self.groups.group_size
         answers = [begun.answers[request.stream] for request in self._requests(begun.questions, step)]
@@ -127,7 +127,7 @@ class AheadAcrossUpdates(AheadSampler):
         ]
         return state_of_groups(groups, known)
 
-    def _begun_of(self, state: Mapping[str, Any], known: Mapping[str, Prompt]) -> _Begun:
+    def _begun_of(self, state: Mapping[str, Any], known: KnownPrompts) -> _Begun:
         groups = groups_of_state(state, known)
         questions = [group.prompt for group in groups]
         answers = [_as_completion(rollout) for group in groups for rollout in group.rollouts]

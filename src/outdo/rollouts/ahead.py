@@ -24,7 +24,7 @@ from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
-from outdo.rollouts.saved_groups import groups_of_state, state_of_groups
+from outdo.rollouts.saved_groups import KnownPrompts, groups_of_state, state_of_groups
 from outdo.rollouts.versions import staleness
 from outdo.types import Prompt, Sampled
 from outdo.utils.timing import span
@@ -38,12 +38,15 @@ PATIENCE = 60.0
 class Questions(Protocol):
     """The source of questions. `position` is the number of questions that have been taken."""
 
-    prompts: Sequence[Prompt]
     per_step: int
     position: int
 
     def take(self, count: int) -> Sequence[Prompt]:
         """Return the next `count` questions."""
+        ...
+
+    def known(self) -> KnownPrompts:
+        """Return all questions by their id."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -206,7 +209,7 @@ class AheadSampler:
         """Wait for the answers of a batch, on all replicas."""
         if self.on_first is None:
             return batch.answers.result()
-        known = self._known()
+        known = self.questions.known()
 
         def state() -> tuple[dict[str, Any], float | None]:
             return _state_of(batch, known), batch.answers.result().seconds
@@ -215,9 +218,6 @@ class AheadSampler:
         if not batch.answers.done():
             batch.answers.set_result(replace(_answers_of(found, known), seconds=seconds))
         return batch.answers.result()
-
-    def _known(self) -> dict[str, Prompt]:
-        return {prompt.id: prompt for prompt in self.questions.prompts}
 
     def _work(self) -> None:
         """Sample one batch after the other, in the thread.
@@ -275,7 +275,7 @@ class AheadSampler:
         ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.ahead]
         sampled = [each for each, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
         waiting = [(each.step, policy) for each, policy in ahead[len(sampled) :] if policy is not None]
-        known = self._known()
+        known = self.questions.known()
         versions = {step: version for step, version in self._versions.items() if after - self.lag <= step < after}
         return {
             "step": after,
@@ -305,7 +305,7 @@ class AheadSampler:
         self._counts = Counter({"trained": ledger["trained"], **ledger["why"]})
         self._batches = {}
         if is_same:
-            known = self._known()
+            known = self.questions.known()
             for each in state["sampled"]:
                 answers = _answers_of(each, known)
                 self._batches[each["step"]] = _Batch(each["step"], None)
@@ -369,13 +369,13 @@ def _counts(batch: _Batch) -> Counter[str]:
     return Counter(trained=trained, no_reward=len(groups) - trained, rewards_all_equal=dropped)
 
 
-def _state_of(batch: _Batch, known: Mapping[str, Prompt]) -> dict[str, Any]:
+def _state_of(batch: _Batch, known: KnownPrompts) -> dict[str, Any]:
     answers = batch.answers.result()
     groups = state_of_groups(answers.sampled.groups, known)
     counted = {"position": answers.position, "asked": answers.asked}
     return {"step": batch.step, **counted, "metrics": {**answers.sampled.metrics}, **groups}
 
 
-def _answers_of(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> _Answers:
+def _answers_of(state: Mapping[str, Any], known: KnownPrompts) -> _Answers:
     sampled = Sampled(groups=groups_of_state(state, known), metrics=state["metrics"])
     return _Answers(sampled=sampled, position=state["position"], asked=state["asked"])

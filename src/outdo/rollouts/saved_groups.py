@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,15 @@ OF_TOKENS = {"token_ids": torch.int64, "loss_mask": torch.bool, "logprobs": torc
 """The fields of a rollout with a value for each token. Those of all rollouts are one tensor."""
 
 
-def state_of_groups(groups: Sequence[Group], known: Mapping[str, Prompt]) -> dict[str, Any]:
+class KnownPrompts(Protocol):
+    """Prompts by their id."""
+
+    def __getitem__(self, prompt_id: str, /) -> Prompt:
+        """Return the prompt with an id. Raises `KeyError` if there is none."""
+        ...
+
+
+def state_of_groups(groups: Sequence[Group], known: KnownPrompts) -> dict[str, Any]:
     """Return the groups in the form that `state_file.pack` takes. Of a prompt in `known` only the id is saved."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     others = [field.name for field in fields(Rollout) if field.name not in (*OF_TOKENS, "versions")]
@@ -33,7 +41,7 @@ def state_of_groups(groups: Sequence[Group], known: Mapping[str, Prompt]) -> dic
     }
 
 
-def groups_of_state(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> list[Group]:
+def groups_of_state(state: Mapping[str, Any], known: KnownPrompts) -> list[Group]:
     """Return the groups whose state was saved. Raises `KeyError` for a prompt that `known` lacks."""
     tokens = {name: iter(state[name].tolist()) for name in OF_TOKENS}
     versions = state["versions"]
@@ -78,13 +86,13 @@ def _rollout(others: Mapping[str, Any], tokens: Mapping[str, Any]) -> Rollout:
     return Rollout(**{**others, **tokens, **typed})
 
 
-def _state_of_prompt(prompt: Prompt, known: Mapping[str, Prompt]) -> dict[str, Any]:
+def _state_of_prompt(prompt: Prompt, known: KnownPrompts) -> dict[str, Any]:
     """Return the id of a prompt, and its text and tokens if an environment has added to them."""
-    if prompt is known[prompt.id]:
+    if prompt == known[prompt.id]:
         return {"id": prompt.id}
     return {"id": prompt.id, "text": prompt.text, "token_ids": prompt.token_ids}
 
 
-def _prompt(state: Mapping[str, Any], known: Mapping[str, Prompt]) -> Prompt:
+def _prompt(state: Mapping[str, Any], known: KnownPrompts) -> Prompt:
     prompt = known[state["id"]]
     return replace(prompt, text=state["text"], token_ids=tuple(state["token_ids"])) if "text" in state else prompt

@@ -23,6 +23,7 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts, in_batches, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
+from outdo.data.streaming import Joined
 from outdo.distributed.lockstep import LockstepReplicas, sequence_group
 from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
@@ -76,7 +77,7 @@ class Run:
     requires: Requires  # by the objective and the advantage together
     models: Models
     prompts: Prompts[Prompt]
-    held_out: list[Prompt]
+    held_out: Sequence[Prompt]
     held_out_sets: Mapping[str, str]  # the name of the set of each of them by its id; empty if sets have no names
     engine: Engine
     eval_environment: Environment  # scores the answers to the held-out questions
@@ -368,13 +369,17 @@ def _sampler(
     return DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler
 
 
-def _prompts(recipe: Recipe, questions: Questions, policy: Policy) -> tuple[Prompts[Prompt], list[Prompt], list[str]]:
+def _prompts(
+    recipe: Recipe, questions: Questions, policy: Policy
+) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
     """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
     data, notes = recipe.data, []
     tools = tools_of(recipe.environment)
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
 
-    def tokenised(kind: str, rows: Sequence[Row]) -> list[Prompt]:
+    def tokenised(kind: str, rows: Sequence[Row]) -> Sequence[Prompt]:
+        if isinstance(rows, Joined):
+            return Joined([tokenised(kind, part) for part in rows.parts])
         prompts = tokenise(
             rows,
             policy.tokenizer,

@@ -2,23 +2,26 @@
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from outdo.config.recipe import Recipe
-from outdo.data.questions import Question
 from outdo.data.splits import Questions, normalise, overlap
+from outdo.data.streaming import hash_of, repeated
 from outdo.models.inspect_folder import ModelFacts
 
 
 def question_warnings(questions: Questions) -> Iterator[str]:
     """Yield a sentence if questions occur several times, and if held-out questions are also trained on."""
-    counts = Counter(normalise(question.text) for question in questions.train)
-    if repeated := len(questions.train) - len(counts):
-        example = _example(questions.train)
-        yield f"data.path: {repeated:,} of {len(questions.train):,} questions repeat another one: {example}"
+    train = questions.train
+    hashes = numpy.fromiter((hash_of(normalise(each.text)) for each in train), dtype=numpy.uint64, count=len(train))
+    again, first = repeated(hashes)
+    if len(again):
+        example = f"question {train[int(again[0])].id} is question {train[int(first[0])].id}"
+        yield f"data.path: {len(again):,} of {len(train):,} questions repeat another one: {example}"
     if common := overlap(questions.train, questions.held_out):
         yield f"{common} of {len(questions.held_out)} held-out questions are also trained on"
 
@@ -50,16 +53,6 @@ def chat_option_faults(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """Yield a sentence if the recipe has options for a chat template, and the model has none."""
     if recipe.data.chat_options and facts.folder is not None and _chat_template(facts.folder) is None:
         yield "data.template: the model has no chat template, so that it has no options; for text write a string"
-
-
-def _example(questions: Sequence[Question]) -> str:
-    """Return which question is the first that repeats another one."""
-    seen: dict[str, str] = {}
-    for question in questions:
-        first = seen.setdefault(normalise(question.text), question.id)
-        if first != question.id:
-            return f"question {question.id} is question {first}"
-    return ""
 
 
 def _chat_template(folder: Path | None) -> str | None:

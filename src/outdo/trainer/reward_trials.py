@@ -140,7 +140,7 @@ def _first_trials(reward: Reward, questions: Sequence[Question], *, reference: b
 def _wrong_answer(questions: Sequence[Question], index: int) -> str:
     """Return the next answer whose last word differs from that of the answer to question `index`."""
     right = str(questions[index].answer).split()[-1:]
-    others = (*questions[index + 1 :], *questions[:index])
+    others = (questions[(index + ahead) % len(questions)] for ahead in range(1, len(questions)))
     answers = (str(question.answer) for question in others if question.answer is not None)
     return next((answer for answer in answers if answer.split()[-1:] != right), UNKNOWN)
 
