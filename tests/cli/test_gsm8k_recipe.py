@@ -1,0 +1,94 @@
+"""The recipe of docs/gsm8k.md, offline: a small model of the architecture of Qwen2.5 stands in for the real ones."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from outdo.cli.plan import PlanArguments, run_plan
+from outdo.testing import byte_bpe_tokenizer, tiny_model
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "examples/gsm8k_qwen.toml"
+PAGE = (ROOT / "docs/gsm8k.md").read_text(encoding="utf-8")
+CARDS = ("1xRTX4090", "1xL40S", "1xH100", "8xH100")
+TABLE = re.findall(r"^\| (Qwen[\d.]+-[\d.]+B) \| (LoRA|all weights) \| ([\d.]+) \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def stand_in(texts: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "qwen2"
+    network, _ = tiny_model(vocab=416, arch="qwen2")
+    network.config.max_position_embeddings = 32_768
+    network.save_pretrained(folder)
+    byte_bpe_tokenizer(texts, 400, chat=True).save_pretrained(folder)
+    return folder
+
+
+def offline(model: Path) -> list[str]:
+    excerpt = (f"data.path={ROOT / 'examples/gsm8k_100.jsonl'}", "data.eval_path=", "data.eval_rows=20")
+    return [str(RECIPE), f"model={model}", *excerpt, "data.max_prompt_tokens=2000"]
+
+
+def test_check_finds_no_error_and_says_what_the_run_is(outdo, stand_in):
+    done = outdo("check", *offline(stand_in))
+    assert (done.status, done.error) == (0, "")
+    said = " ".join(done.out.split())
+    assert "one step: 64 questions × 5 answers = 320 sequences" in said
+    assert "the run: 116 steps, 116 optimiser steps" in said
+    assert "<|system|>Think step by step, and write the final number after ####." in said
+    assert re.search(r"No errors, no warnings", said), said
+
+
+def test_two_steps_train_the_adapter(outdo, stand_in, tmp_path):
+    small = ("steps=2", "train.prompts=2", "sampling.max_tokens=8", "eval.rows=2", "device=cpu", "threads=1")
+    done = outdo("train", *offline(stand_in), f"run={tmp_path / 'run'}", *small)
+    assert (done.status, done.error) == (0, "")
+    assert json.loads((tmp_path / "run/summary.json").read_text(encoding="utf-8"))["steps"] == 2
+    assert (tmp_path / "run/checkpoints/step_000002/adapter_model.safetensors").exists()
+
+
+def planned(model: str, trained: str, gpus: str, capsys: pytest.CaptureFixture[str]) -> tuple[float, int]:
+    """What a plan says of replicas: GiB at the peak, and minutes of the run."""
+    arguments = PlanArguments(
+        gpus=gpus, card=[], model=model.lower(), answer_tokens=220, prompt_tokens=130, spread=None, staleness=0
+    )
+    settings = [str(RECIPE), *(["train.adapter="] if trained == "all weights" else [])]
+    run_plan(settings, arguments, Console(), as_json=True)
+    options = json.loads(capsys.readouterr().out)["options"]
+    replicas = next(option for option in options if option["kind"] == "replicas")
+    held = replicas["bytes_trainer"]
+    phases = {
+        phase: sum(size for name, size in held.items() if name.endswith(phase))
+        for phase in ("while training", "while sampling")
+    }
+    kept = sum(held.values()) - sum(phases.values())
+    return (kept + max(phases.values())) / 2**30, round(replicas["seconds"]["step"] * 116 / 60)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: "-".join(row[:2]))
+def test_the_page_has_the_numbers_of_the_plan(row, capsys):
+    model, trained, memory, minutes = row
+    for gpus, said in zip(CARDS, minutes.split("|"), strict=True):
+        if "min" in said:
+            found, expected = planned(model, trained, gpus, capsys)
+            assert said.strip() == f"{expected} min", gpus
+            assert gpus.startswith("8x") or f"{found:.1f}" == memory
+
+
+def test_the_table_of_the_page_was_found():
+    assert len(TABLE) == 6
+
+
+def test_every_published_number_has_a_source():
+    published = PAGE.split("## What comes out")[1].split("## What fits")[0]
+    rows = [line for line in published.splitlines() if line.startswith("| Qwen")]
+    assert len(rows) > 5
+    links = set(re.findall(r"^\[(\w+)\]: https://", PAGE, re.MULTILINE))
+    for line in rows:
+        named = re.findall(r"\]\[(\w+)\]", line.split("|")[-2])
+        assert named, line
+        assert set(named) <= links, line
