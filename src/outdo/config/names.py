@@ -235,7 +235,10 @@ SEARCH = "search"
 MCP = "mcp"
 """The tools of a server of the Model Context Protocol."""
 
-TOOL_NAMES = (SEARCH, MCP)
+PYTHON = "python"
+"""The tool that runs programs of the policy in a sandbox."""
+
+TOOL_NAMES = (SEARCH, MCP, PYTHON)
 """The tools that outdo has; every other one is a function in user's code."""
 
 AGENT = "agent"

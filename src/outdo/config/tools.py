@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.fields import Piece
-from outdo.config.names import MCP, SEARCH, TOOL_NAMES
+from outdo.config.names import MCP, PYTHON, SEARCH, TOOL_NAMES
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import signature_of
 
@@ -19,6 +19,14 @@ def _is_text(value: Any) -> bool:
 
 def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_memory(value: Any) -> bool:
+    return _is_natural(value) and value >= 64
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def _are_texts(value: Any) -> bool:
@@ -38,6 +46,13 @@ TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
         "command": (_are_texts, 'a program and its arguments, such as ["uvx", "mcp-server-fetch"]'),
         "tools": (_are_texts, "a list of names"),
         "environment": (_are_texts, "a list of environment variables"),
+    },
+    PYTHON: {
+        "seconds": NATURAL,
+        "memory": (_is_memory, "a whole number of MiB, 64 or more"),
+        "characters": NATURAL,
+        "sandbox": (_is_text, "the name of a sandbox"),
+        "unsafe_local": (_is_bool, "true or false"),
     },
 }
 """The options of each tool that outdo has."""

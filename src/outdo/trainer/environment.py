@@ -21,7 +21,7 @@ from outdo.rollouts.environments.episode import Player
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.rollouts.environments.template import Template
 from outdo.rollouts.environments.tools import Tool, ToolBox
-from outdo.trainer.tools import load_tools
+from outdo.trainer.tools import load_tools, tool_notes
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.imports import resolve
 
@@ -165,19 +165,22 @@ def examine_environment(
     options = {"end_ids": end_ids, "system": recipe.data.system}
     try:
         if agent_of(piece) is not None:
-            template, (note,) = _template(tokenizer, **options), environment_notes(piece)
+            template, notes = _template(tokenizer, **options), environment_notes(piece)
         else:
             episodes = Episodes.load(piece)
             template = _template(tokenizer, tools=episodes.tools, check=True, **options)
             names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
-            note = f"environment: at most {episodes.turns} turns; tools: {names}"
+            turns = f"environment: at most {episodes.turns} turns; tools: {names}"
+            notes = [turns, *environment_notes(piece)]
     except UserError as error:
         return list(error.problems), []
-    return [], [note, f"chat template: {template.properties}"]
+    return [], [*notes, f"chat template: {template.properties}"]
 
 
 def environment_notes(piece: Piece | None) -> list[str]:
-    """Return a note on what an agent is given, on its limits and on what of it is trained; nothing without an agent."""
+    """Return notes on an environment: where programs run; what an agent is given, its limits and what is trained."""
+    if piece is not None and piece.name == TOOLS:
+        return tool_notes(tools_in(piece.options))
     if piece is None or agent_of(piece) is None:
         return []
     run, parameters = load_agent(piece), inspect.signature(agent_class()).parameters

@@ -3,15 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from outdo.config.names import MCP, SEARCH
+from transformers.utils import get_json_schema
+
+from outdo.config.names import MCP, PYTHON, SEARCH
 from outdo.config.recipe import Piece
 from outdo.data.files import read_rows, shorten
+from outdo.rewards.sandbox import Limits, open_sandbox
+from outdo.rollouts.environments.python_tool import PythonTool
 from outdo.rollouts.environments.search import Search, words
 from outdo.rollouts.environments.tools import Tool
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
 Tools = list[Callable[..., Any] | Tool]
+
+WAIT = 3600.0
+"""Seconds in which a call waits until others have ended. Its deadline begins when it runs."""
 
 
 def load_tools(pieces: Sequence[Piece], timeout: float) -> Tools:
@@ -66,5 +73,30 @@ def _mcp(
     return [*open_server(tuple(command), tuple(environment), timeout).tools(tools)]
 
 
-LOADERS: Mapping[str, Callable[..., Tools]] = {SEARCH: _search, MCP: _mcp}
+def _python(
+    timeout: float,
+    *,
+    seconds: int = 4,
+    memory: int = 512,
+    characters: int = 2000,
+    sandbox: str | None = None,
+    unsafe_local: bool = False,
+) -> Tools:
+    limits = Limits(seconds=seconds, wall_seconds=timeout, memory=memory)
+    opened = open_sandbox(sandbox, unsafe_local=unsafe_local)
+    function = PythonTool(opened, limits, characters=characters).python
+    return [Tool(function, get_json_schema(function), grace=WAIT)]
+
+
+LOADERS: Mapping[str, Callable[..., Tools]] = {SEARCH: _search, MCP: _mcp, PYTHON: _python}
 """What makes the tools of a name, with the deadline of a call and its options."""
+
+
+def tool_notes(pieces: Sequence[Piece]) -> list[str]:
+    """Return a note on where programs of the policy run, if it has the tool `python`."""
+    sandboxes = [
+        open_sandbox(piece.options.get("sandbox"), unsafe_local=piece.options.get("unsafe_local", False))
+        for piece in pieces
+        if piece.name == PYTHON
+    ]
+    return [f"the tool python runs programs in {sandbox.description}" for sandbox in sandboxes]

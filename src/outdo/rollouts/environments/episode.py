@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any
 
 from outdo.models.prompt_encoding import Message
+from outdo.rewards.sandbox import SandboxUnavailableError
 from outdo.rewards.signatures import EventLoop
 from outdo.rollouts.environments.template import Parsed, call_id
 from outdo.rollouts.environments.tools import LateError, ToolBox, ToolError
@@ -100,20 +101,21 @@ class Player:
             result = call_within(self.timeout + tool.grace, tool.function, **arguments)
             content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except ToolError as error:
-            return self._failed(error.metric, str(error), name)
+            return self._failed(error.metric, str(error), name, printed=error.printed)
         except LateError as error:
             return self._failed("timed_out", str(error), name)
-        except MachineError:  # what the tool needs is lost; that is no fault of the policy's
+        except (MachineError, SandboxUnavailableError):  # what the tool needs is lost: no fault of the policy's
             raise
         except Exception as error:  # the policy learns from what its call raised
             return self._failed("raised", f"{type(error).__name__}: {error}", name)
         return {"role": "tool", "name": name, "content": content}
 
-    def _failed(self, metric: str, reason: str, name: str | None = None) -> dict[str, Any]:
+    def _failed(self, metric: str, reason: str, name: str | None = None, *, printed: str = "") -> dict[str, Any]:
         self.counts["tools/calls"] += name is None
         self.counts[f"tools/{metric}"] += 1
         name = name or next(iter(self.tools.schemas))["function"]["name"]
-        return {"role": "tool", "name": name, "content": f"error: {' '.join(reason.split())[:LONGEST_ERROR]}"}
+        error = f"error: {' '.join(reason.split())[:LONGEST_ERROR]}"
+        return {"role": "tool", "name": name, "content": f"{printed}\n{error}" if printed else error}
 
 
 def call_within(seconds: float, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:

@@ -26,11 +26,15 @@ class LateError(Exception):
 
 
 class ToolError(Exception):
-    """A call cannot be made. The message is for the policy; `metric` counts it."""
+    """A call cannot be made, or has failed. The message is for the policy; `metric` counts it.
 
-    def __init__(self, metric: str, message: str) -> None:
+    The policy reads what was `printed` before the message, as it is.
+    """
+
+    def __init__(self, metric: str, message: str, printed: str = "") -> None:
         super().__init__(message)
         self.metric = metric
+        self.printed = printed
 
 
 @dataclass(frozen=True, slots=True)
