@@ -41,20 +41,29 @@ ATTACKS = {
 }
 
 FRAME = """
-import ctypes, os, signal, socket, subprocess, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
+import os, signal, socket, subprocess, sys, time
+
+class Libc:
+    def __getattr__(self, name):
+        import ctypes
+        return getattr(ctypes.CDLL(None, use_errno=True), name)
 
 def check(result):
     if result < 0:
+        import ctypes
         raise OSError(ctypes.get_errno(), "refused")
 
+libc = Libc()
 try:
     {attack}
-except OSError as error:
+except (OSError, AttributeError, ImportError) as error:  # an interpreter may lack what the attack calls
     print("refused", error)
 else:
     print("succeeded")
 """
+
+BUBBLEWRAP = pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)
+"""For a test of what this tier alone does."""
 
 
 @pytest.fixture
@@ -112,6 +121,7 @@ def test_a_program_reaches_nothing_outside_of_its_sandbox(
         "makes a user namespace",
     ],
 )
+@BUBBLEWRAP
 def test_namespaces_alone_keep_a_program_inside(
     attack: str, surroundings: dict[str, object], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ):
@@ -128,14 +138,14 @@ def test_a_program_has_no_environment_and_no_descriptors_of_its_parent(
     monkeypatch.setenv("OUTDO_CANARY", "a secret")
     program = """
 import os
-print(sorted(os.environ))
+print(sorted({*os.environ} - {"LC_CTYPE", "PWD", "PYTHONHASHSEED"}))
 for number in range(3, 64):
     try:
         print(number, os.fstat(number))
     except OSError:
         pass
 """
-    assert sandbox.run(program).stdout == "['LC_CTYPE', 'PWD', 'PYTHONHASHSEED']\n"
+    assert sandbox.run(program).stdout == "[]\n"
 
 
 def test_a_program_can_write_no_file(sandbox: Sandbox):
@@ -157,12 +167,14 @@ except OSError:
     assert sandbox.run(program, "input").stdout == "none\n"
 
 
+@BUBBLEWRAP
 def test_a_program_is_the_only_process_that_it_sees(sandbox: Sandbox):
     outcome = sandbox.run("import os; print(os.getpid(), os.getppid(), os.path.exists('/proc')); os.kill(-1, 9)")
     assert outcome.stdout == "1 0 False\n"
     assert "ProcessLookupError" in outcome.stderr
 
 
+@BUBBLEWRAP
 def test_threads_are_limited(sandbox: Sandbox):
     program = """
 import threading, time
@@ -182,7 +194,8 @@ except RuntimeError:
     ("program", "ending"),
     [
         (
-            "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
+            "import signal\nif hasattr(signal, 'pthread_sigmask'):\n"
+            "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
             Ending.timeout,
         ),
         ("9 ** 9 ** 9", Ending.timeout),
@@ -205,6 +218,7 @@ def test_the_ending_of_a_program(program: str, ending: Ending, sandbox: Sandbox)
     assert len(outcome.stdout) <= 1 << 20
 
 
+@BUBBLEWRAP
 def test_a_program_that_computes_is_stopped_by_the_time_that_it_computes(sandbox: Sandbox):
     outcome = sandbox.run("while True: pass", limits=Limits(seconds=1))
     assert (outcome.ending, outcome.exit_status) == (Ending.timeout, 128 + 9)  # not by the clock

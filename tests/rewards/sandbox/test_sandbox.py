@@ -25,6 +25,10 @@ PROGRAMS = (
 )
 
 
+BUBBLEWRAP = pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)
+"""For a test of what this tier alone does."""
+
+
 @pytest.fixture
 def orphans_are_ours() -> Iterator[None]:
     """Processes whose parent has ended become children of this one, as they would of process 1 of a container."""
@@ -90,6 +94,7 @@ def wait_for_program(bwrap: int) -> None:
     time.sleep(1.0)  # the interpreter starts
 
 
+@BUBBLEWRAP
 @pytest.mark.usefixtures("orphans_are_ours")
 def test_a_program_ends_with_the_process_that_runs_it(sandbox: Sandbox):
     runner = os.fork()
@@ -102,6 +107,7 @@ def test_a_program_ends_with_the_process_that_runs_it(sandbox: Sandbox):
     assert ends == [-signal.SIGKILL] * 3
 
 
+@BUBBLEWRAP
 @pytest.mark.usefixtures("orphans_are_ours")
 def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
     known = children()
@@ -115,6 +121,7 @@ def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sa
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL  # the program ended with its sandbox
 
 
+@BUBBLEWRAP
 def test_an_interpreter_that_does_not_start_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
     assert isinstance(sandbox, bubblewrap.Bubblewrap)
     broken = bubblewrap.Bubblewrap(sandbox.bwrap, "/no/python", sandbox.version, sandbox.visible)
@@ -159,6 +166,7 @@ def test_without_a_sandbox_nothing_runs_unless_that_is_allowed(monkeypatch: pyte
     open_sandbox.cache_clear()
 
 
+@BUBBLEWRAP
 def test_the_sandbox_that_works_is_chosen_by_default(sandbox: Sandbox):
     open_sandbox.cache_clear()
     assert "bubblewrap" in open_sandbox().description
