@@ -86,7 +86,7 @@ def limit_resources(memory: int) -> None:
     _lower(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     if sys.platform == "linux":
         _lower(resource.RLIMIT_DATA, memory)
-        _lower(resource.RLIMIT_NPROC, _running_threads() + MAX_FURTHER_PROCESSES)
+        _lower(resource.RLIMIT_NPROC, running_threads(os.getuid()) + MAX_FURTHER_PROCESSES)
 
 
 def _lower(kind: int, limit: int) -> None:
@@ -95,11 +95,11 @@ def _lower(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-def _running_threads() -> int:
-    """Count the processes and threads of this user, as the kernel does for its limit."""
+def running_threads(user: int) -> int:
+    """Count the processes and threads of a user, as the kernel does for its limit."""
     count = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended just now
-            if process.stat().st_uid == os.getuid():
+            if process.stat().st_uid == user:
                 count += len(os.listdir(process / "task"))
     return count

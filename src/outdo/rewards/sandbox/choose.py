@@ -9,11 +9,12 @@ from subprocess import CalledProcessError
 
 from outdo.rewards.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome, Sandbox
 from outdo.rewards.sandbox.bubblewrap import bubblewraps
+from outdo.rewards.sandbox.landlock import landlocks
 from outdo.rewards.sandbox.local import UnsafeLocal
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import one_line
 
-TIERS: Mapping[str, Callable[[], Iterator[Sandbox]]] = {"bubblewrap": bubblewraps}
+TIERS: Mapping[str, Callable[[], Iterator[Sandbox]]] = {"bubblewrap": bubblewraps, "landlock": landlocks}
 """The kinds of sandbox, the strongest first. A function yields those that may work, or raises `OSError`
 or `CalledProcessError`."""
 

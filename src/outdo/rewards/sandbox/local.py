@@ -1,14 +1,11 @@
 """No sandbox: the program runs as a process of this user, with limits that only stop accidents."""
 
-import contextlib
-import os
 import platform
-import signal
 import sys
 from dataclasses import dataclass
 
 from outdo.rewards.sandbox.base import DEFAULT_LIMITS, Limits, Outcome
-from outdo.rewards.sandbox.process import execute, interpreter_arguments, memory_file
+from outdo.rewards.sandbox.process import execute, interpreter_arguments, kill_session, memory_file, shell_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +21,10 @@ class UnsafeLocal:
         """Run the source of a Python program with the text `stdin` as its input."""
         with memory_file(program.encode(errors="replace")) as source:
             return execute(
-                [sys.executable, *interpreter_arguments(f"/dev/fd/{source}", limits)],
+                [sys.executable, *interpreter_arguments(source, limits)],
                 stdin,
                 limits,
                 descriptors=[source],
-                kill=_kill_session,
-                exit_status=lambda status: status if status >= 0 else 128 - status,
+                kill=kill_session,
+                exit_status=shell_status,
             )
-
-
-def _kill_session(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)

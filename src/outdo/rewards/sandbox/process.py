@@ -1,10 +1,12 @@
 """Run a program in an interpreter of its own: its input, its limits, what it prints, and how it ends.
 
-`bubblewrap` puts this interpreter into a sandbox. Alone it only stops accidents (`local`).
+`bubblewrap` puts this interpreter into a sandbox, and with `landlock` it puts itself into one. Alone it only stops
+accidents (`local`).
 """
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +30,10 @@ def _start():
     del globals()["_start"]
     for kind, limit in {limits}.items():
         resource.setrlimit(kind, (limit, limit))
-    with open(sys.argv[1], "rb") as file:
+    with open({source!r}, "rb") as file:
         source = file.read()
     sys.argv[:] = ["program.py"]
+    exec({before!r}, {{}})
     os.write(2, {started})
     return compile(source, "program.py", "exec")
 exec(_start())
@@ -42,11 +45,15 @@ _LAST_LINE = 200  # bytes of stderr in which the name of an exception is searche
 _CHUNK = 1 << 16
 
 
-def interpreter_arguments(path: str, limits: Limits, *, processes: int | None = None) -> list[str]:
-    """Return the arguments with which a Python interpreter executes the file `path` within `limits`.
+def interpreter_arguments(
+    source: str | int, limits: Limits, *, processes: int | None = None, before: str = ""
+) -> list[str]:
+    """Return the arguments with which a Python interpreter executes a file within `limits`.
 
+    `source` is its path, or its descriptor, which is then closed.
     The program has the standard library and no installed package. `processes` limits the threads and processes of its
-    user, which the kernel counts in each user namespace separately.
+    user, which the kernel counts in each user namespace separately. The statements `before` run before the program,
+    within its limits; an exception in them is a failure of the infrastructure.
     """
     rlimits = {
         resource.RLIMIT_AS: limits.memory << 20,
@@ -57,7 +64,19 @@ def interpreter_arguments(path: str, limits: Limits, *, processes: int | None = 
     }
     if processes is not None:
         rlimits[resource.RLIMIT_NPROC] = processes
-    return ["-S", "-s", "-B", "-c", _BOOTSTRAP.format(limits=rlimits, started=_STARTED), path]
+    bootstrap = _BOOTSTRAP.format(limits=rlimits, source=source, before=before, started=_STARTED)
+    return ["-S", "-s", "-B", "-c", bootstrap]
+
+
+def shell_status(status: int) -> int:
+    """Return the exit status of a program, 128 + n after signal n, from that of `subprocess`, -n."""
+    return status if status >= 0 else 128 - status
+
+
+def kill_session(leader: int) -> None:
+    """Kill a process with those that it started, unless they left its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 @contextlib.contextmanager
