@@ -3,12 +3,13 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_cases import SMALL, Command, Done, outdo_process
+from stand_in_hub import Hub, stand_in_hub
 
 from outdo.cli import sweep
 from outdo.cli.main import main
@@ -116,3 +117,15 @@ def short_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "WARM_START", OptimiserSettings(lr=1e-3))
     short = replace(TASKS["sums"], workers=1, warm_start=2, steps=2, prompts=2, rows=8)
     monkeypatch.setitem(TASKS, "sums", short)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A stand-in for the Hub, for commands in processes of their own."""
+    with stand_in_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield hub

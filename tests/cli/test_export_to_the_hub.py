@@ -1,23 +1,10 @@
 """`outdo export --push`, and models of the Hub that cannot be had, against a stand-in for its API."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from command_cases import outdo_process
 from huggingface_hub import ModelCard
-from stand_in_hub import Hub, stand_in_hub
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Hub]:
-    with stand_in_hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        yield hub
 
 
 def test_a_model_is_uploaded_with_a_card_and_an_interrupted_upload_continues(hub, run, tmp_path):

@@ -11,6 +11,8 @@ from outdo.config.file import load
 from outdo.config.paths import with_absolute_paths
 from outdo.data.files import read_rows
 from outdo.data.hub import DatasetName, folder_data_set, hub_data_set
+from outdo.data.splits import load_questions
+from outdo.data.stored_rows import open_rows
 from outdo.utils.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -159,3 +161,41 @@ def test_pipes_and_devices_are_refused_before_they_are_read(tmp_path, copy):
         assert refusal(path) == f"{path}: is a pipe or a device; expected a file"
     os.mkfifo(copy / "main" / "more.jsonl")
     assert "more.jsonl: is a pipe, a device or a broken link" in refusal(f"{copy}/main")
+
+
+# ---------------------------------------------------------------------------------------------- commits of the Hub
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+class Loaded(list):
+    """What `load_dataset` returns: its copy is in a folder with the name of the commit."""
+
+    def __init__(self, commit):
+        super().__init__([{"question": "a", "answer": "1"}])
+        self.cache_files = [{"filename": f"/cache/openai___gsm8k/main/0.0.0/{commit}/gsm8k-train.arrow"}]
+
+
+def test_the_commit_of_a_data_set_is_known_and_is_read_again(monkeypatch):
+    asked = []
+
+    def load_dataset(path, revision=None, **options):
+        asked.append(revision)
+        return Loaded(revision or NEW)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    recipe = load(None, ["model=m", 'data.path=["openai/gsm8k/main:train", "openai/gsm8k/main@v1"]'])
+    pinned = {"datasets/openai/gsm8k": OLD, "datasets/openai/gsm8k@v1": NEW}
+    assert load_questions(recipe, pinned).commits == pinned
+    assert asked == [OLD, NEW]
+    assert read_rows("openai/gsm8k").commits == {"datasets/openai/gsm8k": NEW}
+    assert open_rows("openai/gsm8k", pinned=pinned).commits == {"datasets/openai/gsm8k": OLD}
+    assert load_questions(load(None, ["model=m", "data.path=openai/gsm8k"])).notes[0].endswith(f"; commit {NEW}")
+
+
+def test_another_commit_than_that_of_the_run_is_refused(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **options: Loaded(NEW))  # as it does without the Hub
+    for path, pinned in (("openai/gsm8k", {"datasets/openai/gsm8k": OLD}), (f"openai/gsm8k@{OLD}", None)):
+        with pytest.raises(UserError) as caught:
+            read_rows(path, pinned=pinned)
+        assert str(caught.value) == f"{path}: the commit {OLD} cannot be had; on this machine is {NEW}"

@@ -1,4 +1,7 @@
-"""A stand-in for the API of the Hugging Face Hub, on this machine: it takes uploads, and refuses downloads."""
+"""A stand-in for the API of the Hugging Face Hub, on this machine.
+
+It takes uploads, serves the files of data sets, and refuses models.
+"""
 
 import base64
 import hashlib
@@ -8,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -23,12 +27,23 @@ class Hub:
         self.files: dict[str, bytes] = {}
         self.refuse_commits = 0
         self.missing: dict[str, str] = {}  # models that cannot be downloaded, and the code of the error
+        self.data_sets: dict[
+            str, dict[str, dict[str, bytes]]
+        ] = {}  # by name: the files of each commit, the newest last
+        self.asked: list[str] = []  # what was asked of data sets
 
     def batch(self, each: dict[str, Any]) -> dict[str, Any]:
         """Where to upload a large file; nowhere if it is there."""
         if each["oid"] in self.large:
             return each
         return {**each, "actions": {"upload": {"href": f"{self.address}/upload/{each['oid']}"}}}
+
+    def add_commit(self, name: str, files: dict[str, bytes]) -> str:
+        """Add a commit to a data set; return its name."""
+        commits = self.data_sets.setdefault(name, {})
+        commit = hashlib.sha1(repr((name, len(commits), files)).encode()).hexdigest()
+        commits[commit] = files
+        return commit
 
     def commit(self, lines: bytes) -> None:
         """Keep the files of a commit."""
@@ -63,8 +78,51 @@ class Handler(BaseHTTPRequestHandler):
         """Read the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
+    def data_set(self, name: str) -> None:
+        """Answer a request for a data set: its commit, the list of its files, or a file."""
+        path = unquote(self.path).partition("?")[0]
+        self.hub.asked.append(path)
+        rest = path.partition(f"/{name}/")[2].split("/")
+        kind, revision = (rest[0], rest[1]) if len(rest) > 1 else ("revision", "main")
+        commits = self.hub.data_sets[name]
+        commit = list(commits)[-1] if revision == "main" else revision
+        if commit not in commits:
+            self.answer({"error": revision}, 404, X_Error_Code="RevisionNotFound")
+            return
+        files, file = commits[commit], "/".join(rest[2:])
+        listed = [_entry(each, content) for each, content in files.items()]
+        if kind == "revision":
+            names = [{"rfilename": each} for each in files]
+            self.answer({"id": name, "sha": commit, "siblings": names, "private": False, "tags": [], "downloads": 0})
+        elif kind == "tree":
+            self.answer([each for each in listed if each["path"].startswith(file)])
+        elif kind == "paths-info":
+            wanted = parse_qs(self.body().decode()).get("paths", [])
+            self.answer([each for each in listed if each["path"] in wanted])
+        elif file in files:
+            self.send_file(files[file], commit)
+        else:
+            self.answer({"error": file}, 404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
+
+    def send_file(self, content: bytes, commit: str) -> None:
+        """Send a file."""
+        self.send_response(200)
+        headers = {"Content-Length": str(len(content)), "ETag": f'"{_digest(content)}"', "X-Repo-Commit": commit}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def named_data_set(self) -> str | None:
+        """Return the data set that the request is about."""
+        return next((name for name in self.hub.data_sets if f"/datasets/{name}" in unquote(self.path)), None)
+
     def do_GET(self) -> None:
-        """Refuse what is missing."""
+        """Serve data sets; refuse what is missing."""
+        if (name := self.named_data_set()) is not None:
+            self.data_set(name)
+            return
         code = next((code for name, code in self.hub.missing.items() if name in self.path), None)
         if code is None:
             self.answer({"sha": COMMIT, "siblings": [], "id": "me/model"})
@@ -84,6 +142,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Create, prepare and commit."""
+        if (name := self.named_data_set()) is not None:
+            self.data_set(name)
+            return
         hub, content = self.hub, self.body()
         if self.path.endswith("/repos/create"):
             hub.created.append(json.loads(content))
@@ -103,6 +164,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"commitUrl": f"{hub.address}/me/model/commit/{COMMIT}", "commitOid": COMMIT})
         else:
             self.answer({})
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def _entry(path: str, content: bytes) -> dict[str, Any]:
+    return {"type": "file", "oid": _digest(content), "size": len(content), "path": path}
 
 
 @contextmanager

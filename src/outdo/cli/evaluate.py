@@ -78,10 +78,10 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     """Evaluate the models and print a table, or one JSON object."""
     _check_output(models, arguments)
     sources = [find_model(model) for model in models]
-    recipe = next((source.recipe for source in sources if source.recipe is not None), None)
+    run = next((source for source in sources if source.recipe is not None), sources[0])
     engines = _engines(sources, arguments)
-    _announce_code(recipe, arguments)
-    tasks = _tasks(arguments, recipe)
+    _announce_code(run.recipe, arguments)
+    tasks = _tasks(arguments, run)
     if len(tasks) > 1 and (arguments.rates or arguments.answers):
         raise UserError([f"eval: {SEVERAL}"])
     rule = _rule(next(iter(tasks.values())), verdicts_needed=arguments.rates is not None)
@@ -204,15 +204,16 @@ def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
         print_line(Console(stderr=True), f"runs code that the recipe names: {', '.join(code)}")
 
 
-def _tasks(arguments: EvalArguments, recipe: Recipe | None) -> dict[str, Task]:
+def _tasks(arguments: EvalArguments, source: ModelRef) -> dict[str, Task]:
     """Return a task for each data set, by its name.
 
     Those of the held-out questions of the run have the names of its sets, or `held out` if these have none.
     """
     if len(set(arguments.data)) < len(arguments.data):
         raise UserError(["eval: a --data is given twice"])
+    recipe = source.recipe
     matchers = matchers_in(_rewards(arguments, recipe)[0])
-    questions = _questions(arguments, recipe, matchers)
+    questions = _questions(arguments, source, matchers)
     return {data: _task(arguments, recipe, asked) for data, asked in questions.items()}
 
 
@@ -235,16 +236,15 @@ def _task(arguments: EvalArguments, recipe: Recipe | None, questions: Sequence[Q
     )
 
 
-def _questions(
-    arguments: EvalArguments, recipe: Recipe | None, matchers: Sequence[str]
-) -> Mapping[str, Sequence[Question]]:
+def _questions(arguments: EvalArguments, source: ModelRef, matchers: Sequence[str]) -> Mapping[str, Sequence[Question]]:
     """Return the questions of each file, or else of each held-out set of the run."""
     if arguments.data:
         limit = arguments.limit
         return {data: questions_from(data, limit=limit, matchers=matchers) for data in arguments.data}
-    if recipe is None:
+    if source.recipe is None or source.run is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
-    questions = {name or "held out": asked[: arguments.limit] for name, asked in held_out_questions(recipe).items()}
+    held_out = held_out_questions(source.recipe, source.run)
+    questions = {name or "held out": asked[: arguments.limit] for name, asked in held_out.items()}
     if not questions:
         raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
     return questions

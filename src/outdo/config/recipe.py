@@ -57,7 +57,8 @@ class Data(Section):
     """The questions to train on and to evaluate on."""
 
     path: Sources = Field(
-        description="a .jsonl, .json, .csv or .parquet file, owner/name:split on the Hub, or a list of {path, weight, streaming}"
+        description="a .jsonl, .json, .csv or .parquet file, owner/name:split on the Hub, or a list of "
+        "{path, weight, streaming}"
     )
     eval_path: HeldOutFiles | None = Field(
         default=None, description='held-out questions: a file, a list, or sets with names: {gsm8k = "test.jsonl"}'

@@ -9,8 +9,8 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from outdo.data.hub import folder_data_set, hub_data_set, records
+from outdo.data.hub import Records, folder_data_set, hub_data_set, records
 from outdo.data.reasoning_gym import PREFIX, generated_rows
 from outdo.utils.errors import UserError, did_you_mean
 
@@ -63,6 +63,7 @@ class Rows:
     values: Mapping[int, Mapping[str, Any]]  # row number -> its columns
     faults: tuple[Fault, ...]  # rows that could not be read; `outdo.data.questions.to_questions` reports them
     fingerprint: str  # SHA-256 of the file, or of the rows of a Hub data set
+    commits: Mapping[str, str] = field(default_factory=dict)  # as `hub.Records.commits`
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -70,14 +71,16 @@ class Rows:
         return tuple(dict.fromkeys(name for row in self.values.values() for name in row))
 
 
-def read_rows(path: str, *, limit: int | None = None) -> Rows:
+def read_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] | None = None) -> Rows:
     """Read the first `limit` rows (all if `None`) of a file, a data set in a folder, one of the Hub, or reasoning-gym.
 
-    The Hub is contacted only if `path` cannot be a file on this machine. Raises `UserError` if there is no such file,
-    if it is empty, or if it cannot be read at all; single rows that cannot be read become `Rows.faults`.
+    The Hub is contacted only if `path` cannot be a file on this machine; `pinned` are commits as `Rows.commits`. Raises
+    `UserError` if there is no such file, if it is empty, or if it cannot be read at all; single rows that cannot be
+    read become `Rows.faults`.
     """
-    if (found := records_of(path)) is not None:
-        rows = enumerate(islice(found, limit), 1)
+    found = records_of(path, pinned)
+    if found is not None:
+        rows = enumerate(islice(found.rows, limit), 1)
         parsed: list[Parsed] = [check_row(number, row) for number, row in rows]
         digest = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
@@ -95,17 +98,18 @@ def read_rows(path: str, *, limit: int | None = None) -> Rows:
         values=dict(row for row in parsed if not isinstance(row, Fault)),
         faults=tuple(row for row in parsed if isinstance(row, Fault)),
         fingerprint=digest,
+        commits=found.commits if found else {},
     )
 
 
-def records_of(path: str) -> Iterable[Mapping[str, Any]] | None:
+def records_of(path: str, pinned: Mapping[str, str] | None = None) -> Records | None:
     """Return the records of a task of reasoning-gym, of a folder or of the Hub; None if `path` has to be a file."""
     if path.startswith(PREFIX):
-        return generated_rows(path)
+        return Records(generated_rows(path))
     if path.endswith(LOCAL_SUFFIXES) or Path(path).is_file():
         return None
     data_set = folder_data_set(path) or hub_data_set(path)
-    return records(data_set) if data_set else None
+    return records(data_set, pinned) if data_set else None
 
 
 def fingerprint(path: str | Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outdo.models.inspect_folder import is_local
 from outdo.utils.errors import UserError, did_you_mean
@@ -20,6 +20,7 @@ HUB_NAME = re.compile(
     r"(@(?P<revision>[\w./-]+))?"
     r"(:(?P<split>[\w.\[\]:%+-]*))?"
 )
+COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.\[\]:%+-]+")
 """A split, such as `train` or `train[:10%]`."""
 
@@ -35,6 +36,11 @@ class DatasetName:
     config: str | None = None
     revision: str | None = None
     split: str | None = None  # None: train, or the only one
+
+    @property
+    def repository(self) -> str:
+        """The repository of the Hub with the revision, as a run writes down its commit: `datasets/owner/name@v1`."""
+        return f"datasets/{self.name}" + (f"@{self.revision}" if self.revision else "")
 
     def __str__(self) -> str:
         parts = (("/", self.config), ("@", self.revision), (":", self.split))
@@ -69,8 +75,18 @@ def hub_data_set(path: str) -> DatasetName | None:
     return DatasetName(name=match["name"], config=config, revision=revision, split=split or None)
 
 
-def records(source: DatasetName) -> Iterable[Mapping[str, Any]]:
-    """Return the rows of a data set. Raises `UserError` with what is available, if there is no such one."""
+class Records(NamedTuple):
+    """The rows of a data set, and the commit that they are from by the name of its repository."""
+
+    rows: Iterable[Mapping[str, Any]]
+    commits: Mapping[str, str] = {}  # empty if they are not from the Hub
+
+
+def records(source: DatasetName, pinned: Mapping[str, str] | None = None) -> Records:
+    """Return the rows of a data set, from its commit in `pinned` if that has one.
+
+    Raises `UserError` with what is available, if there is no such data set or not the wanted commit.
+    """
     hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
     datasets = _library(f"{source}: data sets of the Hub need the package datasets: {hint}")
     folder = Path(source.name)
@@ -78,10 +94,12 @@ def records(source: DatasetName) -> Iterable[Mapping[str, Any]]:
     saved = any((folder / name).is_file() for name in (SAVED, SAVED_SPLITS))
     try:
         if saved and source.config is None:
-            return _split_of_saved(source, datasets.load_from_disk(source.name))
-        options = {"name": source.config, "revision": source.revision}
+            return Records(_split_of_saved(source, datasets.load_from_disk(source.name)))
+        wanted = (pinned or {}).get(source.repository, source.revision)
+        options = {"name": source.config, "revision": wanted}
         given = {key: value for key, value in options.items() if value is not None}
-        return datasets.load_dataset(source.name, split=source.split or "train", **given)  # type: ignore[return-value]
+        rows = datasets.load_dataset(source.name, split=source.split or "train", **given)
+        return Records(rows, _commits(source, rows, wanted))
     except UserError:
         raise
     except Exception as error:  # the library raises many types: offline, no such name, no such split
@@ -89,6 +107,20 @@ def records(source: DatasetName) -> Iterable[Mapping[str, Any]]:
         available = _available(datasets, source) if isinstance(error, ValueError) else ""
         reason = available or f"cannot be loaded: {type(error).__name__}: {message}"
         raise UserError([f"{source}: the data set {reason}"]) from error
+
+
+def _commits(source: DatasetName, rows: Any, wanted: str | None) -> dict[str, str]:
+    """Return the commit of loaded rows by the name of their repository; empty if they are not from the Hub.
+
+    `datasets` names the folder of its copy after the commit. Without the Hub it takes any copy, whatever is `wanted`.
+    """
+    files = getattr(rows, "cache_files", None) or ()
+    commit = next((Path(file["filename"]).parent.name for file in files), "")
+    if is_local(source.name) or not COMMIT.fullmatch(commit):
+        return {}
+    if wanted and COMMIT.fullmatch(wanted) and wanted != commit:
+        raise UserError([f"{source}: the commit {wanted} cannot be had; on this machine is {commit}"])
+    return {source.repository: commit}
 
 
 def parquet_records(path: str) -> Sequence[Mapping[str, Any]]:

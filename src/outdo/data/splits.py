@@ -14,7 +14,7 @@ from outdo.data.files import Rows, read_rows
 from outdo.data.formats import Message
 from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Columns, Question, check_answer_column, detect_columns, missing_columns, to_questions
-from outdo.data.stored_rows import head_of, open_rows
+from outdo.data.stored_rows import StoredRows, head_of, open_rows
 from outdo.data.streaming import Joined, Lazy, stream_questions
 from outdo.rewards.matchers import matchers_in
 from outdo.utils.errors import UserError
@@ -29,6 +29,7 @@ class Questions:
     fingerprints: Mapping[str, str]  # SHA-256 by the recipe's key: data.path, data.eval_path, data.select
     notes: tuple[str, ...]  # for the user: the columns, the overlap, how many questions were selected
     weights: tuple[float, ...] = ()  # of the sources of the training questions; () where they are only appended
+    commits: Mapping[str, str] = field(default_factory=dict)  # of data sets of the Hub, by the name of the repository
     sets: Mapping[str, str] = field(default_factory=dict)  # of held-out questions by their id, where sets have names
 
     def evaluated(self, rows: int) -> list[Question]:
@@ -41,12 +42,16 @@ class Questions:
         return chosen
 
 
-def load_questions(recipe: Recipe) -> Questions:
-    """Read the training and held-out questions of a recipe. Raises `UserError` with all mistakes in its files."""
+def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Questions:
+    """Read the training and held-out questions of a recipe; data sets of the Hub from the commits in `pinned`.
+
+    Raises `UserError` with all mistakes in its files.
+    """
     data = recipe.data
     mistakes: list[str] = []
     rates: Mapping[str, PassRate] = {}
-    by_key, fingerprints, notes = _read_sources(recipe, mistakes)
+    found = _read_sources(recipe, pinned, mistakes)
+    by_key, fingerprints, notes = found.questions, found.fingerprints, found.notes
     if data.select is not None:
         with _collect_mistakes(mistakes, "data.select"):
             rates, fingerprints["data.select"] = pass_rates.load(data.select.file)
@@ -68,31 +73,45 @@ def load_questions(recipe: Recipe) -> Questions:
         fingerprints=fingerprints,
         notes=(*notes, *_mixture_note(data.path)),
         weights=weights,
+        commits=found.commits,
         sets=_sets(data, held_out),
     )
 
 
-def _read_sources(
-    recipe: Recipe, mistakes: list[str]
-) -> tuple[dict[str, Sequence[Question]], dict[str, str], list[str]]:
-    """Return the questions by the recipe's key, the fingerprints of their files, and notes; add to `mistakes`."""
+@dataclass(slots=True)
+class _Sources:
+    """What is in the files of a recipe."""
+
+    questions: dict[str, Sequence[Question]]  # by the recipe's key
+    fingerprints: dict[str, str] = field(default_factory=dict)  # these three as in `Questions`
+    commits: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: list[str]) -> _Sources:
+    """Read all files of a recipe; add to `mistakes`."""
     data = recipe.data
     matchers = matchers_in([reward.name for reward in recipe.rewards])
     parts: dict[str, list[Sequence[Question]]] = {"data.path": [], "data.eval_path": []}
-    fingerprints: dict[str, str] = {}
-    notes: list[str] = []
+    found = _Sources({})
     for file in _files(data):
         with _collect_mistakes(mistakes, file.name):
             read = _stream if file.streaming else _read
-            questions, fingerprints[file.name], of_file = read(data, file, matchers)
+            questions, rows, notes = read(data, file, pinned, matchers)
             parts[file.key].append(questions)
-            notes += of_file
-    return {key: _joined(each) for key, each in parts.items()}, fingerprints, notes
+            found.fingerprints[file.name] = rows.fingerprint
+            found.commits |= rows.commits
+            commit = "".join(f"; commit {each}" for each in rows.commits.values())
+            found.notes += [f"{file.name}: {notes[0]}{commit}", *notes[1:]]
+    found.questions = {key: _joined(each) for key, each in parts.items()}
+    return found
 
 
-def _read(data: Data, file: "_File", matchers: Sequence[str]) -> tuple[Sequence[Question], str, list[str]]:
-    """Return the questions of a file, its fingerprint, and notes."""
-    rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None)
+def _read(
+    data: Data, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
+) -> tuple[Sequence[Question], Rows, list[str]]:
+    """Return the questions of a file, its rows, and notes."""
+    rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None, pinned=pinned)
     columns = _columns(data, rows, matchers)
     questions = [
         replace(question, id=f"{file.prefix}{question.id}", source=file.source)
@@ -100,16 +119,17 @@ def _read(data: Data, file: "_File", matchers: Sequence[str]) -> tuple[Sequence[
     ]
     with_tools = sum(bool(question.tools) for question in questions)
     tools = f"; {with_tools:,} have tools, which the chat template writes into the prompt" if with_tools else ""
-    note = f"{file.name}: {len(questions):,} questions; {columns}{tools}"
-    return questions, rows.fingerprint, [note, *missing_columns(rows)]
+    return questions, rows, [f"{len(questions):,} questions; {columns}{tools}", *missing_columns(rows)]
 
 
-def _stream(data: Data, file: "_File", matchers: Sequence[str]) -> tuple[Sequence[Question], str, list[str]]:
-    """Return the questions of a file, which stay on disk, its fingerprint, and a note."""
-    rows = open_rows(file.path, limit=data.limit)
+def _stream(
+    data: Data, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
+) -> tuple[Sequence[Question], StoredRows, list[str]]:
+    """Return the questions of a file, which stay on disk, its rows, and a note."""
+    rows = open_rows(file.path, limit=data.limit, pinned=pinned)
     columns = _columns(data, head_of(rows), matchers)
     questions = stream_questions(rows, columns, matchers=matchers, prefix=file.prefix, source=file.source)
-    return questions, rows.fingerprint, [f"{file.name}: {len(questions):,} questions, streamed from disk; {columns}"]
+    return questions, rows, [f"{len(questions):,} questions, streamed from disk; {columns}"]
 
 
 def _columns(data: Data, rows: Rows, matchers: Sequence[str]) -> Columns:

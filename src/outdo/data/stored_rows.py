@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, BinaryIO, Protocol, cast
 
 from outdo.data.files import BYTE_ORDER_MARK, Fault, Parsed, Rows, check_row, format_of, parse_line, records_of
-from outdo.data.hub import parquet_records
+from outdo.data.hub import Records, parquet_records
 from outdo.utils.errors import UserError
 
 ROWS_OF_HEAD = 100
@@ -20,6 +20,7 @@ class StoredRows(Protocol):
 
     source: str  # the path or the Hub name, as given
     fingerprint: str  # that of `files.read_rows` for the same rows
+    commits: Mapping[str, str]  # as `files.Rows.commits`
 
     def __len__(self) -> int:
         """Return the number of rows, with those that cannot be used."""
@@ -34,17 +35,19 @@ class StoredRows(Protocol):
         ...
 
 
-def open_rows(path: str, *, limit: int | None = None) -> StoredRows:
+def open_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] | None = None) -> StoredRows:
     """Return the first `limit` rows (all if `None`) of a .jsonl or .parquet file, or of a data set of `datasets`.
+
+    `pinned` are commits as `files.Rows.commits`.
 
     Raises `UserError` if there is no such file, if it has another format, or if it holds no rows.
     """
-    found = records_of(path)
+    found = records_of(path, pinned)
     suffix = "" if found is not None else format_of(path)
     if suffix == ".parquet":
-        found = parquet_records(path)
-    if found is not None and not isinstance(found, Iterator):  # what is generated has no rows on disk
-        rows = TableRows(path, cast("Sequence[Mapping[str, Any]]", found), limit)
+        found = Records(parquet_records(path))
+    if found is not None and not isinstance(found.rows, Iterator):  # what is generated has no rows on disk
+        rows = TableRows(path, found, limit)
     elif suffix == ".jsonl":
         rows = LineRows(path, limit)
     else:
@@ -70,6 +73,7 @@ class LineRows:
 
     def __init__(self, path: str, limit: int | None = None) -> None:
         self.source = path
+        self.commits = {}
         self._starts, self._lengths, self._numbers = array("Q"), array("I"), array("Q")
         digest, start = hashlib.sha256(), 0
         with self._opened() as file:
@@ -116,9 +120,10 @@ class LineRows:
 class TableRows:
     """The first rows of a table that `datasets` maps into memory: the system keeps of it what it has room for."""
 
-    def __init__(self, source: str, table: Sequence[Mapping[str, Any]], limit: int | None = None) -> None:
+    def __init__(self, source: str, found: Records, limit: int | None = None) -> None:
         self.source = source
-        self.table = table
+        self.commits = found.commits
+        self.table = table = cast("Sequence[Mapping[str, Any]]", found.rows)
         self._length = len(table) if limit is None else min(limit, len(table))
         digest = hashlib.sha256(b"[")
         for place, row in enumerate(self):

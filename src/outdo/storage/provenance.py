@@ -1,6 +1,7 @@
 """Describe what decides a run besides its recipe: versions, device, code, command and commit, without secrets."""
 
 import hashlib
+import json
 import platform
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that decide a result, and the kind of the machine."""
     packages = {name: version_of(name) for name in PACKAGES}
     return {"python": platform.python_version(), **packages, "machine": platform.machine()}
+
+
+def saved_revisions(folder: Path) -> dict[str, str]:
+    """Return the commits of models and data sets of the Hub that a run was started with; empty if it has none."""
+    file = folder / "environment.json"
+    return dict(json.loads(file.read_bytes()).get("revisions", {})) if file.is_file() else {}
 
 
 def code_hashes(files: Iterable[Path]) -> dict[str, str]:

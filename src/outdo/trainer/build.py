@@ -47,7 +47,7 @@ from outdo.rollouts.engines.continued import AnsweredEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
-from outdo.storage.provenance import code_hashes, folder_hash, versions
+from outdo.storage.provenance import code_hashes, folder_hash, saved_revisions, versions
 from outdo.trainer import cost, micro_batch_size
 from outdo.trainer.build_method import (
     adapter_of,
@@ -79,6 +79,7 @@ class Run:
     prompts: Prompts[Prompt]
     held_out: Sequence[Prompt]
     held_out_sets: Mapping[str, str]  # the name of the set of each of them by its id; empty if sets have no names
+    commits: Mapping[str, str]  # of the data sets from the Hub
     engine: Engine
     eval_environment: Environment  # scores the answers to the held-out questions
     sampler: GroupSampler | DynamicSampling
@@ -150,6 +151,7 @@ def build_run(
         prompts=prompts,
         held_out=held_out,
         held_out_sets=questions.sets,
+        commits=questions.commits,
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=sampler,
@@ -209,9 +211,12 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
     return SamplingParams(**(sampling.model_dump() | stop | changes))
 
 
-def held_out_questions(recipe: Recipe) -> dict[str | None, list[Row]]:
-    """Return the questions that a run is evaluated on by the name of their set; None if sets have no names."""
-    questions = load_questions(recipe)
+def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Row]]:
+    """Return the questions that the run in `folder` is evaluated on by the name of their set; None if it has no name.
+
+    Those of a data set of the Hub are of the commit that the run was started with.
+    """
+    questions = load_questions(recipe, saved_revisions(folder))
     found: dict[str | None, list[Row]] = {}
     for question in questions.evaluated(recipe.eval.rows):
         found.setdefault(questions.sets.get(question.id), []).append(question)

@@ -14,6 +14,7 @@ from outdo.distributed.replicas import current
 from outdo.observability.record import parquet
 from outdo.observability.trackers.delivery import Trackers
 from outdo.storage import checkpoint, held_out_answers
+from outdo.storage.provenance import saved_revisions
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
 from outdo.trainer.display import Display
@@ -60,7 +61,7 @@ def _resume(folder: Path, recipe: Recipe, display: Display, trackers: Trackers, 
     with own_folder(folder) as own, RunFolder(own) as run_folder:
         newest = checkpoint.latest(folder / "checkpoints")
         state = checkpoint.load_state(newest.path) if newest else {}
-        questions = load_questions(recipe)
+        questions = load_questions(recipe, saved_revisions(folder))
         saved = state.get("identity") or {"recipe": dump(load(folder / "recipe.toml", []))}
         now = identity_of(recipe, questions)
         changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)

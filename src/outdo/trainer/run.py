@@ -346,7 +346,7 @@ def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) ->
     """Write the recipe and the environment, and append to the history that the run continues after `step`."""
     recipe = run.recipe
     environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
-    environment["revisions"] = _revisions(recipe)
+    environment["revisions"] = _revisions(recipe) | dict(run.commits)
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)
