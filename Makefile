@@ -12,7 +12,7 @@ ALSO     ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
 VLLM     := .venv-vllm
-EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,8bit,int8,adapters,wandb,tensorboard,mlflow,ray,peers
+EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,wasm,8bit,int8,adapters,wandb,tensorboard,mlflow,ray,peers
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .PHONY: quickstart test check test-long mutants bench vllm docs clean

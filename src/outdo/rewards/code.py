@@ -27,6 +27,7 @@ def code(
     memory: int = 512,
     tolerance: float = 0.0,
     sandbox: str | None = None,
+    api_key: str = "",
     unsafe_local: bool = False,
 ) -> bool | float:
     """Return whether the program of a completion passes all tests, or with `partial` the share that it passes.
@@ -43,7 +44,9 @@ def code(
         seconds: of computing, for each run of the program.
         memory: MiB.
         tolerance: how far a printed number may be from the expected one, absolutely or relative to it.
-        sandbox: the name of the sandbox; by default the strongest one that works on this machine.
+        sandbox: the name of the sandbox, or the URL of a service that runs programs; by default the strongest one that
+            works on this machine.
+        api_key: of that service.
         unsafe_local: run programs without a sandbox where none works.
 
     Raises:
@@ -55,7 +58,7 @@ def code(
     if program is None:
         return 0.0 if partial else False
     setting = Setting(
-        sandbox=open_sandbox(sandbox, unsafe_local=unsafe_local),
+        sandbox=open_sandbox(sandbox, api_key=api_key, unsafe_local=unsafe_local),
         limits=Limits(seconds=seconds, memory=memory),
         tolerance=tolerance,
     )
@@ -80,7 +83,11 @@ def open_code_sandbox(options: Mapping[str, Any]) -> Sandbox:
     ]
     if mistakes:
         raise UserError(mistakes)
-    return open_sandbox(options.get("sandbox"), unsafe_local=options.get("unsafe_local", False))
+    if options.get("api_key") and not str(options.get("sandbox", "")).startswith("http"):
+        raise UserError(['the reward code: api_key is that of a service: sandbox = "https://..."'])
+    return open_sandbox(
+        options.get("sandbox"), api_key=options.get("api_key", ""), unsafe_local=options.get("unsafe_local", False)
+    )
 
 
 def _is_natural(value: Any) -> bool:
@@ -92,7 +99,8 @@ _OPTIONS = {
     "seconds": (_is_natural, "a whole number above 0"),
     "memory": (lambda value: _is_natural(value) and value >= 64, "a whole number of MiB, 64 or more"),
     "tolerance": (lambda value: isinstance(value, int | float) and 0 <= value < 1, "a number from 0 to below 1"),
-    "sandbox": (lambda value: isinstance(value, str), "the name of a sandbox"),
+    "sandbox": (lambda value: isinstance(value, str), "the name of a sandbox, or the URL of a service"),
+    "api_key": (lambda value: isinstance(value, str), "a text"),
     "unsafe_local": (lambda value: isinstance(value, bool), "true or false"),
 }
 

@@ -140,7 +140,7 @@ def _load_single(spec: Any, options: Mapping[str, Any], limits: WorkerLimits) ->
     if not isinstance(spec, str):
         return InProcessReward(spec, options=options)
     if spec in BUILTIN:
-        return _load_builtin(spec, options, limits)
+        return _load_builtin(spec, options, limits, secrets)
     if ":" not in spec and not spec.endswith(".py"):
         known = f"{', '.join(BUILTIN)}, or your own as file.py:name or package.module:name"
         raise UserError([f"no reward is called {spec!r}{did_you_mean(spec, list(BUILTIN))}; expected {known}"])
@@ -150,7 +150,7 @@ def _load_single(spec: Any, options: Mapping[str, Any], limits: WorkerLimits) ->
     return WorkerReward(spec, options=options, limits=limits, secrets=secrets)
 
 
-def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -> Reward:
+def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits, secrets: Sequence[str] = ()) -> Reward:
     parameters = signature_of(BUILTIN[name]).required
     required = [parameter for parameter in parameters if parameter not in ARGUMENTS[SignatureKind.plain]]
     if missing := [option for option in required if option not in options]:
@@ -162,7 +162,7 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits) -
     if name in RUN_IN_SANDBOX:
         open_code_sandbox(options)
         limits = replace(limits, timeout=max(limits.timeout, TESTING_SECONDS))
-        return WorkerReward(BUILTIN[name], name, options=options, limits=limits)
+        return WorkerReward(BUILTIN[name], name, options=options, limits=limits, secrets=secrets)
     if name in RUN_IN_WORKER:
         timeout = max(limits.timeout, BUSY_SECONDS)
         limits = replace(limits, timeout=timeout, processor_seconds=PROCESSOR_SECONDS)

@@ -15,6 +15,7 @@ from outdo.rewards.matchers import MATCHERS, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule, right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, reward_input
 from outdo.utils.errors import UserError
+from outdo.utils.secrets import read_secrets
 from outdo.utils.text import one_line
 
 REFERENCES = 500
@@ -116,7 +117,8 @@ def _asks_a_judge(rules: Sequence[Mapping[str, Any]]) -> bool:
 def _sandboxes(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for options in rules:
         if options["name"] == "code":
-            yield f"the reward code runs programs in {open_code_sandbox(options).description}"
+            read, _ = read_secrets(options, "code")
+            yield f"the reward code runs programs in {open_code_sandbox(read).description}"
 
 
 # -------------------------------------------------------------------------------------------------- the first question
