@@ -3,12 +3,20 @@
 A test of one tier alone says so: `@pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)`.
 """
 
+import ctypes
 import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
 
 from outdo.rewards.sandbox import Ending, Sandbox, choose
+from outdo.rewards.sandbox.interpreter import user_of_programs
+
+PR_SET_CHILD_SUBREAPER = 36
 
 TIERS = dict(choose.TIERS)  # a test may replace those of `choose`
 
@@ -27,3 +35,51 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
             pytest.fail(f"{request.param}: {error}")
         reason = str(error)
     pytest.skip(f"no {request.param} on this machine: {reason}")
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Iterator[dict[str, object]]:
+    """What an attack reaches for: a file, sockets, memory, and a process of the user that programs have."""
+    user = user_of_programs()
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    file = tmp_path / "canary"
+    file.write_text("a secret")
+    file.chmod(0o666)
+    if user is not None:
+        os.chown(file, user, -1)
+    path, abstract = str(tmp_path / "socket"), f"\0outdo-{tmp_path}"
+    victim = subprocess.Popen(["sleep", "600"], user=user)
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(0, 4096, 0o1666)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_UNIX) as hidden,
+    ):
+        for listening, address in ((local, path), (hidden, abstract)):
+            listening.bind(address)
+            listening.listen()
+        os.chmod(path, 0o777)
+        yield {
+            "file": str(file),
+            "folder": str(tmp_path),
+            "segment": segment,
+            "victim": victim.pid,
+            "port": server.getsockname()[1],
+            "path": path,
+            "abstract": abstract,
+        }
+    libc.shmctl(segment, 0, None)
+    victim.kill()
+    victim.wait()
+
+
+@pytest.fixture
+def orphans_are_ours() -> Iterator[None]:
+    """Processes whose parent has ended become children of this one, as they would of process 1 of a container."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0)

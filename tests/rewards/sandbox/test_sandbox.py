@@ -1,20 +1,30 @@
 """What is left after a run, what a failure of the sandbox itself is, and which sandbox is chosen."""
 
-import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from outdo.rewards.sandbox import Ending, Limits, Outcome, Sandbox, bubblewrap, choose, open_sandbox, process, run
+from outdo.rewards.sandbox import (
+    Ending,
+    Limits,
+    Outcome,
+    Sandbox,
+    bubblewrap,
+    choose,
+    landlock,
+    open_sandbox,
+    process,
+    run,
+)
 from outdo.rewards.sandbox.local import UnsafeLocal
 from outdo.utils.errors import UserError
 
-PR_SET_CHILD_SUBREAPER = 36
 SHORT = Limits(seconds=1, wall_seconds=5, memory=128)
 PROGRAMS = (
     "print(input())",
@@ -27,15 +37,6 @@ PROGRAMS = (
 
 BUBBLEWRAP = pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)
 """For a test of what this tier alone does."""
-
-
-@pytest.fixture
-def orphans_are_ours() -> Iterator[None]:
-    """Processes whose parent has ended become children of this one, as they would of process 1 of a container."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    yield
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def children(process: int | str = "self") -> list[int]:
@@ -95,11 +96,12 @@ def wait_for_program(bwrap: int) -> None:
 
 
 @BUBBLEWRAP
+@pytest.mark.parametrize("first", ["", "import ctypes; ctypes.CDLL(None).prctl(1, 0)"], ids=["waits", "refuses to"])
 @pytest.mark.usefixtures("orphans_are_ours")
-def test_a_program_ends_with_the_process_that_runs_it(sandbox: Sandbox):
+def test_a_program_ends_with_the_process_that_runs_it(first: str, sandbox: Sandbox):
     runner = os.fork()
     if not runner:
-        sandbox.run("import time\ntime.sleep(30)")
+        sandbox.run(f"{first}\nimport time\ntime.sleep(30)")
         os._exit(0)
     wait_for_program(wait_for_child(runner))
     os.kill(runner, signal.SIGKILL)
@@ -121,10 +123,10 @@ def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sa
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL  # the program ended with its sandbox
 
 
-@BUBBLEWRAP
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"], indirect=True)
 def test_an_interpreter_that_does_not_start_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
-    assert isinstance(sandbox, bubblewrap.Bubblewrap)
-    broken = bubblewrap.Bubblewrap(sandbox.bwrap, "/no/python", sandbox.version, sandbox.visible)
+    assert isinstance(sandbox, bubblewrap.Bubblewrap | landlock.Landlock)
+    broken = replace(sandbox, interpreter=replace(sandbox.interpreter, python="/no/python"))
     outcome = broken.run("print(1)")
     assert outcome.ending is Ending.infrastructure
     assert "No such file" in outcome.stderr
@@ -159,6 +161,7 @@ def test_a_sandbox_that_leaks_is_not_chosen(monkeypatch: pytest.MonkeyPatch):
 
 def test_without_a_sandbox_nothing_runs_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(choose, "TIERS", {"bubblewrap": bubblewrap.bubblewraps})
     open_sandbox.cache_clear()
     with pytest.raises(UserError, match=r"bwrap is not installed.*apt-get install bubblewrap.*unsafe_local = true"):
         run("print(1)")

@@ -50,7 +50,11 @@ class Bubblewrap:
                     *("--ro-bind-data", str(source), _PROGRAM, "--ro-bind-data", str(given), "/dev/stdin"),
                     *("--remount-ro", "/", "--chdir", "/"),
                     *("--seccomp", str(rules), "--json-status-fd", str(status)),
-                    *("--", self.interpreter.python, *interpreter_arguments(_PROGRAM, limits, processes=limits.threads)),
+                    *(
+                        "--",
+                        self.interpreter.python,
+                        *interpreter_arguments(_PROGRAM, limits, processes=limits.threads),
+                    ),
                 ],
                 stdin,
                 limits,

@@ -2,8 +2,8 @@
 
 A program is a single process, which may start threads: it can neither start processes nor leave one behind, and its
 limit of memory is the limit of all. It opens no socket, keeps no memory outside of its address space, changes no file
-and no other process, and reaches no part of the kernel that a Python program does not need. The names of system calls are resolved by libseccomp, for the
-architecture of this machine.
+and no other process, and reaches no part of the kernel that a Python program does not need. The names of system calls
+are resolved by libseccomp, for the architecture of this machine.
 """
 
 import ctypes
