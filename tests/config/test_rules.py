@@ -224,6 +224,15 @@ def test_the_options_of_a_users_own_piece_are_checked_without_running_it(tmp_pat
     ]
 
 
+def test_the_key_of_a_judge_is_its_place():
+    judge = "rewards={name='judge', url='http://127.0.0.1/v1', model='m', rubric='r', api_key=%s}"
+    for place in ("{env='KEY'}", "{file='key'}"):
+        load(None, [*NEEDED, judge % place])
+    for wrong in ("3", "{envv='KEY'}"):
+        with pytest.raises(UserError, match=r"rewards\.judge\.api_key: expected text such as ''"):
+            load(None, [*NEEDED, judge % wrong])
+
+
 def test_the_turns_of_an_environment_are_not_parts_of_one_answer():
     across = ["engine={name='builtin', processes=1, across_updates=true}", "train.max_staleness=2"]
     with pytest.raises(UserError, match="across_updates = true: an environment asks for the turns of an answer one"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same, killed_and_resumed
-from run_cases import metrics, outdo_, write_home
-from stand_in_judge import StandInJudge, shown, stand_in_judge
+from run_cases import metrics, outdo_, steps_done, write_home
+from stand_in_judge import Answer, StandInJudge, shown, stand_in_judge
 
 
 def grade(request: dict[str, object]) -> str:
@@ -21,9 +21,8 @@ def judge() -> Iterator[StandInJudge]:
         yield server
 
 
-def settings_of(judge: StandInJudge) -> tuple[str, ...]:
-    price = "price = {input = 1.0, output = 2.0}"
-    reward = f'{{name = "judge", url = "{judge.url}", model = "m", rubric = "Letters?", scale = 100, {price}}}'
+def settings_of(judge: StandInJudge, options: str = "price = {input = 1.0, output = 2.0}") -> tuple[str, ...]:
+    reward = f'{{name = "judge", url = "{judge.url}", model = "m", rubric = "Letters?", scale = 100, {options}}}'
     return (f"rewards={reward}", "steps=5", "eval.every=5", "eval.samples=0")
 
 
@@ -40,6 +39,48 @@ def test_a_killed_run_asks_nothing_twice(tmp_path: Path, judge: StandInJudge):
     again = sum(count - 1 for count in sent.values())
     # Before a run, which has no folder yet, the judge scores three answers; two kills may lose what was under way.
     assert again <= 3 + 2 * 16
+
+
+def prefer(request: dict[str, object]) -> str:
+    """Prefers more letters; all answers of a group are graded by their letters."""
+    text = str(request["messages"])
+    if "Compare" not in text:
+        count = text.count("</answer ")
+        return "Scores: " + ", ".join(
+            str(sum(map(str.isalnum, shown(request, f"answer {n + 1}")))) for n in range(count)
+        )
+    first, second = (sum(map(str.isalnum, shown(request, f"answer {place}"))) for place in "AB")
+    return f"Better: {'A' if first > second else 'B' if second > first else 'tie'}"
+
+
+@pytest.mark.parametrize("compare", ["pairs", pytest.param("group", marks=pytest.mark.long)])
+def test_a_judge_that_goes_away_ends_the_run_which_then_pays_nothing_twice(
+    compare: str, tmp_path: Path, judge: StandInJudge
+):
+    home, key = write_home(tmp_path), "key-of-the-judge"
+    (home / "key").write_text(key)
+    options = f'compare = "{compare}", api_key = {{file = "key"}}, limits = {{retries = 0, at_once = 4}}'
+    run, paid = home / "run", list[str]()
+
+    def reply(request: dict[str, object]) -> Answer:
+        if steps_done(run) >= 2 and not came_back:
+            return (503, f"no place for {key}")
+        paid.append(json.dumps(request, sort_keys=True))
+        return prefer(request)
+
+    came_back, judge.reply = False, reply
+    said = outdo_(home, "train", "recipe.toml", "run=./run", *settings_of(judge, options), status=1)
+    assert "unavailable" in said
+    assert "HTTP 503: no place for ***" in said
+    assert steps_done(run) == 2
+    came_back = True
+    outdo_(home, "resume", "run")
+    assert steps_done(run) == 5
+    assert not any(line.get("reward_status/unavailable") for line in metrics(run))
+    assert len(paid) == len(set(paid))
+    assert set(judge.keys) == {f"Bearer {key}"}
+    assert judge.most_at_once <= 4
+    assert not [path for path in run.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
 def test_a_check_asks_three_times(tmp_path: Path, judge: StandInJudge):

@@ -1,12 +1,14 @@
 """The rewards of a recipe are tried on every reference answer, in the forms that a model's answer has."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from outdo.config.file import load
 from outdo.data.splits import load_questions
-from outdo.trainer import reward_trials
+from outdo.storage.run_folder import RunFolder
+from outdo.trainer import reward_trials, run
 from outdo.trainer.reward_trials import REFERENCES, try_rewards
 
 FORMAT = "rewards=['exact', {name='format', weight=0.1}]"
@@ -86,3 +88,7 @@ def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path
     assert [(trial.kind, trial.scored.value) for trial in result.trials] == [("empty", 0.0), ("wrong", 0.0)]
     assert result.notes[0] == "an answer is right if code accepts it (the only matcher)"
     assert result.notes[1].startswith("the reward code runs programs in ")
+    folder = RunFolder(tmp_path)
+    run._describe(folder, SimpleNamespace(recipe=recipe), 0, [])  # type: ignore[arg-type]
+    (sandbox,) = json.loads(folder.environment.read_text())["sandboxes"]
+    assert result.notes[1].endswith(sandbox)

@@ -34,6 +34,7 @@ from outdo.config.unknown_settings import listed_hint, other_libraries
 from outdo.rewards.loading import IN_WORKERS, runs_in_worker
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import Signature, signature_of
+from outdo.utils.secrets import SecretPlace, has_secret_name
 
 Rule = Callable[[Recipe], Iterator[str]]
 
@@ -182,13 +183,16 @@ def check_option(key: str, value: Any, name: str, signature: Signature) -> Itera
 
 
 def _check_value(key: str, name: str, value: Any, default: Any) -> Iterator[str]:
-    """Check a value by its default, or by `COEFFICIENTS` if it is a table for a coefficient that follows a target."""
+    """Check a value by its default, or by `COEFFICIENTS` if it is a table for a coefficient that follows a target.
+
+    A secret is written as its place.
+    """
     if name in COEFFICIENTS and isinstance(value, Mapping):
         signature = signature_of(COEFFICIENTS[name])
         for option, inner in value.items():
             yield from check_option(f"{key}.{option}", inner, option, signature)
         yield from (f"{key}.{option}: required" for option in signature.required if option not in value)
-    else:
+    elif not (has_secret_name(name) and SecretPlace.of(value)):
         yield from _check_type(key, value, default)
 
 

@@ -94,7 +94,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
             warnings += _try_references(reward, tried, max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
-    notes = [*([] if rule is None else [_right_note(rule, trials)]), *_sandboxes(rules)]
+    notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(rules))]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
 
 
@@ -114,11 +114,14 @@ def _asks_a_judge(rules: Sequence[Mapping[str, Any]]) -> bool:
     return any(rule["name"] == JUDGE for rule in rules)
 
 
-def _sandboxes(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for options in rules:
-        if options["name"] == "code":
-            read, _ = read_secrets(options, "code")
-            yield f"the reward code runs programs in {open_code_sandbox(read).description}"
+def sandboxes(rules: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what each reward `code` runs programs in, one line each."""
+    code = [read_secrets(options, "code")[0] for options in rules if options["name"] == "code"]
+    return [open_code_sandbox(read).description for read in code]
+
+
+def _sandbox_note(description: str) -> str:
+    return f"the reward code runs programs in {description}"
 
 
 # -------------------------------------------------------------------------------------------------- the first question

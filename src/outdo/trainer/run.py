@@ -32,6 +32,7 @@ from outdo.trainer.held_out import completion, early_end, evaluate_after, evalua
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder, replica_metrics
+from outdo.trainer.reward_trials import sandboxes
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.tracking import tracking
@@ -347,6 +348,7 @@ def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) ->
     recipe = run.recipe
     environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
     environment["revisions"] = _revisions(recipe) | dict(run.commits)
+    environment["sandboxes"] = sandboxes([options for reward, options in recipe.reward_specs if not reward.place])
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)

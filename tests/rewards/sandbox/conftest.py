@@ -50,7 +50,7 @@ def surroundings(tmp_path: Path) -> Iterator[dict[str, object]]:
     if user is not None:
         os.chown(file, user, -1)
     path, abstract = str(tmp_path / "socket"), f"\0outdo-{tmp_path}"
-    victim = subprocess.Popen(["sleep", "600"], user=user)
+    victim = subprocess.Popen(["sleep", "600"], user=user, group=user)
     libc = ctypes.CDLL(None)
     segment = libc.shmget(0, 4096, 0o1666)
     with (
