@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -45,6 +46,10 @@ class StandIn(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: StandIn
 
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers.get("Authorization"))
+        self.send_error(404)
+
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append({"path": self.path, **request})
@@ -60,16 +65,22 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
-    open_sandbox.cache_clear()
+@contextmanager
+def serving() -> Iterator[StandIn]:
     with StandIn() as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
+    open_sandbox.cache_clear()
+    with serving() as server:
+        yield server
 
 
 def test_a_program_and_its_input_are_sent_with_the_limits(service: StandIn):
@@ -180,8 +191,8 @@ def test_the_key_is_sent_and_written_nowhere(service: StandIn, monkeypatch: pyte
 
 
 def test_the_key_goes_to_no_other_host(service: StandIn):
-    with StandIn() as other:
-        service.replies = [(307, b"", {"Location": f"{other.url}/run_code"})]
+    with serving() as other:
+        service.replies = [(302, b"", {"Location": f"{other.url}/run_code"})]
         assert Remote(service.url, "a-secret-key").run("print(1)").ending is Ending.infrastructure
         assert other.keys == []
 

@@ -27,7 +27,7 @@ _ESCAPED = 6
 """Bytes that a printed byte has at most in JSON."""
 _SURROUNDINGS = 1 << 16
 _LAST_LINE = 200
-_KILLED = (-9, 128 + 9)
+_KILLED = 128 + 9
 
 
 class _RetryLaterError(Exception):
@@ -138,18 +138,20 @@ def _outcome(reply: Mapping[str, Any] | None, limits: Limits) -> Outcome:
     stdout, stderr = (str(ran.get(name) or "").encode(errors="replace") for name in ("stdout", "stderr"))
     status = ran.get("return_code")
     if ran.get("status") == "TimeLimitExceeded":
-        ending = Ending.timeout
+        ending, status = Ending.timeout, None
     elif not isinstance(status, int):
         raise _RetryLaterError(f"it failed: a run without a status: {one_line(str(ran))[:200]}")
-    elif max(len(stdout), len(stderr)) > limits.output or status in _KILLED:
-        ending = Ending.resource
     else:
-        ending = Ending.resource if status and b"MemoryError" in stderr[-_LAST_LINE:] else Ending.exited
+        ending = Ending.exited
+        status = status if status >= 0 else 128 - status
+        crowded = status == _KILLED or (status != 0 and b"MemoryError" in stderr[-_LAST_LINE:])
+        if crowded or max(len(stdout), len(stderr)) > limits.output:
+            ending, status = Ending.resource, None
     return Outcome(
         ending=ending,
         stdout=stdout[: limits.output].decode(errors="replace"),
         stderr=stderr[: limits.output].decode(errors="replace"),
-        exit_status=(status if status >= 0 else 128 - status) if ending is Ending.exited else None,
+        exit_status=status,
         seconds=float(ran.get("execution_time") or 0.0),
     )
 

@@ -19,7 +19,7 @@ from wasmtime.component import Component, Linker, Record
 from outdo.rewards.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome
 from outdo.rewards.sandbox.wasm_build import STACK, engine, interpreter
 
-FUEL_PER_SECOND = 10**9
+FUEL_PER_SECOND = 5 * 10**9
 """Instructions that count as one second of computing: what wasmtime executes in about one second."""
 
 INTERPRETER_MEMORY = 128
@@ -28,7 +28,7 @@ INTERPRETER_MEMORY = 128
 _STARTED_AT = 1_767_225_600
 """The time at which each program begins: the first second of 2026, in UTC."""
 
-_HOST_CALL = 100_000
+_HOST_CALL = 250_000
 """Instructions that a call of a clock counts as: it leaves the sandbox, which takes longer than it computes."""
 
 _ABORTED = 128 + 6
