@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from outdo.config.file import RecipeError, dump, load
+from outdo.data.batches import in_batches
 from outdo.data.files import read_rows
+from outdo.data.splits import load_questions
 from outdo.rewards.loading import load_reward
 from outdo.rewards.types import RewardInput, Status
+from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
 STAND_IN = '''
+from dataclasses import dataclass
+
+
 class Sums:
     """Sums of two numbers below `most`. An answer that is a number, but the wrong one, scores 0.25."""
 
@@ -45,6 +52,36 @@ DATASETS = {"sums": Sums, "tuples": Tuples}
 def create_dataset(name, seed=None, size=500, most=10):
     assert most > 1, "most must be above 1"
     return DATASETS[name](seed, size, most)
+
+
+class Attribute:
+    def __init__(self, levels):
+        self.levels = levels
+
+
+@dataclass
+class Config:
+    seed: int = 9
+    size: int = 9
+    most: int = 0
+
+
+class Curriculum:
+    attributes = {"most": Attribute([3, 5, 9]), "other": Attribute([0])}
+
+    def set_global_level(self, level):
+        self.level = level
+
+    def generate_configuration(self, defaults):
+        return Config(most=self.attributes["most"].levels[self.level])
+
+
+def has_curriculum(name):
+    return name == "sums"
+
+
+def create_curriculum(name):
+    return Curriculum()
 
 
 def get_score_answer_fn(name):
@@ -98,6 +135,9 @@ def test_a_text_generates_the_same_questions_each_time() -> None:
         ("reasoning-gym:sums?most=1", "reasoning-gym refuses it: most must be above 1"),
         ("reasoning-gym:sums?least=1", "reasoning-gym refuses it: create_dataset() got an unexpected keyword"),
         ("reasoning-gym:tuples", "JSON changes the entries of this task"),
+        ("reasoning-gym:sums?level=3", "expected a level of sums from 0 to 2, found 3"),
+        ("reasoning-gym:sums?level=easy", "expected a level of sums from 0 to 2, found 'easy'"),
+        ("reasoning-gym:tuples?level=0", "reasoning-gym has no curriculum for the task 'tuples'"),
     ],
 )
 def test_a_task_that_cannot_be_generated_is_one_sentence(path: str, sentence: str) -> None:
@@ -106,6 +146,82 @@ def test_a_task_that_cannot_be_generated_is_one_sentence(path: str, sentence: st
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(path)
     assert sentence in caught.value.problems[0]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_level_has_the_settings_of_the_curriculum_unless_others_are_given() -> None:
+    def questions(path: str) -> list[str]:
+        return [row["question"] for row in read_rows(path).values.values()]
+
+    assert questions("reasoning-gym:sums?seed=3&size=4&level=1") == questions("reasoning-gym:sums?seed=3&size=4&most=5")
+    assert questions("reasoning-gym:sums?level=0") == questions("reasoning-gym:sums?most=3")
+    assert questions("reasoning-gym:sums?level=0&most=9") == questions("reasoning-gym:sums?most=9")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_curriculum_has_the_questions_of_all_levels_and_takes_those_of_one(written) -> None:
+    other = written([{"question": f"o{n}", "answer": "1"} for n in range(2)])
+    listed = (
+        f"[{{path='reasoning-gym:sums?size=4', weight=1, curriculum={{levels=[0, 2]}}}}, {{path='{other}', weight=1}}]"
+    )
+    recipe = load(None, ["model=m", "rewards=reasoning_gym", f"data.path={listed}"])
+    questions = load_questions(recipe)
+    assert [each.id for each in questions.train] == [
+        *(f"1:level {level}:{n}" for level in (0, 2) for n in range(1, 5)),
+        *("2:1", "2:2"),
+    ]
+    assert set(questions.fingerprints) == {"data.path[1] level 0", "data.path[1] level 2", "data.path[2]"}
+    prompts = [Prompt(id=each.id, text="", token_ids=(5,)) for each in questions.train]
+    batches = in_batches(prompts, questions, per_step=4, seed=0, shuffle=True)
+    taken = batches.take(16)
+    assert len(taken) == 2 * sum(each.id.startswith("1:level 0:") for each in taken)
+    assert batches.metrics(taken) == {"data/level/1": 0.0}
+    with pytest.raises(UserError, match="no question of level 2 is left to train on"):
+        in_batches([each for each in prompts if "level 2" not in each.id], questions, per_step=4, seed=0, shuffle=True)
+    alone = load(
+        None, ["model=m", "rewards=reasoning_gym", "data.path={path='reasoning-gym:sums?size=2', curriculum=true}"]
+    )
+    assert {each.level for each in load_questions(alone).train} == {0, 1, 2}
+    missing = load(
+        None, ["model=m", "rewards=reasoning_gym", "data.path={path='reasoning-gym:sums', curriculum={levels=[0, 3]}}"]
+    )
+    with pytest.raises(UserError, match=r"data\.path: curriculum\.levels: expected levels from 0 to 2, found 3"):
+        load_questions(missing)
+
+
+def test_a_recipe_with_a_curriculum_is_written_and_read_back(tmp_path: Path) -> None:
+    for curriculum in ("true", "{threshold = 0.9, window = 10, levels = [0, 1]}"):
+        path = f'data.path={{path = "reasoning-gym:sums", curriculum = {curriculum}}}'
+        recipe = load(None, ["model=m", "rewards=reasoning_gym", path])
+        (tmp_path / "recipe.toml").write_text(dump(recipe))
+        assert load(tmp_path / "recipe.toml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("{path='a.jsonl', curriculum=true}", "only a task of reasoning-gym has a curriculum"),
+        ("{path='reasoning-gym:sums?level=2', curriculum=true}", "the curriculum sets the level"),
+        (
+            "{path='reasoning-gym:sums', curriculum=3}",
+            "expected true, or a table such as {threshold = 0.8, window = 64}",
+        ),
+        ("{path='reasoning-gym:sums', curriculum={window=0}}", "curriculum.window: expected 1 or more, found 0"),
+        ("[{path='reasoning-gym:sums', curriculum=true}, 'a.jsonl']", "needs a weight for each of them"),
+    ],
+)
+def test_a_curriculum_that_cannot_work_is_refused_in_one_sentence(path: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(None, ["model=m", "rewards=reasoning_gym", f"data.path={path}"])
+    assert sentence in str(caught.value)
+
+
+def test_a_curriculum_needs_a_reward_that_tells_what_is_right() -> None:
+    path = "data.path={path='reasoning-gym:sums', curriculum=true}"
+    for told in (["rewards=reasoning_gym"], ["rewards=exact"], ["rewards=format", "eval.right=format"]):
+        load(None, ["model=m", path, *told])
+    with pytest.raises(RecipeError, match="counts right answers, and right is not defined; use rewards ="):
+        load(None, ["model=m", path, "rewards=format"])
 
 
 def test_without_the_package_data_and_reward_say_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
+from outdo.data.curriculum import Curriculum
 from outdo.data.prompts import Mixture, Prompts
 from outdo.loop import train
 from outdo.models.bundle import Models
@@ -337,3 +338,41 @@ def test_a_mixture_goes_on_with_the_shares_that_it_had():
     closed(ahead)
     closed(resumed)
     assert asked[:10] == list(mixture().take(10))
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_curriculum_has_the_levels_that_it_had_and_goes_on_with_them(lag: int):
+    def levels() -> Curriculum:
+        of_levels = {level: QUESTIONS[16 * level : 16 * level + 16] for level in range(4)}
+        return Curriculum(of_levels, window=3, threshold=0.6, per_step=2)
+
+    def begun() -> AheadSampler:
+        questions = levels()
+
+        def sample(policy, asked, *, step):
+            groups = [
+                Group(prompt=prompt, rollouts=(rollout(policy.version, right=int(prompt.id) % 3 > 0),))
+                for prompt in asked
+            ]
+            questions.observe(groups)
+            return groups
+
+        return sampling_ahead(sample, lag=lag, questions=questions)
+
+    def trained_on(ahead: AheadSampler, steps: range) -> list[tuple[list[str], float]]:
+        found = []
+        for step, questions in zip(steps, ahead, strict=False):
+            metrics = ahead(ahead.policy, questions, step=step).metrics
+            found.append(([prompt.id for prompt in questions], metrics["data/level"]))
+        return found
+
+    straight, first, resumed = begun(), begun(), begun()
+    expected = trained_on(straight, range(1, LAST + 1))
+    assert trained_on(first, range(1, 4)) == expected[:3]
+    first.wait()
+    resumed.load_state(saved_and_loaded(first.state(after=3)))
+    assert trained_on(resumed, range(4, LAST + 1)) == expected[3:]
+    assert expected[0][1] == 0
+    assert expected[-1][1] > 1
+    for ahead in (straight, first, resumed):
+        closed(ahead)

@@ -112,7 +112,9 @@ def test_the_agents_of_two_replicas_have_the_tokens_of_one_process(office: Path)
     outdo_(office, "train", "recipe.toml", "run=./alone", *SETTINGS, "workers=1")
     for step in range(1, 7):
         assert tokens(office / "alone", step) == tokens(both, step)
-    assert [line["agents/calls"] for line in metrics(both)] == [line["agents/calls"] for line in metrics(office / "alone")]
+    assert [line["agents/calls"] for line in metrics(both)] == [
+        line["agents/calls"] for line in metrics(office / "alone")
+    ]
 
 
 def test_an_agent_needs_a_chat_template(office: Path) -> None:

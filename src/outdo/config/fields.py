@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+
+from outdo.config.names import REASONING_GYM
 
 
 def _plain_path(text: str) -> str:
@@ -137,14 +139,37 @@ class Shard(Section):
         return self.on
 
 
+class Curriculum(Section):
+    """The levels of a task of reasoning-gym, one after the other: `true`, or `{threshold = 0.9, window = 100}`."""
+
+    SHORT_FORM = ("threshold", "window", "levels")
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of right answers that ends a level
+    window: Count = 64  # questions of the level over which it is counted
+    levels: Annotated[tuple[CountOrZero, ...], Field(strict=False, min_length=2)] | None = None  # None: all
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        if value is not True and not isinstance(value, Mapping | Curriculum):
+            raise ValueError("expected true, or a table such as {threshold = 0.8, window = 64}")
+        return {} if value is True else value
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        levels = {} if self.levels is None else {"levels": list(self.levels)}
+        return {"threshold": self.threshold, "window": self.window, **levels}
+
+
 class Source(Section):
     """A file or data set to train on, `"train.jsonl"` or `{path = "train.jsonl", weight = 0.7, streaming = true}`."""
 
-    SHORT_FORM = ("path", "streaming")
+    SHORT_FORM = ("path", "streaming", "curriculum")
 
     path: PathText
     weight: Positive | None = None
     streaming: bool = False  # its questions stay on disk
+    curriculum: Curriculum | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -155,9 +180,22 @@ class Source(Section):
 
     @model_serializer
     def _to_recipe(self) -> Any:
-        options = {} if self.weight is None else {"weight": self.weight}
-        options |= {"streaming": True} if self.streaming else {}
+        given = {
+            "weight": self.weight,
+            "streaming": self.streaming or None,
+            "curriculum": self.curriculum and self.curriculum.model_dump(),
+        }
+        options = {name: value for name, value in given.items() if value is not None}
         return {"path": self.path, **options} if options else self.path
+
+    @model_validator(mode="after")
+    def _has_levels(self) -> Self:
+        task, _, settings = self.path.partition("?")
+        if self.curriculum is not None and not task.startswith(REASONING_GYM):
+            raise ValueError(f'only a task of reasoning-gym has a curriculum, such as "{REASONING_GYM}chain_sum"')
+        if self.curriculum is not None and any(each.startswith("level=") for each in settings.split("&")):
+            raise ValueError("the curriculum sets the level: leave `level` out of the path")
+        return self
 
 
 class HeldOut(Section):
@@ -255,6 +293,8 @@ def _only_one(values: Sequence[Any], serialise: SerializerFunctionWrapHandler) -
 def _all_weighted_or_none(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     if len({source.weight is None for source in sources}) > 1:
         raise ValueError("expected a weight for each file, or for none")
+    if len(sources) > 1 and any(source.curriculum for source in sources) and sources[0].weight is None:
+        raise ValueError("a curriculum beside other files needs a weight for each of them")
     return sources
 
 
@@ -267,6 +307,7 @@ SOURCE = [
             "path": {"type": "string"},
             "weight": {"type": "number"},
             "streaming": {"type": "boolean"},
+            "curriculum": {"anyOf": [{"const": True}, {"type": "object"}]},
         },
         "required": ["path"],
     },

@@ -223,6 +223,9 @@ ULYSSES = "ulysses"
 ATTENTIONS = ("auto", "shared", "padded", "flash_attention_2", "flex_attention", ULYSSES)
 """The ways to compute attention, and the kernels of the shared way."""
 
+REASONING_GYM = "reasoning-gym:"
+"""How the name of a task of reasoning-gym begins, as data."""
+
 ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 

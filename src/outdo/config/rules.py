@@ -18,6 +18,7 @@ from outdo.config.names import OBJECTIVES, REWARD_MODEL
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.config.trackers import check_trackers
+from outdo.rewards.right import right_rule
 from outdo.utils.secrets import find_secrets
 
 _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
@@ -85,6 +86,8 @@ def _streamed_questions(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if not any(source.streaming for source in data.path):
         return
+    if any(source.curriculum for source in data.path):
+        yield "data.path: curriculum, not with streaming; the questions of a curriculum are in memory"
     if data.eval_rows:
         yield f"data.eval_rows = {data.eval_rows}: not with streaming; name the held-out questions by data.eval_path"
     if data.select is not None:
@@ -156,6 +159,12 @@ def _secrets(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _curriculum_without_a_verdict(recipe: Recipe) -> Iterator[str]:
+    has_levels = any(source.curriculum for source in recipe.data.path)
+    if has_levels and recipe.eval.right is None and right_rule([each.name for each in recipe.rewards]).reward is None:
+        yield 'data.path: a curriculum counts right answers, and right is not defined; use rewards = "reasoning_gym"'
+
+
 REFUSALS: dict[Rule, tuple[str, ...]] = {
     **method_rules.REFUSALS,
     check_adapter: ("train.adapter",),
@@ -173,6 +182,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     _answers_across_updates: ("train.max_staleness", "engine", "environment"),
     check_trackers: ("track",),
+    _curriculum_without_a_verdict: ("data.path", "rewards", "eval.right"),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),
 }

@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from outdo.config.names import REASONING_GYM
 from outdo.data.hub import Records, folder_data_set, hub_data_set, records
-from outdo.data.reasoning_gym import PREFIX, generated_rows
+from outdo.data.reasoning_gym import generated_rows
 from outdo.utils.errors import UserError, did_you_mean
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
@@ -104,7 +105,7 @@ def read_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] 
 
 def records_of(path: str, pinned: Mapping[str, str] | None = None) -> Records | None:
     """Return the records of a task of reasoning-gym, of a folder or of the Hub; None if `path` has to be a file."""
-    if path.startswith(PREFIX):
+    if path.startswith(REASONING_GYM):
         return Records(generated_rows(path))
     if path.endswith(LOCAL_SUFFIXES) or Path(path).is_file():
         return None

@@ -13,7 +13,7 @@ from outdo.data.files import shorten
 from outdo.data.questions import Question
 from outdo.data.streaming import Joined, Lazy, StreamedQuestions
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.types import Prompt
+from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
 
@@ -174,6 +174,13 @@ class Prompts(Generic[Item]):
         """Continue from a saved position."""
         self.position = state["position"]
 
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Do nothing with the answers to some prompts: what is taken next does not depend on them."""
+
+    def metrics(self, questions: Sequence[Item]) -> dict[str, float]:
+        """Return metrics of the questions of a step: none."""
+        return {}
+
     def _order(self, epoch: int) -> Sequence[int] | NDArray[numpy.intp]:
         if not self.shuffle:
             return range(len(self.prompts))
@@ -191,18 +198,21 @@ class Mixture(Prompts[Item]):
 
     def __init__(
         self,
-        sources: Sequence[Sequence[Item]],
+        sources: Sequence[Sequence[Item] | Prompts[Item]],
         weights: Sequence[float],
         *,
         per_step: int,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        super().__init__(Joined(sources), per_step=per_step, seed=seed, shuffle=shuffle)
         self.sources = [
-            Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(place))
+            source
+            if isinstance(source, Prompts)
+            else Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(place))
             for place, source in enumerate(sources)
         ]
+        everything = Joined([source.prompts for source in self.sources])
+        super().__init__(everything, per_step=per_step, seed=seed, shuffle=shuffle)
         self.shares = [weight / sum(weights) for weight in weights]
 
     def take(self, count: int) -> list[Item]:
@@ -212,12 +222,28 @@ class Mixture(Prompts[Item]):
         own = [iter(source.take(chosen.count(place))) for place, source in enumerate(self.sources)]
         return [next(own[place]) for place in chosen]
 
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Tell all sources the answers to some prompts."""
+        for source in self.sources:
+            source.observe(groups)
+
+    def metrics(self, questions: Sequence[Item]) -> dict[str, float]:
+        """Return the metrics of all sources."""
+        return {name: value for source in self.sources for name, value in source.metrics(questions).items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of prompts that have been taken, and the states of sources that have more than that."""
+        states = {str(place): source.state() for place, source in enumerate(self.sources)}
+        more = {place: state for place, state in states.items() if state.keys() > {"position"}}
+        return {**super().state(), **({"sources": more} if more else {})}
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position, which determines the positions in all sources."""
         super().load_state(state)
         chosen = self._choose(0, [0] * len(self.sources), self.position)
+        more = state.get("sources", {})
         for place, source in enumerate(self.sources):
-            source.position = chosen.count(place)
+            source.load_state(more.get(str(place), {"position": chosen.count(place)}))
 
     def _choose(self, position: int, taken: Sequence[int], count: int) -> list[int]:
         """Return the sources of `count` prompts after the first `position`, of which each source has given `taken`."""
@@ -228,28 +254,3 @@ class Mixture(Prompts[Item]):
             given[place] += 1
             chosen.append(place)
         return chosen
-
-
-def in_batches(
-    prompts: Sequence[Prompt],
-    questions: Sequence[Question],
-    weights: Sequence[float],
-    *,
-    per_step: int,
-    seed: int,
-    shuffle: bool,
-) -> Prompts[Prompt]:
-    """Return the batches of the prompts of `questions`: mixed, if their sources have weights.
-
-    Raises `UserError` if no prompt of a source is left.
-    """
-    if not weights:
-        return Prompts(prompts, per_step=per_step, seed=seed, shuffle=shuffle)
-    if isinstance(prompts, Joined):
-        sources = prompts.parts
-    else:
-        source_of = {question.id: question.source for question in questions}
-        sources = [[prompt for prompt in prompts if source_of[prompt.id] == place] for place in range(len(weights))]
-    if empty := [place + 1 for place, source in enumerate(sources) if not source]:
-        raise UserError([f"data.path[{place}]: no question of this file is left to train on" for place in empty])
-    return Mixture(sources, weights, per_step=per_step, seed=seed, shuffle=shuffle)

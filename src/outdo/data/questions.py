@@ -42,6 +42,7 @@ class Question:
     columns: Mapping[str, Any]  # the whole row, for the reward
     tools: tuple[Mapping[str, Any], ...] = ()  # schemas, which the chat template writes into the prompt
     source: int = 0  # which of several files it is from
+    level: int | None = None  # of the curriculum of this file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,35 +1,36 @@
 """Questions that reasoning-gym generates: `reasoning-gym:chain_sum?seed=3&size=5000&min_terms=2`.
 
-The part after `?` is optional. `seed` and `size` are 0 and 1,000 by default, and all other names are settings of the
-task, with JSON values. The same text always generates the same questions.
+The part after `?` is optional. `seed` and `size` are 0 and 1,000 by default, `level` is a level of the task's
+curriculum, and all other names are settings of the task, with JSON values. The same text always generates the same
+questions.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
+from outdo.config.names import REASONING_GYM
 from outdo.utils.errors import UserError, did_you_mean
 
-PREFIX = "reasoning-gym:"
 SIZE = 1000
 
 
 def generated_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yield rows with the columns `question`, `answer` and `entry`, the JSON text from which answers are scored.
 
-    Raises `UserError` if reasoning-gym is not installed, has no such task, or refuses a setting.
+    Raises `UserError` if reasoning-gym is not installed, has no such task or level, or refuses a setting.
     """
-    try:
-        factory = import_module("reasoning_gym.factory")
-    except ImportError:
-        raise UserError([f'{path}: needs the package reasoning-gym: pip install "outdo[gym]"']) from None
-    task, _, query = path.removeprefix(PREFIX).partition("?")
-    if task not in factory.DATASETS:
-        raise UserError([f"{path}: reasoning-gym has no task {task!r}{did_you_mean(task, list(factory.DATASETS))}"])
+    factory, task, query = _task(path)
     settings = {"seed": 0, "size": SIZE} | dict(_settings(path, query))
+    level = settings.pop("level", None)
+    if level is not None and level not in (known := levels(path)):
+        raise UserError([f"{path}: expected a level of {task} from 0 to {known[-1]}, found {level!r}"])
     try:
+        settings = settings if level is None else _at_level(factory.create_curriculum(task), level, settings)
         data_set = factory.create_dataset(task, **settings)
         entries = (data_set[number] for number in range(data_set.size))
         first = data_set[0]
@@ -42,6 +43,36 @@ def generated_rows(path: str) -> Iterator[dict[str, Any]]:
     return (
         {"question": entry["question"], "answer": entry["answer"] or "", "entry": _text(entry)} for entry in entries
     )
+
+
+def levels(path: str) -> range:
+    """Return the levels of the curriculum of a task: as many as the attribute with the most of them has.
+
+    Raises `UserError` if reasoning-gym is not installed, has no such task, or no curriculum for it.
+    """
+    factory, task, _ = _task(path)
+    if not factory.has_curriculum(task):
+        raise UserError([f"{path}: reasoning-gym has no curriculum for the task {task!r}"])
+    return range(max(len(attribute.levels) for attribute in factory.create_curriculum(task).attributes.values()))
+
+
+def _at_level(curriculum: Any, level: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a level, in place of which those that are given count."""
+    curriculum.set_global_level(level)
+    config = curriculum.generate_configuration({})
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.init} | dict(settings)
+
+
+def _task(path: str) -> tuple[ModuleType, str, str]:
+    """Return the module with the tasks, the name of the task, and the text of its settings."""
+    try:
+        factory = import_module("reasoning_gym.factory")
+    except ImportError:
+        raise UserError([f'{path}: needs the package reasoning-gym: pip install "outdo[gym]"']) from None
+    task, _, query = path.removeprefix(REASONING_GYM).partition("?")
+    if task not in factory.DATASETS:
+        raise UserError([f"{path}: reasoning-gym has no task {task!r}{did_you_mean(task, list(factory.DATASETS))}"])
+    return factory, task, query
 
 
 def _settings(path: str, query: str) -> Iterator[tuple[str, Any]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from outdo.config.fields import Source, by_set
+from outdo.config.fields import Curriculum, Source, by_set
 from outdo.config.recipe import Data, Recipe, Selection
-from outdo.data import pass_rates
+from outdo.data import pass_rates, reasoning_gym
 from outdo.data.files import Rows, read_rows
 from outdo.data.formats import Message
 from outdo.data.pass_rates import PassRate
@@ -31,6 +31,7 @@ class Questions:
     weights: tuple[float, ...] = ()  # of the sources of the training questions; () where they are only appended
     commits: Mapping[str, str] = field(default_factory=dict)  # of data sets of the Hub, by the name of the repository
     sets: Mapping[str, str] = field(default_factory=dict)  # of held-out questions by their id, where sets have names
+    curricula: Mapping[int, Curriculum] = field(default_factory=dict)  # of sources, by their place
 
     def evaluated(self, rows: int) -> list[Question]:
         """Return the held-out questions that a run evaluates: the first `rows`, or so many of each set with a name."""
@@ -75,6 +76,7 @@ def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Q
         weights=weights,
         commits=found.commits,
         sets=_sets(data, held_out),
+        curricula={place: each.curriculum for place, each in enumerate(data.path) if each.curriculum is not None},
     )
 
 
@@ -94,7 +96,7 @@ def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: li
     matchers = matchers_in([reward.name for reward in recipe.rewards])
     parts: dict[str, list[Sequence[Question]]] = {"data.path": [], "data.eval_path": []}
     found = _Sources({})
-    for file in _files(data):
+    for file in _files(data, mistakes):
         with _collect_mistakes(mistakes, file.name):
             read = _stream if file.streaming else _read
             questions, rows, notes = read(data, file, pinned, matchers)
@@ -114,7 +116,7 @@ def _read(
     rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None, pinned=pinned)
     columns = _columns(data, rows, matchers)
     questions = [
-        replace(question, id=f"{file.prefix}{question.id}", source=file.source)
+        replace(question, id=f"{file.prefix}{question.id}", source=file.source, level=file.level)
         for question in to_questions(rows, columns, matchers=matchers)
     ]
     with_tools = sum(bool(question.tools) for question in questions)
@@ -155,17 +157,18 @@ class _File:
     prefix: str  # of the ids of its questions, so that they are unique among all files of the key: `2:7`, `gsm8k:7`
     source: int  # its place among the files of the key, or of its set
     streaming: bool
+    level: int | None = None  # of a curriculum
 
 
-def _files(data: Data) -> Iterator[_File]:
-    """Yield the files of the training questions, and those of the held-out questions."""
+def _files(data: Data, mistakes: list[str]) -> Iterator[_File]:
+    """Yield the files of the training questions, each level of a curriculum as one, and those of the held-out ones."""
     keys = [("data.path", None, [source.path for source in data.path])]
     streaming = [source.streaming for source in data.path]
     keys += [("data.eval_path", name, paths) for name, paths in by_set(data.eval_path or ()).items()]
     for key, of_set, paths in keys:
         for place, path in enumerate(paths):
             number = f"{place + 1}" if len(paths) > 1 else ""
-            yield _File(
+            file = _File(
                 key=key,
                 name=key + (f".{of_set}" if of_set else "") + (f"[{number}]" if number else ""),
                 path=path,
@@ -173,6 +176,29 @@ def _files(data: Data) -> Iterator[_File]:
                 source=place,
                 streaming=key == "data.path" and streaming[place],
             )
+            curriculum = data.path[place].curriculum if key == "data.path" else None
+            with _collect_mistakes(mistakes, file.name):
+                yield from _levels(file, curriculum)
+
+
+def _levels(file: _File, curriculum: Curriculum | None) -> list[_File]:
+    """Return the levels of a curriculum as files. Raises `UserError` if the task does not have one of them."""
+    if curriculum is None:
+        return [file]
+    known = reasoning_gym.levels(file.path)
+    if unknown := [level for level in curriculum.levels or () if level not in known]:
+        raise UserError([f"curriculum.levels: expected levels from 0 to {known[-1]}, found {unknown[0]}"])
+    sign = "&" if "?" in file.path else "?"
+    return [
+        replace(
+            file,
+            name=f"{file.name} level {level}",
+            path=f"{file.path}{sign}level={level}",
+            prefix=f"{file.prefix}level {level}:",
+            level=level,
+        )
+        for level in curriculum.levels or known
+    ]
 
 
 def _sets(data: Data, held_out: Sequence[Question]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 The first of these that applies:
 
 1. the reward that `eval.right` names: an answer is right if that reward returned True, or a number of 1 or more;
-2. the only matcher among the rewards (`MATCHERS`), if there is exactly one: also right from 1 on;
+2. the only matcher among the rewards (`MATCHERS`, `BY_TASK`), if there is exactly one: also right from 1 on;
 3. the only reward beside `NO_VERDICT`, if it returns True or False: a number is no verdict.
 
 Otherwise right is not defined. The weights of the rewards play no part.
@@ -18,6 +18,9 @@ from outdo.utils.outcome import RIGHT
 
 MATCHERS = frozenset({"exact", "last_number", "math", "multiple_choice", "code"})
 """The built-in rewards that compare an answer with the reference, or test it by the reference."""
+
+BY_TASK = frozenset({"reasoning_gym"})
+"""The built-in rewards that compare an answer with the reference by rules of its task: 1 is the full score."""
 
 NO_VERDICT = frozenset({"format", "overlong", "judge", "reward_model"})
 """The built-in rewards that do not tell whether an answer is right."""
@@ -51,7 +54,7 @@ def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
             hint = did_you_mean(chosen, names)
             raise UserError([f"no reward is called {chosen!r}{hint}; expected {' or '.join(names)}"])
         return RightRule(chosen, f"an answer is right if {chosen} is 1 or more (eval.right)", by_value=True)
-    matchers = [name for name in names if name in MATCHERS]
+    matchers = [name for name in names if name in MATCHERS | BY_TASK]
     if len(matchers) == 1:
         reason = f"an answer is right if {matchers[0]} accepts it (the only matcher)"
         return RightRule(matchers[0], reason, by_value=True)  # a share of passed tests is no verdict below 1

@@ -49,15 +49,23 @@ class Questions(Protocol):
         """Return all questions by their id."""
         ...
 
+    def metrics(self, questions: Sequence[Prompt]) -> Mapping[str, float]:
+        """Return metrics of the questions of a step."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the position, and what else decides which questions are taken next."""
+        ...
+
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved position."""
+        """Continue from a saved state."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
     sampled: Sampled
-    position: int  # in the data, after all questions that were taken up to this batch
+    data: Mapping[str, Any]  # the state of the questions, after all that were taken up to this batch
     asked: int  # questions, with those that dynamic sampling has taken besides
     seconds: float | None = None  # of sampling and scoring; None if they were read from a checkpoint
 
@@ -116,7 +124,7 @@ class AheadSampler:
         self._step = 0  # the newest that `train` has got
         self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it
         self._versions: dict[int, int] = {}  # of the policy, after each of the last steps
-        self._position = questions.position  # in the data, after the batches that are no longer kept
+        self._data: Mapping[str, Any] = questions.state()  # after the batches that are no longer kept
         self._counts: Counter[str] = Counter()  # of the questions of these batches
         self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="outdo sampling", daemon=True)
@@ -240,7 +248,7 @@ class AheadSampler:
         for step in [step for step in self._batches if step < before]:
             batch = self._batches.pop(step)
             self._counts += _counts(batch)
-            self._position = batch.answers.result().position
+            self._data = batch.answers.result().data
         self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
 
     def _sample(self, batch: _Batch) -> _Answers:
@@ -251,9 +259,10 @@ class AheadSampler:
             before = self.questions.position
             sampled = Sampled.of(self.sampler(batch.policy, questions, step=batch.step))
             seconds = perf_counter() - started
-        position = self.questions.position
-        asked = len(questions) + position - before
-        answers = _Answers(sampled=sampled, position=position, asked=asked, seconds=seconds)
+        asked = len(questions) + self.questions.position - before
+        more = self.questions.metrics([group.prompt for group in sampled.groups])
+        sampled = replace(sampled, metrics={**sampled.metrics, **more})
+        answers = _Answers(sampled=sampled, data=self.questions.state(), asked=asked, seconds=seconds)
         batch.answers.set_result(answers)
         batch.policy = None
         return answers
@@ -263,9 +272,9 @@ class AheadSampler:
     def state(self, *, after: int) -> dict[str, Any]:
         """Return what a checkpoint of step `after` holds: the newest finished step, or the one before it.
 
-        These are the answers for later steps, the weights for those that are not sampled yet, the position in the data
-        and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas with parts of
-        the trained weights, which write a checkpoint together, have to call it together.
+        These are the answers for later steps, the weights for those that are not sampled yet, the state of the
+        questions and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas with
+        parts of the trained weights, which write a checkpoint together, have to call it together.
         """
         if self.on_first is not None and self.policy.optimiser.is_sharded:
             return self.on_first.call(lambda: self._state(after))
@@ -281,7 +290,7 @@ class AheadSampler:
             "step": after,
             "lag": self.lag,
             "ahead": self.ahead,
-            "position": self._finished(after)[0],
+            "data": self._finished(after)[0],
             "ledger": self.ledger(after=after),
             "versions": versions,
             "sampled": [_state_of(each, known) for each in sampled],
@@ -299,8 +308,8 @@ class AheadSampler:
             raise ValueError(
                 "answers are unfinished, so that train.max_staleness and engine.across_updates cannot change"
             )
-        self._step, position = state["step"], state["position"]
-        self._position, self._versions = position, dict(state["versions"])
+        self._step, data = state["step"], state["data"]
+        self._data, self._versions = data, dict(state["versions"])
         ledger = state["ledger"]
         self._counts = Counter({"trained": ledger["trained"], **ledger["why"]})
         self._batches = {}
@@ -310,12 +319,12 @@ class AheadSampler:
                 answers = _answers_of(each, known)
                 self._batches[each["step"]] = _Batch(each["step"], None)
                 self._batches[each["step"]].answers.set_result(answers)
-                position = answers.position
+                data = answers.data
             policies = {version: self._copy_with(weights, version) for version, weights in state["weights"].items()}
             for each in state["waiting"]:
                 self._batches[each["step"]] = _Batch(each["step"], policies[each["version"]])
                 self._queue.put(self._batches[each["step"]])
-        self.questions.load_state({"position": position})
+        self.questions.load_state(data)
 
     def ledger(self, *, after: int) -> dict[str, Any]:
         """Return what became of the questions up to step `after`, and how many are ahead of it.
@@ -341,14 +350,14 @@ class AheadSampler:
         """Return how many later batches were begun when that of `step` was finished."""
         return 0
 
-    def _finished(self, after: int) -> tuple[int, Counter[str]]:
-        """Return the position in the data after the batch of step `after`, and the counts of all questions up to it."""
-        position, counts = self._position, Counter(self._counts)
+    def _finished(self, after: int) -> tuple[Mapping[str, Any], Counter[str]]:
+        """Return the state of the questions after the batch of step `after`, and the counts of all up to it."""
+        data, counts = self._data, Counter(self._counts)
         for batch in self._batches.values():
             if batch.step <= after:
                 counts += _counts(batch)
-                position = batch.answers.result().position
-        return position, counts
+                data = batch.answers.result().data
+        return data, counts
 
     @torch.no_grad()
     def _copy_with(self, weights: Mapping[str, Tensor], version: int) -> PolicySnapshot | None:
@@ -372,10 +381,10 @@ def _counts(batch: _Batch) -> Counter[str]:
 def _state_of(batch: _Batch, known: KnownPrompts) -> dict[str, Any]:
     answers = batch.answers.result()
     groups = state_of_groups(answers.sampled.groups, known)
-    counted = {"position": answers.position, "asked": answers.asked}
+    counted = {"data": answers.data, "asked": answers.asked}
     return {"step": batch.step, **counted, "metrics": {**answers.sampled.metrics}, **groups}
 
 
 def _answers_of(state: Mapping[str, Any], known: KnownPrompts) -> _Answers:
     sampled = Sampled(groups=groups_of_state(state, known), metrics=state["metrics"])
-    return _Answers(sampled=sampled, position=state["position"], asked=state["asked"])
+    return _Answers(sampled=sampled, data=state["data"], asked=state["asked"])

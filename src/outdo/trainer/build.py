@@ -20,7 +20,8 @@ from outdo.config.names import REWARD_MODEL
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import source_files
-from outdo.data.prompts import Prompts, in_batches, tokenise
+from outdo.data.batches import in_batches
+from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question as Row
 from outdo.data.splits import Questions, load_questions
 from outdo.data.streaming import Joined
@@ -369,6 +370,7 @@ def _sampler(
         group_size=recipe.train.group_size,
         sampling=sampling_params(recipe, routes=routes),
         greedy_baseline=requires.baselines,
+        observe=prompts.observe,
     )
     rounds = recipe.train.dynamic_sampling
     return DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler
@@ -401,5 +403,5 @@ def _prompts(
     train = tokenised("training", questions.train)
     held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
     how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
-    prompts = in_batches(train, questions.train, questions.weights, **how)
+    prompts = in_batches(train, questions, **how)
     return prompts, held_out, notes

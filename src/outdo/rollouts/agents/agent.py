@@ -145,10 +145,7 @@ class Agent:
         """Return the finished episodes of some groups."""
         limits = replace(self.limits, tokens=sampling.max_tokens)
         begun = [
-            [
-                Episode(prompt=prompt, session=Session(stream, self._template_of, sampling, limits))
-                for stream in streams
-            ]
+            [Episode(prompt=prompt, session=Session(stream, self._template_of, sampling, limits)) for stream in streams]
             for prompt, streams in groups
         ]
         episodes = [each for group in begun for each in group]

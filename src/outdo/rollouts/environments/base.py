@@ -1,7 +1,7 @@
 """The interface of an environment, and `GroupSampler`: the usual `sample` of the training loop."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -48,6 +48,8 @@ class GroupSampler:
     the `baseline` of its group (ReMax, arXiv 2310.10505: the reward of the likeliest answer); the answer is not trained
     on. If it has no reward, its group has no baseline: the rollouts get the status `no_baseline`, which is counted like
     every other status and never trained on.
+
+    `observe` gets the groups of every call, also those that dynamic sampling drops later.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class GroupSampler:
         group_size: int,
         sampling: SamplingParams,
         greedy_baseline: bool = False,
+        observe: Callable[[Sequence[Group]], None] = lambda groups: None,
     ) -> None:
         if sampling.temperature == 0:
             raise ValueError("temperature 0 gives every question the same answer group_size times: nothing to compare")
@@ -66,6 +69,7 @@ class GroupSampler:
         self.group_size = group_size
         self.sampling = sampling
         self.greedy_baseline = greedy_baseline
+        self.observe = observe
         self.earlier: Collection[int] = ()
         """Versions of the policy that may have sampled the first tokens of an answer: see `across_updates`."""
 
@@ -96,6 +100,7 @@ class GroupSampler:
             failures=failures,
         )
         check_policy(groups, policy, earlier=self.earlier)
+        self.observe(groups)
         if not self.greedy_baseline:
             return groups
         greedy = self.environment.rollouts(
