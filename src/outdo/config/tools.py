@@ -21,6 +21,10 @@ def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
 def _is_memory(value: Any) -> bool:
     return _is_natural(value) and value >= 64
 
@@ -56,6 +60,13 @@ TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
     },
 }
 """The options of each tool that outdo has."""
+
+FUNCTION_OPTIONS: Mapping[str, Check] = {
+    "workers": NATURAL,
+    "memory": (_is_positive, "a number of GiB above 0"),
+    "environment": (_are_texts, "a list of environment variables"),
+}
+"""The options of a function in the user's code: those of its worker processes."""
 
 NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"], MCP: ["command"]}
 """The options that a tool cannot do without."""
@@ -98,7 +109,7 @@ def _mistakes(tool: Piece) -> Iterator[str]:
             signature_of(tool.name)
         except UserError as error:
             yield from error.problems
-        yield from (f"{tool.name}: unknown option {each}; a function takes none" for each in tool.options)
+        yield from _option_mistakes(tool, FUNCTION_OPTIONS)
         return
     if tool.name not in TOOL_NAMES:
         hint = did_you_mean(tool.name, TOOL_NAMES) or f"; expected file.py:name or {', '.join(TOOL_NAMES)}"
@@ -106,6 +117,10 @@ def _mistakes(tool: Piece) -> Iterator[str]:
         return
     known, needed = TOOL_OPTIONS[tool.name], NEEDED.get(tool.name, ())
     yield from (f"{tool.name} needs the option {each}" for each in needed if each not in tool.options)
+    yield from _option_mistakes(tool, known)
+
+
+def _option_mistakes(tool: Piece, known: Mapping[str, Check]) -> Iterator[str]:
     for option, value in tool.options.items():
         if option not in known:
             similar = nearest(option, list(known))

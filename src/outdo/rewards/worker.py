@@ -153,7 +153,7 @@ class _Worker:
             OSError: the process cannot be started.
         """
         start = partial(WorkerProcess, self._spec, self._options, self.limits, self._directory, self._output)
-        self._process = _in_lasting_thread(start)
+        self._process = in_lasting_thread(start)
         return self._process.ready
 
     def begin(self) -> None:
@@ -263,7 +263,7 @@ class _Worker:
         return output_without_value(status, redact(reason, self._output.secrets), self.name)
 
 
-def _in_lasting_thread(start: Callable[[], WorkerProcess]) -> WorkerProcess:
+def in_lasting_thread(start: Callable[[], WorkerProcess]) -> WorkerProcess:
     """Start a worker in a thread that does not end before this process: Linux kills the worker together with it."""
     return start() if current_thread() is main_thread() else _LASTING_THREADS.submit(start).result()
 

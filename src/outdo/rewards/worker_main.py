@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,19 @@ from outdo.utils.imports import resolve
 PR_SET_PDEATHSIG = 1
 
 
-def serve(descriptor: int, parent: int, memory: int) -> None:
-    """Answer the requests on the socket `descriptor`; `memory` is the most that this process may use, in bytes."""
+Respond = Callable[[bytes], dict[str, Any]]
+"""Makes the response to a request."""
+
+Load = Callable[[bytes], tuple[Respond | None, float | None, dict[str, Any]]]
+"""Makes of the first request what answers the next ones, the limit of each in seconds of computing, and a response."""
+
+
+def serve(descriptor: int, parent: int, memory: int, *, load: Load | None = None) -> None:
+    """Answer the requests on the socket `descriptor`; `memory` is the most that this process may use, in bytes.
+
+    `load` imports the user's code; by default, that of a reward.
+    """
+    load = load or _load
     _end_with(parent)
     limit_resources(memory)
     os.set_inheritable(descriptor, False)  # a process that the user's function starts must not keep the socket open
@@ -37,29 +49,30 @@ def serve(descriptor: int, parent: int, memory: int) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, descriptor, inheritable=False))
         requests = connection.makefile("rb")
-        function, processor_seconds = None, None
+        respond, processor_seconds = None, None
         while header := requests.read(HEADER.size):
             size, nonce = HEADER.unpack(header)
             request = requests.read(size)
-            if function is None:
-                function, processor_seconds, response = _load(request)
+            if respond is None:
+                respond, processor_seconds, response = load(request)
             else:
                 with _processor_limit(processor_seconds):
-                    response = _respond(function, request)
+                    response = respond(request)
             if os.getpid() != own_id:  # a fork that the function made and that came back here
                 os._exit(1)
             connection.sendall(pack(nonce, json.dumps(response).encode()))
 
 
-def _load(request: bytes) -> tuple[RewardFunction | None, float | None, dict[str, Any]]:
-    """Return the function that the request names, the limit of its calls, and the response."""
+def _load(request: bytes) -> tuple[Respond | None, float | None, dict[str, Any]]:
+    """Load the reward function that the request names."""
     try:
         setup = pickle.loads(request)
         spec, options, timeout = setup["spec"], setup["options"], setup["timeout"]
         function = wrap_function(load_function(spec), spec.rpartition(":")[2], options=options, timeout=timeout)
     except UserError as error:
         return None, None, {"mistakes": error.problems}
-    return function, setup["processor_seconds"], {"kind": function.kind, "asynchronous": function.asynchronous}
+    ready = {"kind": function.kind, "asynchronous": function.asynchronous}
+    return partial(_respond, function), setup["processor_seconds"], ready
 
 
 @contextlib.contextmanager

@@ -27,15 +27,17 @@ from outdo.utils.framing import HEADER, new_nonce, pack
 IMPORT_DEADLINE = 120.0
 """Seconds for starting the process and importing the user's file, which may import torch from a slow disk."""
 
+REWARD = "outdo.rewards.worker_main"
+"""What the worker of a reward runs."""
+
 _MAX_READY_BYTES = 1 << 20
 _PIPE_BYTES = 64 * 1024
 """What a pipe holds: one read shows all that was printed before."""
 _SERVE = """
-import json, sys
+import importlib, json, sys
 arguments = json.loads(sys.argv[1])
 sys.path[:] = arguments.pop("path")
-from outdo.rewards.worker_main import serve
-serve(**arguments)
+importlib.import_module(arguments.pop("module")).serve(**arguments)
 """
 
 
@@ -51,7 +53,7 @@ class WorkerProcess:
     """A process that has imported the function `spec` and waits for requests.
 
     `options` are arguments of the function. They are sent, not written on the command line, which every user of the
-    machine can read. `directory` is where relative paths begin.
+    machine can read. `directory` is where relative paths begin. The process runs `serve` of `module`.
 
     Raises:
         UserError: the function cannot be imported, or is not a reward function.
@@ -59,13 +61,20 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, spec: str, options: Mapping[str, Any], limits: WorkerLimits, directory: str, output: WorkerOutput
+        self,
+        spec: str,
+        options: Mapping[str, Any],
+        limits: WorkerLimits,
+        directory: str,
+        output: WorkerOutput,
+        *,
+        module: str = REWARD,
     ) -> None:
         self._output = output
         self.answered = 0
         """The number of requests that were answered."""
         where = spec.rpartition(":")[0]
-        self._start(directory, [directory] * (not where.endswith(".py")), limits)
+        self._start(directory, [directory] * (not where.endswith(".py")), limits, module)
         setup = {
             "spec": spec,
             "options": options,
@@ -85,7 +94,7 @@ class WorkerProcess:
             raise UserError([str(mistake) for mistake in self.ready["mistakes"]])
         self.answered = 0
 
-    def _start(self, directory: str, first_on_path: list[str], limits: WorkerLimits) -> None:
+    def _start(self, directory: str, first_on_path: list[str], limits: WorkerLimits, module: str) -> None:
         """Start the interpreter. A package in the working directory is found if that is `first_on_path`."""
         self._socket, child_socket = socket.socketpair()
         self._printed, child_printed = os.pipe()
@@ -94,6 +103,7 @@ class WorkerProcess:
             "descriptor": child_socket.fileno(),
             "parent": os.getpid(),
             "memory": limits.memory_bytes,
+            "module": module,
         }
         try:
             self._popen = subprocess.Popen(

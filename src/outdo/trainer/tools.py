@@ -1,6 +1,9 @@
 """Load the tools that a recipe names."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -8,10 +11,12 @@ from transformers.utils import get_json_schema
 from outdo.config.names import MCP, PYTHON, SEARCH
 from outdo.config.recipe import Piece
 from outdo.data.files import read_rows, shorten
+from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.sandbox import Limits, open_sandbox
 from outdo.rollouts.environments.python_tool import PythonTool
 from outdo.rollouts.environments.search import Search, words
-from outdo.rollouts.environments.tools import Tool
+from outdo.rollouts.environments.tool_worker import open_workers
+from outdo.rollouts.environments.tools import Tool, as_tool
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
@@ -30,12 +35,22 @@ def load_tools(pieces: Sequence[Piece], timeout: float) -> Tools:
     mistakes: list[str] = []
     for piece in pieces:
         try:
-            tools += LOADERS[piece.name](timeout, **piece.options) if piece.name in LOADERS else [resolve(piece.name)]
+            load = LOADERS.get(piece.name) or partial(_function, piece.name)
+            tools += load(timeout, **piece.options)
         except UserError as error:
             mistakes += error.problems
     if mistakes:
         raise UserError(mistakes)
     return tools
+
+
+def _function(
+    spec: str, timeout: float, *, workers: int = 8, memory: float | None = None, environment: Sequence[str] = ()
+) -> Tools:
+    """Return a function of the user, which is called in worker processes; it is imported here for its schema."""
+    tool = as_tool(resolve(spec))
+    limits = WorkerLimits(timeout=timeout, memory=memory, workers=workers, environment=tuple(environment))
+    return [replace(tool, function=open_workers(spec, os.getcwd(), limits).call, grace=WAIT)]
 
 
 def _search(timeout: float, *, corpus: str, column: str = "text", results: int = 3, characters: int = 1000) -> Tools:

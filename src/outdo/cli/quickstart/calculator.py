@@ -6,14 +6,13 @@ The teacher mostly guesses instead (`#417`), and some of his calls have a wrong 
 and rarely does.
 """
 
-import operator
-import re
 from collections.abc import Collection
 from random import Random
 from typing import NamedTuple
 
 from transformers.utils import get_json_schema
 
+from outdo.cli.quickstart.calc import calc
 from outdo.cli.quickstart.model import CHAT_TOKENS
 from outdo.cli.quickstart.task import Data, Row, Task
 
@@ -22,20 +21,6 @@ HELD_OUT = 128  # the same for every seed
 HELD_OUT_SEED = 952
 GUESSES = 0.7  # chance that the teacher answers without the tool
 MISTYPED = 0.2  # chance that a call has a wrong digit
-
-OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-
-
-def calc(expression: str) -> str:
-    """Compute a sum, a difference or a product of two whole numbers.
-
-    Args:
-        expression: Two numbers with +, - or * between them, such as "34*28".
-    """
-    found = re.fullmatch(r"([0-9]{1,9})([-+*])([0-9]{1,9})", expression)
-    if found is None:
-        raise ValueError('expected two numbers with +, - or * between them, such as "34*28"')
-    return str(OPERATIONS[found[2]](int(found[1]), int(found[3])))
 
 
 class Product(NamedTuple):
@@ -120,7 +105,7 @@ TASK = Task(
     is_chat=True,
     recipe="""\
 rewards = "exact"             # the text after `#` in the last turn must be the answer
-environment = {name = "tools", functions = "outdo.cli.quickstart.calculator:calc", turns = 3}
+environment = {name = "tools", functions = "outdo.cli.quickstart.calc:calc", turns = 3}
 """,
     workers=1,
     warm_start=300,

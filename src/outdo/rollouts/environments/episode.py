@@ -12,7 +12,6 @@ and gives the policy their results; `reply` then gets the turns without calls.
 """
 
 import inspect
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from outdo.models.prompt_encoding import Message
 from outdo.rewards.sandbox import SandboxUnavailableError
 from outdo.rewards.signatures import EventLoop
 from outdo.rollouts.environments.template import Parsed, call_id
+from outdo.rollouts.environments.tool_worker_main import result_text
 from outdo.rollouts.environments.tools import LateError, ToolBox, ToolError
 from outdo.types import Prompt
 from outdo.utils.errors import MachineError
@@ -98,8 +98,7 @@ class Player:
         self.counts["tools/calls"] += 1
         try:
             tool = self.tools.find(name, arguments)
-            result = call_within(self.timeout + tool.grace, tool.function, **arguments)
-            content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+            content = result_text(call_within(self.timeout + tool.grace, tool.function, **arguments))
         except ToolError as error:
             return self._failed(error.metric, str(error), name, printed=error.printed)
         except LateError as error:

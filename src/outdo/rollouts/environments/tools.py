@@ -55,6 +55,16 @@ class Tool:
         return self.schema["function"]["name"]
 
 
+def as_tool(function: Callable[..., Any]) -> Tool:
+    """Return a function as a tool. Raises `UserError` without type hints or a docstring to make a schema of."""
+    try:
+        return Tool(function, get_json_schema(function))
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        name = getattr(function, "__name__", function)
+        mistake = f"the tool {name} needs type hints, and a docstring that explains its arguments: {error}"
+        raise UserError([mistake]) from error
+
+
 class ToolBox:
     """The functions that a policy can call, with their JSON schemas.
 
@@ -68,12 +78,9 @@ class ToolBox:
         mistakes: list[str] = []
         for each in functions:
             try:
-                tool = each if isinstance(each, Tool) else Tool(each, get_json_schema(each))
-            except (DocstringParsingException, TypeHintParsingException) as error:
-                name = getattr(each, "__name__", each)
-                mistakes.append(
-                    f"the tool {name} needs type hints, and a docstring that explains its arguments: {error}"
-                )
+                tool = each if isinstance(each, Tool) else as_tool(each)
+            except UserError as error:
+                mistakes += error.problems
                 continue
             if tool.name in self._tools:
                 mistakes.append(f"two tools are called {tool.name}; the policy could not tell them apart")
