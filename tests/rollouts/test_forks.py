@@ -154,8 +154,9 @@ def test_micro_batches_count_what_a_model_reads_and_change_nothing(made: Made) -
     forked = [bool(rollout.forks) for group in groups for rollout in group.rollouts]
     lengths = batch.attention_mask.sum(1).tolist()
     assert [one > other for one, other in zip(read, lengths, strict=True)] == forked
-    (alone,) = [rows for rows in batch.micro_batch_rows(max(read), whole_groups=False) if read.index(max(read)) in rows]
-    assert alone == [read.index(max(read))]
+    for budget in range(max(read), 8 * max(read), 16):
+        packed = batch.micro_batch_rows(budget, whole_groups=False)
+        assert all(len(rows) * max(read[row] for row in rows) <= budget for rows in packed)
     whole = policy.measure(batch).logprobs
     policy.set_micro_batch_tokens(max(read))
     torch.testing.assert_close(policy.measure(batch).logprobs, whole, rtol=0, atol=1e-5)

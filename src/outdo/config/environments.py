@@ -12,6 +12,9 @@ from outdo.utils.imports import Signature, signature_of
 SKYRL_ARGUMENTS = frozenset({"env_config", "extras"})
 """The arguments of a class of SkyRL-Gym: a configuration, which a recipe may set, and the row, which outdo gives."""
 
+TINKER_ARGUMENTS = ("row", "tokenizer")
+"""The arguments of what makes an environment of tinker: outdo gives them."""
+
 LIMITS = ("turns", "turn_tokens", "timeout")
 """The options of an environment: turns of the policy, tokens of one turn, seconds of one call."""
 
@@ -125,7 +128,7 @@ def _option_mistakes(
     if not signature.accepts_any:
         yield from _unknown([each for each in options if each not in GIVEN or each in own], own, limits)
     of_skyrl = SKYRL_ARGUMENTS if set(own) >= SKYRL_ARGUMENTS else frozenset()
-    needed = [each for each in signature.required if each in own and each not in of_skyrl]
+    needed = [each for each in signature.required if each in own and each not in (*of_skyrl, *TINKER_ARGUMENTS)]
     yield from (f"environment.{each}: {name} needs it" for each in needed if each not in options)
 
 

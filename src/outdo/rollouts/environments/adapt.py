@@ -7,8 +7,9 @@
 | TextArena | `get_observation()`, `step(action)` |
 | OpenRLHF | `reset(states)`, `step(states)` |
 | gymnasium, with texts | `reset(seed, options)`, `step(action)` |
+| tinker | `initial_observation()`, `step(action)`, or `make_envs()`; see `tinker.py` |
 
-All but TRL's read a turn as text, with its thinking and without the token that ends it (`reply_to_text`).
+All but TRL's and tinker's read a turn as text, with its thinking and without the token that ends it (`reply_to_text`).
 """
 
 import hashlib
@@ -21,7 +22,8 @@ from threading import Lock
 from typing import Any, cast
 
 from outdo.models.prompt_encoding import Message
-from outdo.rollouts.environments.episode import Reply
+from outdo.rollouts.environments.episode import Reply, awaited, number, row_of
+from outdo.rollouts.environments.tinker import TinkerEpisode, makes_tinker
 from outdo.types import Prompt
 
 TRL_METHODS = frozenset({"reset", "get_reward", "close"})
@@ -35,6 +37,8 @@ def episode_maker(make: Callable[..., Any], options: Mapping[str, Any]) -> Calla
     """
     if callable(getattr(make, "init", None)) and callable(getattr(make, "step", None)):
         return partial(SkyrlEpisode, make, options)
+    if makes_tinker(make):
+        return partial(TinkerEpisode, make, options)
     return lambda: adapt(make(**options))
 
 
@@ -49,11 +53,6 @@ def adapt(episode: Any) -> Any:
         return TextArenaEpisode(episode)
     first = next(iter(inspect.signature(episode.step).parameters), "")
     return OpenRlhfEpisode(episode) if first.startswith("state") else GymEpisode(episode)
-
-
-def row_of(prompt: Prompt) -> dict[str, Any]:
-    """Return the columns of the row, with its `prompt` and `answer`."""
-    return {"prompt": prompt.text, "answer": prompt.answer, **prompt.columns}
 
 
 def seed_of(prompt: Prompt) -> int:
@@ -119,7 +118,7 @@ class SkyrlEpisode:
         """Return the answer of `step` to a turn."""
         output = self.environment.step(text)
         messages = [cast("Message", dict(message)) for message in output["observations"]]
-        return Reply(messages=messages, reward=_number(output.get("reward")), done=bool(output["done"]))
+        return Reply(messages=messages, reward=number(output.get("reward")), done=bool(output["done"]))
 
     def close(self) -> Any:
         """Close the environment, if it was made."""
@@ -163,7 +162,7 @@ class TextArenaEpisode:
             return None
         self.is_open = False
         rewards, *_ = self.environment.close()
-        return None if rewards is None else _number(rewards.get(self.player))
+        return None if rewards is None else number(rewards.get(self.player))
 
     def close(self) -> None:
         """End the game, if that has not happened."""
@@ -201,7 +200,7 @@ class OpenRlhfEpisode:
         """Reset the agent. Its prompt is that of the row: what `reset` returns in place of it is refused."""
         last = prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"]
         self.observation, self.label = str(last), prompt.answer
-        returned = await _awaited(self.agent.reset({"observation": self.observation, "label": self.label}))
+        returned = await awaited(self.agent.reset({"observation": self.observation, "label": self.label}))
         observation = (returned or {}).get("observation", self.observation)
         if observation != self.observation:
             raise TypeError("reset returned another observation than the prompt; put it into the data")
@@ -210,10 +209,10 @@ class OpenRlhfEpisode:
     async def reply_to_text(self, text: str) -> Reply:
         """Return the feedback of the agent."""
         states = {"observation_text": self.observation, "action_text": text, "label": self.label}
-        output = await _awaited(self.agent.step({**states, "sampling_params": None}))
+        output = await awaited(self.agent.step({**states, "sampling_params": None}))
         feedback = str(output.get("environment_feedback", ""))
         self.observation += text + feedback
-        return Reply(text=feedback, reward=_number(output.get("rewards")), done=bool(output.get("done")))
+        return Reply(text=feedback, reward=number(output.get("rewards")), done=bool(output.get("done")))
 
     def close(self) -> Any:
         """Close the agent, if it can be closed."""
@@ -238,7 +237,7 @@ class GymEpisode:
         """Take a step, and return what is observed next."""
         observation, reward, terminated, truncated, _ = self.environment.step(text)
         done = bool(terminated or truncated)
-        return Reply(messages=() if done else user(str(observation)), reward=_number(reward), done=done)
+        return Reply(messages=() if done else user(str(observation)), reward=number(reward), done=done)
 
     def close(self) -> Any:
         """Close the environment, if it can be closed."""
@@ -258,12 +257,3 @@ class _Config(dict[str, Any]):
 def _close(environment: Any) -> Any:
     close = getattr(environment, "close", None)
     return close() if close else None
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
-
-
-def _number(value: Any) -> Any:
-    """Return the number in a tensor or an array with one element, and everything else as it is."""
-    return value.item() if hasattr(value, "item") else value

@@ -40,6 +40,7 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     rewards: dict[int, float] = field(default_factory=dict)  # of turns, by the place of their last token
     final_reward: float | None = None
+    group_reward: float | None = None  # by comparison with the other episodes of its group
     right: bool | None = None  # the verdict of the environment, if it gave one
     messages: list[Message] = field(default_factory=list)
     turns: int = 0
@@ -94,7 +95,8 @@ class Conversation:
 
     def add_rewards(self, output: RewardOutput) -> RewardOutput:
         """Add the rewards of the environment to that of the recipe; they are its part `environment`."""
-        given = [*self.rewards.values(), *([] if self.final_reward is None else [self.final_reward])]
+        further = [reward for reward in (self.final_reward, self.group_reward) if reward is not None]
+        given = [*self.rewards.values(), *further]
         if not given or output.status.is_failure:
             return output
         total = to_output(output.value + sum(given), NAME)

@@ -7,6 +7,7 @@ turn as it was sampled, and so on. Only the policy's tokens are trained.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import accumulate
 
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.types import FailureCount, Reward
@@ -99,6 +100,7 @@ class Dialogue:
             conversations = self._begin(groups, threads, version=engine.version)
             try:
                 self._run(engine, conversations, sampling, threads)
+                list(threads.map(_score_group, _split(conversations, [len(streams) for _, streams in groups])))
             finally:
                 list(threads.map(_end, conversations))
         return conversations
@@ -110,20 +112,31 @@ class Dialogue:
             [Conversation(prompt=prompt, stream=stream, last_turn=nothing) for stream in streams]
             for prompt, streams in groups
         ]
-        added = threads.map(self._begin_one, [each for group in begun for each in group])
+        every = [each for group in begun for each in group]
+        list(threads.map(self._make_one, every))
+        list(threads.map(self._begin_group, begun))
+        added = threads.map(_begin_one, every)
         for group in begun:
             self._add_to_prompt(group, [next(added) for _ in group])
-        return [each for group in begun for each in group]
+        return every
 
-    def _begin_one(self, conversation: Conversation) -> str | list[Message]:
+    def _make_one(self, conversation: Conversation) -> None:
         try:
             conversation.player = self.make()
-            return conversation.player.begin(conversation.prompt)
         except Exception as error:
             conversation.fail(error)
-            return []
 
-    def _add_to_prompt(self, group: Sequence[Conversation], added: Sequence[str | Sequence[Message]]) -> None:
+    def _begin_group(self, group: Sequence[Conversation]) -> None:
+        players = [each.player for each in group if each.player is not None]
+        try:
+            for first in players[:1]:
+                first.begin_group([player.episode for player in players], group[0].prompt, self.template)
+        except Exception as error:
+            _fail_all(group, error)
+
+    def _add_to_prompt(
+        self, group: Sequence[Conversation], added: Sequence[str | Sequence[Message] | tuple[int, ...]]
+    ) -> None:
         """Add what the episodes of a group begin with to the prompt, which they share."""
         begins = [begin for episode, begin in zip(group, added, strict=True) if episode.failure is None]
         if not any(begins):
@@ -136,6 +149,10 @@ class Dialogue:
                     "whose rewards could not be compared; let it depend on the prompt alone"
                 ]
             )
+        if isinstance(begins[0], tuple):  # an environment on tokens has made the prompt
+            for conversation in group:
+                conversation.prompt = replace(prompt, token_ids=begins[0])
+            return
         *earlier, last = [{"role": "user", "content": prompt.text}] if isinstance(prompt.text, str) else prompt.text
         more = begins[0]
         if isinstance(more, str):
@@ -175,7 +192,7 @@ class Dialogue:
         check_completions(requests, completions)
         for conversation, request, completion in zip(ready, requests, completions, strict=True):
             conversation.add_turn(completion, engine.decode(completion.token_ids))
-            parsed = self.template.parse(completion.token_ids, request.token_ids)
+            parsed = replace(self.template.parse(completion.token_ids, request.token_ids), completion=completion)
             conversation.messages.append(parsed.message)
             if completion.finish_reason is FinishReason.abort:
                 conversation.finish_reason = FinishReason.abort
@@ -208,7 +225,7 @@ class Dialogue:
             if reply.reward is not None:
                 place = len(conversation.token_ids) - 1
                 conversation.rewards[place] = conversation.checked_reward(reply.reward)
-            ends = reply.done or not (reply.messages or reply.text)
+            ends = reply.done or not (reply.messages or reply.text or reply.token_ids)
             following = [] if ends else self._following(turn, reply)
         except Exception as error:
             conversation.fail(error)
@@ -220,11 +237,14 @@ class Dialogue:
         elif self._room(conversation, sampling) <= len(following):  # no token would be left for the next turn
             conversation.finish_reason = FinishReason.length
         else:
-            conversation.add_environment(following, reply.messages or [{"role": "user", "content": reply.text}])
+            text = reply.text or str(self.template.tokenizer.decode(following, skip_special_tokens=True))
+            conversation.add_environment(following, reply.messages or [{"role": "user", "content": text}])
         return conversation.finish_reason is None
 
     def _following(self, turn: Completion, reply: Reply) -> list[int]:
         """Return the token ids of what the environment answers to a turn."""
+        if reply.token_ids:
+            return list(reply.token_ids)
         if reply.text:
             return self.template.following_text(reply.text)
         return self.template.following(turn.token_ids, reply.messages)
@@ -233,6 +253,41 @@ class Dialogue:
 def _player(conversation: Conversation) -> Player:
     assert conversation.player is not None, "an episode that could not be made has failed"
     return conversation.player
+
+
+def _split(conversations: Sequence[Conversation], sizes: Sequence[int]) -> list[Sequence[Conversation]]:
+    """Return the episodes as groups of some sizes."""
+    ends = list(accumulate(sizes))
+    return [conversations[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _begin_one(conversation: Conversation) -> str | list[Message] | tuple[int, ...]:
+    if conversation.failure is not None:
+        return []
+    try:
+        return _player(conversation).begin(conversation.prompt)
+    except Exception as error:
+        conversation.fail(error)
+        return []
+
+
+def _score_group(group: Sequence[Conversation]) -> None:
+    """Add the rewards that the environment gives to a group together; episodes that failed have none."""
+    played = [each for each in group if each.failure is None]
+    if not played:
+        return
+    try:
+        rewards = _player(played[0]).group_rewards([_player(each).episode for each in played])
+        for conversation, reward in zip(played, rewards or (), strict=False):
+            conversation.group_reward = conversation.checked_reward(reward)
+    except Exception as error:
+        _fail_all(played, error)
+
+
+def _fail_all(group: Sequence[Conversation], error: Exception) -> None:
+    for conversation in group:
+        if conversation.failure is None:  # else the first failure is the cause
+            conversation.fail(error)
 
 
 def _end(conversation: Conversation) -> None:

@@ -5,6 +5,8 @@
         def begin(self, prompt): ...                 # may return text for the last message of the prompt, or messages
         def reply(self, message): ...                # -> Reply, a str (a user's message) or None (the end)
         def final_reward(self): ...                  # when the episode has ended, for whatever reason
+        @staticmethod
+        def group_rewards(episodes): ...             # when all episodes of a question have ended, for each of them
         def close(self): ...
 
 Every method is optional, and may be asynchronous. With `tools`, a list of functions, outdo calls the functions itself
@@ -24,7 +26,7 @@ from typing import Any
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.sandbox import SandboxUnavailableError
 from outdo.rewards.signatures import EventLoop
-from outdo.rollouts.environments.template import Parsed, call_id
+from outdo.rollouts.environments.template import Parsed, Template, call_id
 from outdo.rollouts.environments.tool_worker_main import result_text
 from outdo.rollouts.environments.tools import LateError, ToolBox, ToolError
 from outdo.types import Prompt
@@ -42,10 +44,11 @@ LONGEST_ERROR = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an environment answers to a turn of the policy. Without messages and without text the episode ends."""
+    """What an environment answers to a turn of the policy. Without messages, text and tokens the episode ends."""
 
     messages: Sequence[Message] = ()  # of a user or a tool
     text: str = ""  # follows the turn as it is, without the chat template, in place of messages
+    token_ids: Sequence[int] = ()  # the same as tokens
     reward: float | None = None  # of this turn, added to the reward of the episode; None: it has none
     done: bool = False
 
@@ -63,13 +66,20 @@ class Player:
         self.timeout = timeout
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0) if tools.schemas else {})
 
-    def begin(self, prompt: Prompt) -> str | list[Message]:
-        """Return what the episode adds to its prompt: text for its last message, or further messages."""
+    def begin(self, prompt: Prompt) -> str | list[Message] | tuple[int, ...]:
+        """Return what the episode adds to its prompt: text for its last message, or further messages.
+
+        Token ids are the prompt itself.
+        """
+        if (token_ids := self._method("begin_with_tokens", prompt)) is not None:  # of tinker; see tinker.py
+            return token_ids
         added = self._method("begin", prompt) or ()
         return added if isinstance(added, str) else [_checked(message) for message in added]
 
     def answer(self, turn: Parsed) -> Reply:
         """Return the answer to a turn: the results of its calls, or the reply of the user's object."""
+        if hasattr(self.episode, "reply_to_tokens"):
+            return self._method("reply_to_tokens", turn.completion)
         if hasattr(self.episode, "reply_to_text"):  # it is another library's; see adapt.py
             return _to_reply(self._method("reply_to_text", turn.text))
         calls = turn.message.get("tool_calls") or []
@@ -79,6 +89,20 @@ class Player:
             self._failed("unparsed", fault) for fault in turn.faults
         ]
         return Reply(messages=[result | {"tool_call_id": call_id(place)} for place, result in enumerate(results)])
+
+    def begin_group(self, episodes: Sequence[Any], prompt: Prompt, template: Template) -> None:
+        """Prepare the objects of a group, of which that of this player is the first."""
+        self._method("begin_group", episodes, prompt, template)
+
+    def group_rewards(self, episodes: Sequence[Any]) -> list[Any] | None:
+        """Return a reward for each of a group's objects, compared with each other; None if the class gives none.
+
+        Raises `TypeError` if there are not as many.
+        """
+        rewards = self._method("group_rewards", episodes)
+        if rewards is not None and len(rewards) != len(episodes):
+            raise TypeError(f"group_rewards returned {len(rewards)} rewards for {len(episodes)} episodes")
+        return rewards
 
     def final_reward(self) -> Any:
         """Return the final reward of the user's object; None if it gives none."""
@@ -157,11 +181,26 @@ def _to_reply(value: Any) -> Reply:
     reply = Reply(messages=[_user(value)]) if isinstance(value, str) else value
     if not isinstance(reply, Reply):
         raise TypeError(f"reply returned {type(value).__name__}; expected Reply, a str or None")
-    if reply.messages and reply.text:
-        raise TypeError("reply returned messages and text; only one of them can follow a turn")
+    if sum(map(bool, (reply.messages, reply.text, reply.token_ids))) > 1:
+        raise TypeError("reply returned several of messages, text and token_ids; only one of them can follow a turn")
     for message in reply.messages:
         _checked(message)
     return reply
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """Return the columns of the row, with its `prompt` and `answer`."""
+    return {"prompt": prompt.text, "answer": prompt.answer, **prompt.columns}
+
+
+async def awaited(value: Any) -> Any:
+    """Return the value, or what it is awaited for."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def number(value: Any) -> Any:
+    """Return the number in a tensor or an array with one element, and everything else as it is."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _user(text: str) -> dict[str, str]:

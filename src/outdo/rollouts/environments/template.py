@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.models.prompt_encoding import Message, Tool, encode_prompt, render
 from outdo.rollouts.environments.call_formats import CALL_FORMATS, find_calls
+from outdo.types import Completion
 from outdo.utils.errors import ModelError
 
 MARK, QUESTION = "outdo-stand-in", "outdo-question"
@@ -56,6 +57,7 @@ class Parsed:
     message: dict[str, Any]  # role, content, and where there are any, reasoning_content and tool_calls
     faults: Sequence[str] = ()
     text: str = ""  # of the turn as it was sampled, without the token that ends it
+    completion: Completion | None = None  # the turn itself
 
 
 class Template:
@@ -77,7 +79,7 @@ class Template:
         self.tools = tools
         self.system = system
         self._end_ids = frozenset(end_ids)
-        self._ends = {str(tokenizer.decode([token])): token for token in sorted(end_ids)}
+        self.ends = {str(tokenizer.decode([token])): token for token in sorted(end_ids)}
         self.prompt([{"role": "user", "content": QUESTION}])
         self._has_schema = getattr(tokenizer, "response_template", None) is not None
         self._format = None if self._has_schema or not tools else self._find_format()
@@ -164,7 +166,7 @@ class Template:
         if before.count(MARK) != after.count(MARK) or not tail.startswith(closing):
             raise ModelError("the model's chat template changes a turn when messages follow it")
         place, length, end = max(
-            ((closing.rfind(text), len(text), token) for text, token in self._ends.items()), default=(-1, 0, 0)
+            ((closing.rfind(text), len(text), token) for text, token in self.ends.items()), default=(-1, 0, 0)
         )
         if place < 0:
             raise ModelError("the model's chat template does not end the assistant's turn with an end-of-turn token")
@@ -207,7 +209,7 @@ class Template:
         name = self.tools[0]["function"]["name"]
         arguments = {"text": MARK}
         written = self._written(_stand_in([{"role": "tool", "name": name}], arguments=arguments))
-        for end in self._ends:
+        for end in self.ends:
             written = written.rpartition(end)[0] or written
         for form in CALL_FORMATS:
             if [each["function"] for each in find_calls(form, written)[1]] == [{"name": name, "arguments": arguments}]:
