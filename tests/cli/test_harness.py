@@ -30,7 +30,7 @@ RESULTS = {
         "exact_match,flexible-extract": 0.75,
         "exact_match_stderr,flexible-extract": "N/A",
     },
-    "my_task": {"alias": "my_task", "acc,none": 1.0, "acc_stderr,none": 0.0},
+    "my_task": {"alias": "my_task", "sample_len": 36, "acc,none": 1.0, "acc_stderr,none": 0.0},
 }
 
 

@@ -22,6 +22,9 @@ from outdo.trainer.find_model import ModelRef, find_model
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import for_terminal
 
+BATCH_ON_CPU = 16
+"""Requests computed at once. The harness's own search for the largest number takes minutes on a CPU."""
+
 MISSING = '--lm-eval needs the package lm-eval: pip install "outdo[lm-eval]"'
 
 
@@ -130,9 +133,11 @@ def _scores(source: ModelRef, names: Sequence[str], manager: Any, arguments: Eva
     stop = source.recipe.sampling.stop_token_ids if source.recipe else ()
     tokenizer = load_tokenizer(facts, stop_token_ids=stop)
     set_chat_options(tokenizer, source.recipe.data.chat_options if source.recipe else {})
-    model = load_model(facts, choose_device(arguments.device)[0])
+    device = choose_device(arguments.device)[0]
+    model = load_model(facts, device)
+    batch_size = BATCH_ON_CPU if device.type == "cpu" else "auto"
     found = simple_evaluate(
-        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size="auto"),
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
         tasks=list(names),
         task_manager=manager,
         limit=arguments.limit,
@@ -151,8 +156,8 @@ def _read(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Score
     """Yield the metrics of the harness's results: beside `acc,none` stands `acc_stderr,none`."""
     for task, metrics in results.items():
         for key, value in metrics.items():
-            metric, _, kind = key.partition(",")
-            if metric.endswith("_stderr") or not _is_number(value):
+            metric, comma, kind = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not _is_number(value):  # such as the number of questions
                 continue
             name = f"{task}: {metric}" + (f" ({kind})" if kind not in ("", "none") else "")
             stderr: Any = metrics.get(f"{metric}_stderr,{kind}")
