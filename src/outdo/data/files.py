@@ -259,7 +259,7 @@ def _value_faults(value: Any, depth: int = 0) -> Iterator[str]:
         case str():
             if "\0" in value:
                 yield "holds a NUL character"
-            elif not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            elif _has_half_a_pair(value):
                 yield "holds half of a surrogate pair, which is no character"
         case float():
             if not math.isfinite(value):
@@ -270,3 +270,7 @@ def _value_faults(value: Any, depth: int = 0) -> Iterator[str]:
         case list() | tuple():
             for part in value:
                 yield from _value_faults(part, depth + 1)
+
+
+def _has_half_a_pair(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)

@@ -98,7 +98,8 @@ def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: li
     found = _Sources({})
     for file in _files(data, mistakes):
         with _collect_mistakes(mistakes, file.name):
-            read = _stream if file.streaming else _read
+            streams = file.key == "data.path" and data.path[file.source].streaming
+            read = _stream if streams else _read
             questions, rows, notes = read(data, file, pinned, matchers)
             parts[file.key].append(questions)
             found.fingerprints[file.name] = rows.fingerprint
@@ -156,14 +157,12 @@ class _File:
     path: str
     prefix: str  # of the ids of its questions, so that they are unique among all files of the key: `2:7`, `gsm8k:7`
     source: int  # its place among the files of the key, or of its set
-    streaming: bool
     level: int | None = None  # of a curriculum
 
 
 def _files(data: Data, mistakes: list[str]) -> Iterator[_File]:
     """Yield the files of the training questions, each level of a curriculum as one, and those of the held-out ones."""
     keys = [("data.path", None, [source.path for source in data.path])]
-    streaming = [source.streaming for source in data.path]
     keys += [("data.eval_path", name, paths) for name, paths in by_set(data.eval_path or ()).items()]
     for key, of_set, paths in keys:
         for place, path in enumerate(paths):
@@ -174,7 +173,6 @@ def _files(data: Data, mistakes: list[str]) -> Iterator[_File]:
                 path=path,
                 prefix=(f"{of_set}:" if of_set else "") + (f"{number}:" if number else ""),
                 source=place,
-                streaming=key == "data.path" and streaming[place],
             )
             curriculum = data.path[place].curriculum if key == "data.path" else None
             with _collect_mistakes(mistakes, file.name):

@@ -213,10 +213,7 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
 
 
 def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Row]]:
-    """Return the questions that the run in `folder` is evaluated on by the name of their set; None if it has no name.
-
-    Those of a data set of the Hub are of the commit that the run was started with.
-    """
+    """Return the questions that the run in `folder` is evaluated on by the name of their set; None if it has none."""
     questions = load_questions(recipe, saved_revisions(folder))
     found: dict[str | None, list[Row]] = {}
     for question in questions.evaluated(recipe.eval.rows):
@@ -380,8 +377,7 @@ def _prompts(
     recipe: Recipe, questions: Questions, policy: Policy
 ) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
     """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
-    data, notes = recipe.data, []
-    tools = tools_of(recipe.environment)
+    data, notes, tools = recipe.data, [], tools_of(recipe.environment)
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
 
     def tokenised(kind: str, rows: Sequence[Row]) -> Sequence[Prompt]:
@@ -403,5 +399,4 @@ def _prompts(
     train = tokenised("training", questions.train)
     held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
     how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
-    prompts = in_batches(train, questions, **how)
-    return prompts, held_out, notes
+    return in_batches(train, questions, **how), held_out, notes
