@@ -53,7 +53,8 @@ def prefer(request: dict[str, object]) -> str:
     return f"Better: {'A' if first > second else 'B' if second > first else 'tie'}"
 
 
-@pytest.mark.parametrize("compare", ["pairs", pytest.param("group", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("compare", ["pairs", "group"])
 def test_a_judge_that_goes_away_ends_the_run_which_then_pays_nothing_twice(
     compare: str, tmp_path: Path, judge: StandInJudge
 ):
