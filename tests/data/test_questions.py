@@ -325,3 +325,13 @@ def test_the_excerpt_is_the_beginning_of_gsm8k():
     assert (EXCERPT.parent / "GSM8K_LICENSE").read_text().startswith("MIT License")
     if folder := os.environ.get("OUTDO_GSM8K"):
         assert Path(folder, "train.jsonl").read_bytes().startswith(EXCERPT.read_bytes())
+
+
+@pytest.mark.parametrize(("column", "image"), [("image", "1.png"), ("images", [{"bytes": "iVBO"}])])
+def test_questions_with_images_are_refused_in_one_sentence(written, column: str, image: object):
+    rows = [{"question": f"What is in picture {n}?", "answer": "1", column: image if n else None} for n in range(3)]
+    with pytest.raises(UserError) as caught:
+        questions_from(written(rows))
+    (sentence,) = caught.value.problems
+    assert f'2 of 3 questions have images (column "{column}", the first in row 2); outdo trains models that' in sentence
+    assert len(questions_from(written([row | {column: None} for row in rows]))) == 3

@@ -107,7 +107,7 @@ def _sharegpt_role(name: Any) -> str:
 def _joined(parts: Sequence[Any]) -> str:
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("has a message with parts that are not text")
+        raise ValueError("has a message with parts that are not text, such as images, which outdo does not train on")
     return "".join(map(str, texts))
 
 

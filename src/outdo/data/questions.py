@@ -28,6 +28,9 @@ ANSWER_COLUMNS = (
 )
 """Names of columns that hold the question and the answer, in order of priority."""
 
+IMAGE_COLUMNS = ("image", "images")
+"""Names of columns that hold the images of a question."""
+
 LONGEST_PROMPT = 1_000_000
 """Characters. A longer prompt is a whole file that got into a column by mistake."""
 
@@ -80,8 +83,10 @@ def questions_from(
 def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
     """Return the columns of question and answer: the named ones, otherwise the first that exist of the usual names.
 
-    Raises `UserError` if a named column does not exist, or if no column has a usual name for the question.
+    Raises `UserError` if a named column does not exist, if no column has a usual name for the question, or if the
+    questions have images.
     """
+    _refuse_images(rows)
     known = _all_columns(rows)
     mistakes = [
         f'{rows.source}: no column "{name}" (named by data.{role}){did_you_mean(name, known)} {_list_columns(rows)}'
@@ -98,6 +103,16 @@ def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None 
     answers = [name for name in known if name != prompt and name not in _ratings(rows)]
     answer = answer or _first(ANSWER_COLUMNS, answers)
     return Columns(prompt=prompt or "", answer=answer, ends_with_answer=_ends_with_answer(rows, prompt))
+
+
+def _refuse_images(rows: Rows) -> None:
+    """Raise `UserError` if questions have images: a model of text would be trained to guess what it cannot see."""
+    for name in IMAGE_COLUMNS:
+        with_images = [number for number, row in rows.values.items() if row.get(name)]
+        if with_images:
+            found = f'{len(with_images):,} of {len(rows.values):,} questions have images (column "{name}"'
+            why = "outdo trains models that read text: leave these rows out, or remove the column"
+            raise UserError([f"{rows.source}: {found}, the first in row {with_images[0]}); {why}"])
 
 
 def _ratings(rows: Rows) -> tuple[str, ...]:
