@@ -5,9 +5,11 @@ MkDocs calls the functions `on_*` while it builds the site; see `mkdocs.yml`.
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
@@ -20,6 +22,9 @@ from outdo import HOME
 from outdo.cli.main import app
 from outdo.config.settings import leaves
 from outdo.observability.glossary import TOPICS, entries
+from outdo.observability.page.collect import View
+from outdo.observability.page.html import render_page
+from outdo.observability.page.runs import collect_runs
 
 REPOSITORY_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|examples|benchmarks|CHANGELOG)[^)]*\)")
 """Links to files of the repository that are no pages: the site shows their text alone."""
@@ -33,6 +38,9 @@ EQUATION = '<div class="math">'
 
 SEARCH = 'data-md-component="search" role="dialog"'
 """The attributes of the search dialog, which has no name for screen readers."""
+
+GROUPS_SHOWN = 8
+"""Of each step that has its tokens in an archive of the gallery, so many groups are on its page."""
 
 TITLES = {"outcome": "Did training help?", "data": "Was there a signal?", "tokens": "Did the tokens move?"}
 TITLES |= {"policy": "How is the policy?", "engine": "Does the engine agree?", "cost": "What did it cost?"}
@@ -58,6 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted((Path(config.docs_dir) / "notebooks").glob("*.ipynb")):
         content = "\n".join(notebook_page(path, config.extra["repository"]))
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
+    for path in sorted((Path(config.docs_dir) / "gallery").glob("*.zip")):
+        files.append(File.generated(config, f"gallery/{path.stem}.html", content=page_of_run(path)))
     return files
 
 
@@ -169,6 +179,14 @@ def notebook_page(path: Path, repository: str) -> Iterator[str]:
     for cell in cells:
         text = "".join(cell["source"])
         yield f"{text}\n" if cell["cell_type"] == "markdown" else f"```python\n{text}\n```\n"
+
+
+def page_of_run(archive: Path) -> str:
+    """Return the page of a run of the gallery, as `outdo inspect` writes it."""
+    with tempfile.TemporaryDirectory() as folder, ZipFile(archive) as file:
+        run = Path(folder, archive.stem)
+        file.extractall(run)
+        return render_page(collect_runs([run], View(groups=GROUPS_SHOWN)))
 
 
 def _shown(value: Any) -> str:

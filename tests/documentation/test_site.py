@@ -9,10 +9,11 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from zipfile import ZipFile
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import DESKTOP, MISSING, PHONE, chromium, launch, watched_page
+from browser import DESKTOP, MISSING, PHONE, by_test_id, chromium, launch, open_page, watched_page
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from outdo import HOME
@@ -112,6 +113,49 @@ def test_notebooks_open_in_colab_and_kaggle_and_can_be_downloaded(site: Path):
         assert (site / "notebooks" / source.name).read_bytes() == source.read_bytes()
 
 
+ARCHIVES = sorted((ROOT / "docs/gallery").glob("*.zip"))
+
+
+def test_every_run_of_the_gallery_is_small_and_has_a_page_an_archive_and_a_row(site: Path):
+    rows = (ROOT / "docs/gallery.md").read_text()
+    assert len(ARCHIVES) == 4
+    for archive in ARCHIVES:
+        assert archive.stat().st_size < 300_000
+        assert f"](gallery/{archive.stem}.html)" in rows
+        assert f"](gallery/{archive.name})" in rows
+        assert (site / "gallery" / archive.name).read_bytes() == archive.read_bytes()
+        assert (site / f"gallery/{archive.stem}.html").stat().st_size < 1_000_000
+    assert not (site / "gallery/make.py").exists()
+
+
+def test_the_archives_of_the_gallery_say_nothing_of_the_machine():
+    for archive in ARCHIVES:
+        with ZipFile(archive) as file:
+            for name in (name for name in file.namelist() if not name.endswith(".parquet")):
+                found = re.findall(r'"(/[^"\n ]+)"', file.read(name).decode())
+                assert [path for path in found if Path(path).parts[1:2] != ("dev",)] == [], (archive.name, name)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("quickstart", "GRPO"),
+        ("ppo", "critic"),
+        ("diverged", "which is far (learning rate 0.01)"),
+        ("calculator", "tool"),
+    ],
+)
+def test_a_page_of_the_gallery_shows_its_tokens_and_what_its_row_promises(
+    site: Path, browser: Browser, run: str, said: str
+):
+    for viewport, scheme in ((DESKTOP, "light"), (PHONE, "dark")):
+        with watched_page(browser, viewport=viewport, color_scheme=scheme) as page:
+            open_page(page, site / f"gallery/{run}.html")
+            expect(page.locator("body")).to_contain_text(said, ignore_case=True)
+            assert by_test_id(page, "token").count() > 50
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+
+
 def test_every_method_has_its_equation(site: Path):
     page = (site / "methods/equations.html").read_text()
     assert [name for name in {*OBJECTIVES, *ADVANTAGES} if f"<code>{name}</code>" not in page] == []
@@ -161,6 +205,8 @@ def test_axe_finds_no_violation(served: str, browser: Browser, scheme: str, view
             "methods/index",
             "methods/equations",
             "reference/python/types",
+            "gallery",
+            "gallery/diverged",
         ):
             page.goto(f"{served}/{name}.html")
             found = Axe().run(page)
