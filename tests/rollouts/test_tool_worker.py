@@ -183,6 +183,11 @@ def test_a_file_that_cannot_be_imported_is_refused_before_a_model_loads(folder: 
         ToolWorkers("tool.py:tool", str(folder), LIMITS)
 
 
+def test_a_variable_that_a_tool_shall_get_and_that_is_not_set_is_refused() -> None:
+    with pytest.raises(UserError, match=r"the tool tool\.py:tool: the environment variable NO_SUCH_KEY is not set"):
+        episodes(environment=["NO_SUCH_KEY"])
+
+
 def test_a_process_that_cannot_be_started_ends_the_run(tool: ToolWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_: Any, **__: Any) -> None:
         raise BlockingIOError("Resource temporarily unavailable")

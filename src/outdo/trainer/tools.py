@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from transformers.utils import get_json_schema
-
 from outdo.config.names import MCP, PYTHON, SEARCH
 from outdo.config.recipe import Piece
 from outdo.data.files import read_rows, shorten
@@ -48,6 +46,8 @@ def _function(
     spec: str, timeout: float, *, workers: int = 8, memory: float | None = None, environment: Sequence[str] = ()
 ) -> Tools:
     """Return a function of the user, which is called in worker processes; it is imported here for its schema."""
+    if missing := [name for name in environment if name not in os.environ]:
+        raise UserError([f"the tool {spec}: the environment variable {name} is not set" for name in missing])
     tool = as_tool(resolve(spec))
     limits = WorkerLimits(timeout=timeout, memory=memory, workers=workers, environment=tuple(environment))
     return [replace(tool, function=open_workers(spec, os.getcwd(), limits).call, grace=WAIT)]
@@ -100,7 +100,7 @@ def _python(
     limits = Limits(seconds=seconds, wall_seconds=timeout, memory=memory)
     opened = open_sandbox(sandbox, unsafe_local=unsafe_local)
     function = PythonTool(opened, limits, characters=characters).python
-    return [Tool(function, get_json_schema(function), grace=WAIT)]
+    return [replace(as_tool(function), grace=WAIT)]
 
 
 LOADERS: Mapping[str, Callable[..., Tools]] = {SEARCH: _search, MCP: _mcp, PYTHON: _python}
