@@ -113,6 +113,7 @@ def test_a_program_and_its_input_are_sent_with_the_limits(service: StandIn):
         ({"status": "Failed", "run_result": {"status": "TimeLimitExceeded", "stdout": "a"}}, Ending.timeout, None),
         ({"status": "SandboxError", "message": "no container"}, Ending.infrastructure, None),
         ({"status": "SandboxError", "run_result": {"status": "Error"}}, Ending.infrastructure, None),
+        ({**finished("1\n"), "status": "SandboxError"}, Ending.infrastructure, None),
         ({"status": "Success", "run_result": None}, Ending.infrastructure, None),
         ({"status": "Success", "run_result": {"status": "Finished"}}, Ending.infrastructure, None),
         (b"<html>", Ending.infrastructure, None),
