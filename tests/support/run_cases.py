@@ -4,14 +4,17 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import outdo.cli.main
+from outdo.distributed.launch import RENDEZVOUS
 from outdo.storage import checkpoint
 from outdo.storage.run_folder import read_metrics
 from outdo.testing import tiny_model
@@ -75,12 +78,12 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 class Command:
-    """`outdo ARGUMENTS` in the folder `home`, under way."""
+    """`outdo ARGUMENTS` in the folder `home`, under way; with some more environment variables."""
 
-    def __init__(self, home: Path, *arguments: str | Path) -> None:
+    def __init__(self, home: Path, *arguments: str | Path, variables: Mapping[str, str] | None = None) -> None:
         self.arguments = [str(each) for each in arguments]
         self.log = home / f"log-{time.monotonic_ns()}"
-        self.process = WARM.Process(target=_outdo, args=(self.arguments, str(home), str(self.log)))
+        self.process = WARM.Process(target=_outdo, args=(self.arguments, str(home), str(self.log), variables or {}))
         self.process.start()
         assert self.process.pid
         self.pid: int = self.process.pid
@@ -104,13 +107,60 @@ class Command:
         return self.log.read_text() if self.log.exists() else ""
 
 
-def _outdo(arguments: list[str], home: str, log: str) -> None:
+def _outdo(arguments: list[str], home: str, log: str, variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)
     os.chdir(home)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     sys.argv = ["outdo", *arguments]
     outdo.cli.main.main()
+
+
+class Replicas:
+    """`outdo ARGUMENTS` as two replicas, under way. They are started as torchrun starts them, without a launcher.
+
+    The second one may work in another folder.
+    """
+
+    def __init__(self, home: Path, *arguments: str | Path, second_home: Path | None = None) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        meet = {
+            RENDEZVOUS: (Path(self.folder.name) / "rendezvous").as_uri(),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+        }
+        self.commands = [
+            Command(folder, *arguments, variables=meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank, folder in enumerate((home, second_home or home))
+        ]
+
+    @property
+    def running(self) -> bool:
+        """Whether the first one is."""
+        return self.commands[0].running
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send one of them a signal."""
+        os.kill(self.commands[rank].pid, number)
+
+    def wait(self) -> list[int]:
+        """Their exit statuses once both have ended."""
+        statuses = [each.wait() for each in self.commands]
+        self.folder.cleanup()
+        return statuses
+
+    @property
+    def said(self) -> str:
+        """All that they wrote."""
+        return "".join(each.said for each in self.commands)
+
+
+def together(home: Path, *arguments: str | Path) -> str:
+    """Run a command as two replicas, to its end; what they said."""
+    replicas = Replicas(home, *arguments)
+    assert replicas.wait() == [0, 0], replicas.said
+    return replicas.said
 
 
 def outdo_(home: Path, *arguments: str | Path, status: int = 0) -> str:
@@ -155,19 +205,19 @@ def alive(process: int) -> bool:
 
 def wait_until(
     happened: Callable[[], Any],
-    command: "Command | subprocess.Popen[str] | None" = None,
+    command: "Command | Replicas | subprocess.Popen[str] | None" = None,
     seconds: float = PATIENCE,
 ) -> None:
     """Look every millisecond, until it happened or the command ended."""
     deadline = time.monotonic() + seconds
     while not happened() and (command is None or is_running(command)):
-        said = command.said if isinstance(command, Command) else ""
+        said = "" if command is None or isinstance(command, subprocess.Popen) else command.said
         assert time.monotonic() < deadline, f"did not happen within {seconds} s:\n{said}"
         time.sleep(0.001)
 
 
-def is_running(command: "Command | subprocess.Popen[str]") -> bool:
-    return command.running if isinstance(command, Command) else command.poll() is None
+def is_running(command: "Command | Replicas | subprocess.Popen[str]") -> bool:
+    return command.poll() is None if isinstance(command, subprocess.Popen) else command.running
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

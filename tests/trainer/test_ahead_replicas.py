@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ahead_cases import ACROSS, COPYING, sampled_by, write_ahead
 from kill_cases import assert_same
-from run_cases import alive, cold, outdo_, saved, steps_done, timeless, wait_until
+from run_cases import alive, cold, outdo_, saved, steps_done, timeless, together, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
 from test_workers import family
 
@@ -36,8 +36,7 @@ WAYS = {
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home, in which a run of two replicas was not disturbed."""
     home = write_ahead(tmp_path_factory.mktemp("ahead-replicas"))
-    said, status = finished(cold(home, "train", "recipe.toml", "run=./divided", COPYING, *AHEAD, *DIVIDED))
-    assert status == 0, said
+    together(home, "train", "recipe.toml", "run=./divided", COPYING, *AHEAD, *DIVIDED)
     (home / "sampled.txt").rename(home / "divided.txt")
     return home
 
@@ -51,10 +50,7 @@ def test_two_replicas_sample_ahead_what_one_process_does(home: Path, way: str):
     outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", engine, *AHEAD, *WAYS[way])
     if not both.exists():
         replicas = DIVIDED if way.startswith("divided") else DIVIDED[:1]
-        said, status = finished(
-            cold(home, "train", "recipe.toml", f"run=./{both.name}", engine, *AHEAD, *replicas, *WAYS[way])
-        )
-        assert status == 0, said
+        together(home, "train", "recipe.toml", f"run=./{both.name}", engine, *AHEAD, *replicas, *WAYS[way])
     for step in range(1, STEPS + 1):
         assert tokens(alone, step) == tokens(both, step)
     mine = weights(both)
@@ -99,8 +95,7 @@ def test_replicas_that_sample_ahead_end_together_and_resume_exactly(home: Path, 
     wait_until(lambda: not any(map(alive, processes)))
     (home / "mended").touch()
     before = len(sampled_by(home))
-    said, status = finished(cold(home, "resume", run.name))
-    assert status == 0, said
+    together(home, "resume", run.name)
     assert saved(run)[-1] == STEPS
     assert all(version == max(0, step - 1 - LAG) for step, version in sampled_by(home)[before:])
     assert_same(run, home / "divided")

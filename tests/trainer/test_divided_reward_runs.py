@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import cold, outdo_, steps_done, wait_until
+from run_cases import cold, outdo_, steps_done, together, wait_until
 from test_replicated_runs import DIVIDED, finished, second_of, tokens, undisturbed, weights
 from test_workers import family as processes_of
 
@@ -62,15 +62,13 @@ def test_a_run_with_a_divided_reward_model_that_is_killed_resumes_exactly(judged
     os.kill(second_of(processes_of(command.pid)), signal.SIGKILL)
     said, status = finished(command)
     assert status == 75, said
-    said, status = finished(cold(judged, "resume", str(run)))
-    assert status == 0, said
+    together(judged, "resume", run)
     assert_same(run, whole)
 
 
 def test_an_adapter_with_a_divided_reward_model_is_saved_and_resumed(judged: Path):
     adapter = 'train.adapter={name = "lora", rank = 4, alpha = 8}'
     run, both = judged / "judged-adapter", (*SETTINGS, "cluster.replicas=2", DIVIDED, adapter)
-    said, status = finished(cold(judged, "train", "recipe.toml", f"run=./{run.name}", *both, "steps=2"))
-    assert status == 0, said
+    together(judged, "train", "recipe.toml", f"run=./{run.name}", *both, "steps=2")
     outdo_(judged, "resume", run, "steps=3", "cluster.replicas=1", "cluster.shard=false")
     assert steps_done(run) == 3

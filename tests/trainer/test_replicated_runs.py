@@ -1,17 +1,14 @@
 """Runs of several replicas: the same tokens as one process, and they end, and resume, together."""
 
-import contextlib
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from kill_cases import assert_same
-from run_cases import cold, outdo_, saved, steps_done, timeless, wait_until
+from run_cases import Command, Replicas, cold, outdo_, saved, steps_done, timeless, together, wait_until
 from safetensors.torch import load_file
 from test_workers import alive, ended, family
 
@@ -83,8 +80,7 @@ def test_two_replicas_sample_the_same_tokens_and_learn_the_same_weights(home: Pa
     settings = (*SETTINGS, *METHODS[method])
     of_one = [each for each in settings if each != SEQUENCES]
     outdo_(home, "train", "recipe.toml", f"run=./alone-{name}", *of_one)
-    said, status = finished(cold(home, "train", "recipe.toml", f"run=./both-{name}", "cluster.replicas=2", *settings))
-    assert status == 0, said
+    said = together(home, "train", "recipe.toml", f"run=./both-{name}", "cluster.replicas=2", *settings)
     alone, both = home / f"alone-{name}", home / f"both-{name}"
     for step in range(1, STEPS + 1):
         assert tokens(alone, step) == tokens(both, step)
@@ -101,47 +97,25 @@ def finished(command: "subprocess.Popen[str]") -> tuple[str, int]:
     return said, status
 
 
-def test_however_replicas_end_they_end_together_and_resume_exactly(
+def test_replicas_end_with_a_launcher_that_is_killed_and_resume_exactly(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    by_torchrun = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "outdo"),
-            *("train", "recipe.toml", "run=./undisturbed", "cluster.replicas=2", *SETTINGS),
-        ],
-        cwd=home, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert by_torchrun.returncode == 0, by_torchrun.stdout + by_torchrun.stderr
+    """A replica that a signal has stopped ends with its launcher, too."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    run = home / "disturbed"
+    run = home / "launcher-killed"
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "cluster.replicas=2", *SETTINGS)
-    for step, ending, expected in ((3, "launcher", -9), (7, "SIGTERM", 143)):
-        said, status = ended_after(step, run, command, ending)
-        assert status == expected, said
-        assert not list(tmp_path.iterdir())
-        assert step <= steps_done(run) < STEPS
-        command = cold(home, "resume", str(run))
-    said, status = finished(command)
-    assert status == 0, said
-    assert_same(run, home / "undisturbed")
-
-
-def ended_after(step: int, run: Path, command: "subprocess.Popen[str]", ending: str) -> tuple[str, int]:
-    """Kill the launcher of a run after a step, or send SIGTERM, and wait until no process is left.
-
-    A replica that a signal has stopped ends with its launcher, too.
-    """
-    wait_until(lambda: steps_done(run) >= step, command)
+    wait_until(lambda: steps_done(run) >= 3, command)
     replicas = family(command.pid)
     assert len(replicas) >= 2
-    if ending == "SIGTERM":
-        command.terminate()
-    else:
-        os.kill(second_of(replicas), signal.SIGSTOP)
-        command.kill()
+    os.kill(second_of(replicas), signal.SIGSTOP)
+    command.kill()
     said, status = finished(command)
+    assert status == -9, said
     wait_until(lambda: not any(map(alive, replicas)), seconds=600)
-    return said, status
+    assert not list(tmp_path.iterdir())
+    assert 3 <= steps_done(run) < STEPS
+    together(home, "resume", run)
+    assert_same(run, undisturbed(home, "both-grpo", (*SETTINGS, "cluster.replicas=2")))
 
 
 def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
@@ -155,14 +129,12 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     assert status == 75
     assert "replica 1 of 2 was ended by SIGKILL" in said
     assert "each replica holds a part of the weights" in said
-    command = cold(home, "resume", str(run))
-    wait_until(lambda: steps_done(run) >= 8, command)
-    command.terminate()
-    said, status = finished(command)
-    assert status == 143, said
+    replicas = Replicas(home, "resume", run)
+    wait_until(lambda: steps_done(run) >= 8, replicas)
+    replicas.kill(0, signal.SIGTERM)
+    assert replicas.wait()[0] == 143, replicas.said
     assert saved(run)[-1] == steps_done(run) < STEPS  # all of them finish the step, and save it together
-    said, status = finished(cold(home, "resume", str(run)))
-    assert status == 0, said
+    together(home, "resume", run)
     assert_same(run, whole)
     last = weights(run)
     outdo_(home, "export", run, home / "exported-divided")
@@ -179,22 +151,16 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
 def undisturbed(home: Path, name: str, settings: tuple[str, ...]) -> Path:
     """Return a run that another test has made, unless this one runs alone."""
     if not (home / name).exists():
-        said, status = finished(cold(home, "train", "recipe.toml", f"run=./{name}", *settings))
-        assert status == 0, said
+        together(home, "train", "recipe.toml", f"run=./{name}", *settings)
     return home / name
 
 
 def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(home: Path):
     base, settings = weights_hash(home / "model"), (*SETTINGS, "cluster.replicas=2", *METHODS["divided adapter"])
     whole, run = undisturbed(home, "both-divided-adapter", settings), home / "divided-adapter-killed"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    wait_until(lambda: steps_done(run) >= 5, command)
-    os.kill(second_of(family(command.pid)), signal.SIGKILL)
-    said, status = finished(command)
-    assert status == 75
+    said = second_killed(home, run, settings)
     assert "saved after step" in said  # the adapter is whole on each replica
-    said, status = finished(cold(home, "resume", str(run)))
-    assert status == 0, said
+    together(home, "resume", run)
     assert_same(run, whole)
     outdo_(home, "export", run, home / "exported-divided-adapter")
     exported = load_file(home / "exported-divided-adapter" / "adapter_model.safetensors")
@@ -204,18 +170,22 @@ def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(ho
     assert weights_hash(home / "model") == base
 
 
+def second_killed(home: Path, run: Path, settings: tuple[str, ...]) -> str:
+    """Train, and kill the second replica after a step; what the first one said."""
+    replicas = Replicas(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
+    wait_until(lambda: steps_done(run) >= 5, replicas)
+    replicas.kill(1)
+    assert replicas.wait() == [75, -9], replicas.said
+    return replicas.said
+
+
 def test_replicas_that_share_sequences_resume_exactly(home: Path):
     settings = (*SETTINGS, "cluster.replicas=2", *METHODS["sequences"])
     whole, run = undisturbed(home, "both-sequences", settings), home / "sequences-killed"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
-    wait_until(lambda: steps_done(run) >= 5, command)
-    os.kill(second_of(family(command.pid)), signal.SIGKILL)
-    said, status = finished(command)
-    assert status == 75
+    said = second_killed(home, run, settings)
     assert "attention: shared, each sequence by 2 replicas" in said
     assert "saved after step" in said  # all weights are whole on each replica
-    said, status = finished(cold(home, "resume", str(run)))
-    assert status == 0, said
+    together(home, "resume", run)
     assert_same(run, whole)
 
 
@@ -233,12 +203,10 @@ def second_of(processes: list[int]) -> int:
 
 
 def test_more_processes_than_the_recipe_names_are_refused(home: Path):
-    said = subprocess.run(
-        [sys.executable, "-m", "outdo", "train", "recipe.toml", "run=./other-number", "cluster.replicas=3"],
-        cwd=home, env=os.environ | {"RANK": "0", "WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert said.returncode == 2
-    assert "cluster.replicas = 3, but 2 processes were started" in said.stderr
+    arguments = ("train", "recipe.toml", "run=./other-number", "cluster.replicas=3")
+    command = Command(home, *arguments, variables={"RANK": "0", "WORLD_SIZE": "2"})
+    assert command.wait() == 2
+    assert "cluster.replicas = 3, but 2 processes were started" in command.said
 
 
 def test_a_mistake_in_the_recipe_is_printed_once(home: Path):
@@ -247,17 +215,39 @@ def test_a_mistake_in_the_recipe_is_printed_once(home: Path):
     assert said.count("no.jsonl") == 1
 
 
+SLOW = '''
+import os
+import time
+from pathlib import Path
+
+from outdo.algorithms.objectives.presets import grpo
+
+
+class Slow:
+    """GRPO. While there is a file `slow`, a step of the second replica takes ten times as long, on any machine."""
+
+    def __init__(self):
+        self.formula, self.since = grpo(beta=0.0), None
+        self.requires = self.formula.requires
+
+    def prepare(self, batch):
+        return self.formula.prepare(batch)
+
+    def __call__(self, scores, batch):
+        if self.since and os.environ["RANK"] == "1" and Path("slow").exists():
+            time.sleep(9 * (time.monotonic() - self.since))
+        terms = self.formula(scores, batch)
+        self.since = time.monotonic()
+        return terms
+'''
+
+
 def test_a_replica_that_is_ten_times_slower_delays_the_run_changes_nothing_and_is_named(home: Path):
-    run = home / "slow-replica"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "cluster.replicas=2", *SETTINGS)
-    wait_until(lambda: steps_done(run) >= 1, command)
-    slow = second_of(family(command.pid))
-    while command.poll() is None:  # of a tenth of a second it has a hundredth
-        for number, seconds in ((signal.SIGSTOP, 0.09), (signal.SIGCONT, 0.01)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(slow, number)
-            time.sleep(seconds)
-    said, status = finished(command)
-    assert status == 0, said
-    assert_same(run, undisturbed(home, "both-grpo", (*SETTINGS, "cluster.replicas=2")))
+    (home / "slow.py").write_text(SLOW)
+    settings = (*SETTINGS, "steps=8", "eval.every=0", "cluster.replicas=2", "train.objective=slow.py:Slow")
+    usual, run = undisturbed(home, "usual-replica", settings), home / "slow-replica"
+    (home / "slow").touch()
+    together(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
+    assert_same(run, usual)
     assert "replica 1 takes" in outdo_(home, "doctor", run)
+    assert "replica 1 takes" not in outdo_(home, "doctor", usual)

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from kill_cases import assert_same, newest
-from run_cases import cold, outdo_, steps_done, wait_until
+from run_cases import cold, outdo_, steps_done, together, wait_until
 from test_replicated_runs import finished, second_of
 from test_workers import alive, family
 
@@ -23,8 +23,7 @@ SETTINGS = ("steps=12", "eval.every=6", "workers=1", "checkpoint.every=2", "clus
 
 @pytest.fixture(scope="module")
 def undisturbed(home: Path) -> Path:
-    said, status = finished(cold(home, "train", "recipe.toml", "run=./not-disturbed", *SETTINGS))
-    assert status == 0, said
+    together(home, "train", "recipe.toml", "run=./not-disturbed", *SETTINGS)
     return home / "not-disturbed"
 
 
@@ -55,8 +54,7 @@ def disturbed_after(step: int, run: Path, command: "subprocess.Popen[str]", numb
 @pytest.mark.long
 def test_two_replicas_that_are_killed_at_ten_random_moments_change_nothing(home: Path):
     steps = (*SETTINGS, "steps=40")
-    said, status = finished(cold(home, "train", "recipe.toml", "run=./not-killed", *steps))
-    assert status == 0, said
+    together(home, "train", "recipe.toml", "run=./not-killed", *steps)
     run, random = home / "killed-ten-times", Random(19)
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *steps, "--restarts", "5")
     for kill in range(10):

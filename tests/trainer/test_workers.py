@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, command_line, metrics, steps_done, wait_until
+from run_cases import Command, alive, cold, command_line, metrics, outdo_, steps_done, wait_until
 
 import outdo
 from outdo.config.file import load
@@ -37,8 +37,7 @@ def family(process: int) -> list[int]:
 @pytest.fixture(scope="module")
 def whole(home: Path) -> Path:
     """The run that nothing happened to."""
-    status, said = ended(cold(home, "train", "recipe.toml", "run=./two", *TWO))
-    assert status == 0, said
+    said = outdo_(home, "train", "recipe.toml", "run=./two", *TWO)
     assert "workers: 2, threads per worker: 1 (set in the recipe)" in said
     return home / "two"
 
@@ -53,29 +52,26 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_run_with_two_workers_that_is_killed_and_interrupted_resumes_exactly(home, whole, temporary: Path):
     run = home / "two-disturbed"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *TWO)
+    command = Command(home, "train", "recipe.toml", f"run=./{run.name}", *TWO)
     for step, number, expected in ((3, signal.SIGKILL, -signal.SIGKILL), (7, signal.SIGINT, 130)):
-        status, said = ended_by(number, command, run, step)
-        assert status == expected, said
+        ended_by(number, command, run, step)
+        assert command.wait() == expected, command.said
         assert not list(temporary.glob("pymp-*"))
         assert step <= steps_done(run) < 12
-        command = cold(home, "resume", str(run))
-    status, said = ended(command)
-    assert status == 0, said
+        command = Command(home, "resume", run)
+    assert command.wait() == 0, command.said
     assert_same(run, whole)
 
 
-def ended_by(number: int, command: "subprocess.Popen[str]", run: Path, step: int) -> tuple[int, str]:
+def ended_by(number: int, command: Command, run: Path, step: int) -> None:
     """Send a signal after a step, and wait until no process is left; SIGINT to all of them, as Ctrl-C does."""
     wait_until(lambda: steps_done(run) >= step, command)
-    assert command.poll() is None, ended(command)
+    assert command.running, command.said
     others = family(command.pid)
     assert others, "there should be a second process"
     for process in [command.pid] if number == signal.SIGKILL else [command.pid, *others]:
         os.kill(process, number)
-    result = ended(command)
-    wait_until(lambda: not any(alive(process) for process in others))
-    return result
+    wait_until(lambda: not command.running and not any(alive(process) for process in others))
 
 
 def test_the_chosen_workers_are_written_into_the_recipe_of_the_run(whole):
