@@ -194,8 +194,15 @@ def test_pages_without_equations_load_no_katex(site: Path):
     assert [page for page in pages if ("katex.min" in page) != (EQUATION in page)] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"),
+    [
+        pytest.param(DESKTOP, "light", id="desktop-light"),
+        pytest.param(PHONE, "dark", id="phone-dark"),
+        pytest.param(DESKTOP, "dark", marks=pytest.mark.long, id="desktop-dark"),
+        pytest.param(PHONE, "light", marks=pytest.mark.long, id="phone-light"),
+    ],
+)
 def test_axe_finds_no_violation(served: str, browser: Browser, scheme: str, viewport: object):
     with watched_page(browser, viewport=viewport, allowed=served, color_scheme=scheme) as page:
         for name in (

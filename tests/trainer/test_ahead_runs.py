@@ -56,6 +56,7 @@ def test_the_summary_says_what_became_of_the_questions(home):
     assert questions == {"asked": 16, "answered": 16, "trained": 16, "dropped": 0, "why": {}}
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_again_and_again_equals_an_uninterrupted_one(home):
     kills = killed_and_resumed(home, home / "killed", 4, COPYING, *AHEAD)
     assert len({kill.saved for kill in kills}) > 1

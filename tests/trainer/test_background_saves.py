@@ -61,7 +61,7 @@ def train(home: Path, name: str, *settings: str) -> Path:
     return home / name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["all", pytest.param("adapter", marks=pytest.mark.long)])
 def test_what_is_written_in_the_background_is_what_a_run_that_waits_writes(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, slow: list[int], kind: str
 ):

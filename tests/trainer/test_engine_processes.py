@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, metrics, outdo_, steps_done, wait_until
-from test_workers import ended, family
+from run_cases import Command, alive, metrics, outdo_, steps_done, wait_until
+from test_workers import family
 
 
 def engine(processes: int) -> str:
     return f'engine={{name = "builtin", processes = {processes}}}'
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_tokens_metrics_and_weights_are_those_of_sampling_in_the_trainer(home: Path, six_steps: Path, processes: int):
     run = home / f"processes-{processes}"
     said = outdo_(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", engine(processes))
@@ -24,12 +24,12 @@ def test_tokens_metrics_and_weights_are_those_of_sampling_in_the_trainer(home: P
 
 def test_no_process_is_left_when_the_trainer_is_killed(home: Path):
     run = home / "killed-trainer"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", engine(2))
+    command = Command(home, "train", "recipe.toml", f"run=./{run.name}", engine(2))
     wait_until(lambda: steps_done(run) >= 1, command)
     others = family(command.pid)
     assert len(others) >= 3  # the fork server, and two processes
-    command.kill()
-    ended(command)
+    command.process.kill()
+    command.wait()
     wait_until(lambda: not any(map(alive, others)))
 
 

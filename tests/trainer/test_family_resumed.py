@@ -39,7 +39,13 @@ CHANGES = {
 """Metrics that must have taken more than one value, or the run was none to prove anything by."""
 
 
-@pytest.mark.parametrize("method", FAMILY)
+QUICK = "judged"
+"""The method that every run of the tests kills; the others are for `make test-long`."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in FAMILY]
+)
 def test_a_run_that_is_killed_and_resumed_equals_an_uninterrupted_one(family, method):
     straight, killed = family / f"straight-{method}", family / f"killed-{method}"
     outdo_(family, "train", "recipe.toml", f"run=./{straight.name}", *USUAL, *FAMILY[method])

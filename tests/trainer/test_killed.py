@@ -17,6 +17,7 @@ FULL = (
 )
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_again_and_again_equals_an_uninterrupted_one(home, straight):
     kills = killed_and_resumed(home, home / "killed", 5, *PLAIN)
     assert_resumed_after(kills, 1)

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import time
 
 import pytest
 from run_cases import Command, contents, metrics, outdo_, saved, steps_done, timeless, wait_until, weights
@@ -31,10 +30,16 @@ def score(completion, answer):
 """
 
 
-EACH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda each: each.name)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@EACH
+def each_signal(*quick: signal.Signals):
+    """A test for each signal; all but the `quick` ones are for `make test-long`."""
+    tried = [pytest.param(each, marks=() if each in quick else pytest.mark.long, id=each.name) for each in SIGNALS]
+    return pytest.mark.parametrize("number", tried)
+
+
+@each_signal(signal.SIGINT)
 def test_after_a_signal_the_last_finished_step_is_saved(home, straight, number):
     run = home / f"stopped-{number}"
     command = Command(home, "train", "recipe.toml", f"run=./{run.name}", "checkpoint.every=20")
@@ -44,19 +49,13 @@ def test_after_a_signal_the_last_finished_step_is_saved(home, straight, number):
     step = steps_done(run)
     assert 3 <= step < 20
     assert saved(run) == [step]
-    assert weights(run) == weights_after(home, step)
     assert f"stopped after step {step}; continue with `outdo resume {run.name}`" in command.said
     outdo_(home, "resume", run.name)
     assert weights(run) == weights(straight)
     assert timeless(run) == timeless(straight)
 
 
-def weights_after(home, step):
-    outdo_(home, "train", "recipe.toml", f"run=./to-{step}-{time.monotonic_ns()}", f"steps={step}")
-    return weights(max(home.glob(f"to-{step}-*")))
-
-
-@EACH
+@each_signal(signal.SIGTERM, signal.SIGHUP)
 def test_a_reward_that_hangs_does_not_delay_the_end(own_home, number):
     """The steps before are saved although the last checkpoint is older, and no weight of the step under way counts."""
     hangs = HANGS.replace("if completion", "if Path('hang').exists() and completion").replace("0.0", "len(completion)")
@@ -132,7 +131,7 @@ def send(command, number, answer):
     wait_until(lambda: answer in command.said, command)
 
 
-@EACH
+@each_signal(signal.SIGTERM)
 def test_a_signal_in_an_update_ends_it_at_once_and_the_last_finished_step_is_saved(own_home, number):
     """A preemption leaves half a minute, and an update may take longer."""
     objective = "train.objective=slow.py:Slow"
