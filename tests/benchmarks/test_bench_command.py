@@ -4,12 +4,15 @@ import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.suite.cases import CASES, USUAL
 from benchmarks.suite.implementations import IMPLEMENTATIONS, OWN
 from benchmarks.suite.implementations import USUAL as USUAL_IMPLEMENTATIONS
+
+ACCEPTED = Path(__file__).parent / "accepted.json"
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,17 +45,19 @@ def test_all_mistakes_are_reported_at_once_before_anything_is_timed(tmp_path):
 
 
 def test_the_benchmark_fails_when_a_count_has_grown(tmp_path):
-    accepted = tmp_path / "accepted.json"
-    assert bench("counts", "--accept", str(accepted)).returncode == 0
-    found = json.loads(accepted.read_text())
-    found["counts"]["update/operations"] -= 1
-    accepted.write_text(json.dumps(found))
-    closed = bench("counts", "--gate", str(accepted), "--json", str(tmp_path / "all.json"))
+    gate, accepted = tmp_path / "gate.json", tmp_path / "accepted.json"
+    known = json.loads(ACCEPTED.read_text())
+    known["counts"]["update/operations"] -= 1
+    gate.write_text(json.dumps(known))
+    files = ["--gate", str(gate), "--accept", str(accepted), "--json", str(tmp_path / "all.json")]
+    closed = bench("counts", *files)
     assert closed.returncode == 1
     assert "update/operations grew" in closed.stderr
     assert "decode/operations" not in closed.stderr
     assert "--accept" in closed.stderr
-    assert json.loads((tmp_path / "all.json").read_text())["cases"][0]["counts"]["update/operations"] > 0
+    counts = json.loads((tmp_path / "all.json").read_text())["cases"][0]["counts"]
+    assert json.loads(accepted.read_text())["counts"] == counts
+    assert counts["update/operations"] == known["counts"]["update/operations"] + 1
 
 
 @pytest.mark.parametrize("name", [*IMPLEMENTATIONS])

@@ -223,26 +223,28 @@ def test_an_interrupt_does_not_wait_for_the_other_processes(process: Process):
     assert time.monotonic() - began < 600
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["computing", "stopped"])
-def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and_no_process(stopped: bool):
-    """A run that a Python script starts in a process of its own uses the script's folder for sockets."""
+def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and_no_process():
+    """A run that a Python script starts in a process of its own uses the script's folder for sockets.
+
+    It has a process that computes, and one that is stopped.
+    """
     folder = Path(multiprocessing.util.get_temp_dir())
     ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=hold_a_process, args=(theirs,))
+    child = multiprocessing.get_context("spawn").Process(target=hold_processes, args=(theirs,))
     child.start()
-    worker = ours.recv()
-    if stopped:
-        os.kill(worker, signal.SIGSTOP)
+    workers = ours.recv()
+    os.kill(workers[1], signal.SIGSTOP)
     child.kill()
     child.join()
-    wait_until(lambda: not alive(worker), seconds=600)
+    wait_until(lambda: not any(map(alive, workers)), seconds=600)
     assert folder.is_dir()
 
 
-def hold_a_process(pipe: Connection) -> None:
-    process = Process(1)
-    process.hold(0, Echo())
-    pipe.send(process._process.pid)
+def hold_processes(pipe: Connection) -> None:
+    processes = [Process(1), Process(1)]
+    for process in processes:
+        process.hold(0, Echo())
+    pipe.send([process._process.pid for process in processes])
     time.sleep(6000)
 
 
