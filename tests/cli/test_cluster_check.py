@@ -1,19 +1,18 @@
 """`outdo cluster check` finds what would keep processes from one run, before a model loads."""
 
-import os
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from run_cases import write_home
+from run_cases import Command, Replicas, outdo_, write_home
 
-from outdo.trainer.cluster_check import Report, look, network_hints, problems
-from outdo.utils.errors import UserError
+from outdo.config.file import load
+from outdo.distributed.ray_cluster import connected
+from outdo.trainer.cluster_check import Report, look, network_hints, placed_rewards, problems
+from outdo.utils.errors import EngineError, UserError
 
 ONE = Report(
     host="a",
@@ -25,7 +24,6 @@ ONE = Report(
     files={"model": 1000},
 )
 TWO = replace(ONE, host="b")
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +31,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_home(tmp_path_factory.mktemp("cluster"))
 
 
-def run(home: Path, *command: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=home, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert "outdo/cli/main.py" not in done.stderr  # no traceback of outdo; torchrun prints its own
-    return done.returncode, done.stdout + done.stderr
+CHECK = ("cluster", "check", "recipe.toml")
 
 
 def test_two_processes_on_one_machine_are_a_table_without_a_problem(home: Path):
-    status, said = run(home, "outdo", "cluster", "check", "recipe.toml", "cluster.replicas=2")
-    assert status == 0, said
+    said = outdo_(home, *CHECK, "cluster.replicas=2")
     assert "no problem: 2 processes can run together" in said
     assert said.count(socket.gethostname()[:8]) == 2
     assert not list(home.rglob(".outdo-check-*"))
@@ -52,11 +43,9 @@ def test_two_processes_on_one_machine_are_a_table_without_a_problem(home: Path):
 
 def test_a_folder_that_is_not_shared_is_named_with_the_process(home: Path, tmp_path: Path):
     """Process 1 works in a folder of its own, as on a machine without the file system of the others."""
-    script = tmp_path / "start.sh"
-    check = f"{sys.executable} -m outdo cluster check recipe.toml cluster.replicas=2"
-    script.write_text(f'[ "$RANK" = 1 ] && cd {tmp_path}\nexec {check}\n')
-    status, said = run(home, *TORCHRUN, "bash", str(script))
-    assert status == 1, said
+    processes = Replicas(home, *CHECK, "cluster.replicas=2", second_home=tmp_path)
+    assert processes.wait() == [1, 1], processes.said
+    said = processes.said
     for sentence in (
         "problem: process 1 on",
         "does not find what process 0 on",
@@ -72,16 +61,18 @@ def test_processes_that_do_not_meet_end_at_the_deadline_with_what_to_look_at(hom
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     rendezvous = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    status, said = run(home, "outdo", "cluster", "check", "recipe.toml", "--timeout", "3", **rendezvous)
-    assert status == 75, said
+    command = Command(home, *CHECK, "--timeout", "3", variables=rendezvous)
+    assert command.wait() == 75
+    said = command.said
+    assert "Traceback" not in said
     assert "the 2 processes did not meet within 3 s" in said
     assert "is the port of MASTER_ADDR=127.0.0.1 open, and every process started?" in said
 
 
 def test_a_number_of_processes_other_than_the_recipes_is_refused(home: Path):
-    status, said = run(home, *TORCHRUN[:3], "-m", "outdo", "cluster", "check", "recipe.toml", "cluster.replicas=3")
-    assert status == 1  # of torchrun
-    assert "cluster.replicas = 3, but 2 processes were started" in said
+    command = Command(home, *CHECK, "cluster.replicas=3", variables={"RANK": "0", "WORLD_SIZE": "2"})
+    assert command.wait() == 2
+    assert "cluster.replicas = 3, but 2 processes were started" in command.said
 
 
 def test_equal_machines_have_no_problem():
@@ -107,6 +98,33 @@ def test_equal_machines_have_no_problem():
 def test_each_difference_is_one_sentence(other: Report, sentence: str):
     (found,) = problems([ONE, other])
     assert sentence in found
+
+
+def test_it_says_where_ray_places_rewards(home: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("ray")
+    placed = ['rewards=[{name = "score.py:score", place = "ray"}, {name = "math", place = "ray"}]']
+    recipe = load(home / "recipe.toml", [*placed, "reward_limits.workers=3"])
+    said, mistakes = placed_rewards(recipe)
+    assert not mistakes
+    assert said.startswith("score (3 CPU), math (3 CPU): in a Ray that the run starts on ")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    reserved: list[list[str]] = []
+    monkeypatch.setattr(connected, "reserve", lambda role: reserved.append([each.name for each in connected._roles]))
+    said, mistakes = placed_rewards(recipe)
+    assert (said, mistakes) == ("score (3 CPU), math (3 CPU): the Ray cluster RAY_ADDRESS=10.0.0.1:6379 has room", [])
+    assert sorted(reserved[0]) == ["the reward math", "the reward score"]  # one group
+    assert not connected._roles
+
+    def full(role: object) -> None:
+        raise EngineError("the Ray cluster has no room for the reward score (1 x 3 CPU): free are 2 CPU")
+
+    monkeypatch.setattr(connected, "reserve", full)
+    assert placed_rewards(recipe) == (
+        "",
+        ["rewards: the Ray cluster has no room for the reward score (1 x 3 CPU): free are 2 CPU"],
+    )
+    assert placed_rewards(load(home / "recipe.toml")) == ("", [])
 
 
 def test_an_interface_of_this_machine_only_is_a_hint(monkeypatch: pytest.MonkeyPatch):

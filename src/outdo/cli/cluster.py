@@ -62,12 +62,15 @@ def _files(settings: list[str] | None, recipe: Recipe | None) -> list[str]:
 
 
 def _check(recipe: Recipe | None, files: list[str], replicas: "Replicas | None", console: Console) -> int:
-    from outdo.trainer.cluster_check import look, problems
+    from outdo.trainer.cluster_check import look, placed_rewards, problems
 
     runs = run_folder(recipe.run) if recipe and recipe.run else RUNS
     reports = look(runs, files, replicas)
     console.print(_table(reports))
-    found = problems(reports)
+    placed, mistakes = placed_rewards(recipe) if recipe and (replicas is None or replicas.first) else ("", [])
+    if placed:
+        console.print(f"rewards that Ray places: {placed}", markup=False, highlight=False, soft_wrap=True)
+    found = [*problems(reports), *mistakes]
     for problem in found:
         console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
     if not found:

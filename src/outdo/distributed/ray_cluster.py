@@ -158,10 +158,9 @@ class Cluster:
 
         Raises: EngineError if the cluster has no room for them, also after a machine was lost.
         """
-        self.open()
+        self.reserve(role)
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._reserve(role)
         actor = self._ray.remote(max_restarts=0, concurrency_groups={WATCH: 1})(kind)
         placed = [
             actor.options(
@@ -173,8 +172,12 @@ class Cluster:
         ]
         return self.ask(lambda _: [each.remote(*arguments) for each in placed])
 
-    def _reserve(self, role: Role) -> None:
-        """Wait until the resources of a role are reserved, together with those of other roles that have none yet."""
+    def reserve(self, role: Role) -> None:
+        """Connect, and wait until a role has its resources, together with the other roles that have none yet.
+
+        Raises: EngineError if Ray cannot be used, or has no room for all of them.
+        """
+        self.open()
         if role.group is None:
             assert role in self._roles, "it has left"
             together = [each for each in self._roles if each.group is None]

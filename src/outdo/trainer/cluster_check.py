@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 
+from outdo.config.engines import reward_place_mistakes
+from outdo.config.recipe import Recipe
 from outdo.distributed.launch import LOOPBACK
 from outdo.distributed.network import INTERFACE
+from outdo.distributed.ray_cluster import ADDRESS, joins
 from outdo.distributed.replicas import Replicas
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
-from outdo.utils.errors import UserError
+from outdo.trainer.ray_rewards import RayReward
+from outdo.utils.errors import EngineError, UserError
 
 APART = 1.0
 """Seconds that clocks may be apart."""
@@ -83,6 +87,33 @@ def problems(reports: Sequence[Report]) -> list[str]:
                 "put it on a file system that all machines share, or `outdo resume` cannot read the checkpoints"
             )
     return found
+
+
+def placed_rewards(recipe: Recipe) -> tuple[str, list[str]]:
+    """Return what was found for the rewards that Ray places, and what keeps them from a run; nothing without any.
+
+    Of a cluster that runs already (RAY_ADDRESS), their CPUs are reserved for a moment. Otherwise the run starts a Ray
+    of its own, which takes them all.
+    """
+    if mistakes := reward_place_mistakes(recipe):
+        return "", mistakes
+    specs = [spec for reward, spec in recipe.reward_specs if reward.place]
+    rewards = [RayReward(spec, **recipe.reward_limits.of_workers) for spec in specs]
+    if not rewards:
+        return "", []
+    wanted = ", ".join(f"{reward.name} ({reward.processes} CPU)" for reward in rewards)
+    try:
+        if not joins():
+            cores = os.cpu_count() or 1
+            return f"{wanted}: in a Ray that the run starts on {socket.gethostname()}, with {cores} CPU cores", []
+        where = f"the Ray cluster {ADDRESS}={os.environ[ADDRESS]}"
+        rewards[0].reserve()  # all of them
+        return f"{wanted}: {where} has room", []
+    except EngineError as error:
+        return "", [f"rewards: {error}"]
+    finally:
+        for reward in rewards:
+            reward.close()
 
 
 def network_hints() -> list[str]:

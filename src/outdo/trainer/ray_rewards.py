@@ -58,6 +58,18 @@ class RayReward:
         self._lock = Lock()
         self._closed = False
 
+    @property
+    def processes(self) -> int:
+        """How many worker processes it has at most: as many CPUs are reserved."""
+        return self._limits["workers"]
+
+    def reserve(self) -> None:
+        """Reserve the CPUs of the actor, together with those of the other roles that Ray places.
+
+        Raises: EngineError if Ray cannot be used, or has no room.
+        """
+        connected.reserve(self._role)
+
     def start(self) -> None:
         """Start the actor, with the first worker process.
 
