@@ -70,9 +70,9 @@ def test_processes_that_do_not_meet_end_at_the_deadline_with_what_to_look_at(hom
 
 
 def test_a_number_of_processes_other_than_the_recipes_is_refused(home: Path):
-    command = Command(home, *CHECK, "cluster.replicas=3", variables={"RANK": "0", "WORLD_SIZE": "2"})
-    assert command.wait() == 2
-    assert "cluster.replicas = 3, but 2 processes were started" in command.said
+    processes = Replicas(home, *CHECK, "cluster.replicas=3")
+    assert processes.wait() == [2, 2], processes.said
+    assert "cluster.replicas = 3, but 2 processes were started" in processes.said
 
 
 def test_equal_machines_have_no_problem():
