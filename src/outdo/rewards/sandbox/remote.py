@@ -136,17 +136,7 @@ def _outcome(reply: Mapping[str, Any] | None, limits: Limits) -> Outcome:
     if reply["status"] == "SandboxError" or not isinstance(ran, dict) or ran.get("status") == "Error":
         raise _RetryLaterError(f"it failed: {one_line(str(reply.get('message') or ran))[:200]}")
     stdout, stderr = (str(ran.get(name) or "").encode(errors="replace") for name in ("stdout", "stderr"))
-    status = ran.get("return_code")
-    if ran.get("status") == "TimeLimitExceeded":
-        ending, status = Ending.timeout, None
-    elif not isinstance(status, int):
-        raise _RetryLaterError(f"it failed: a run without a status: {one_line(str(ran))[:200]}")
-    else:
-        ending = Ending.exited
-        status = status if status >= 0 else 128 - status
-        crowded = status == _KILLED or (status != 0 and b"MemoryError" in stderr[-_LAST_LINE:])
-        if crowded or max(len(stdout), len(stderr)) > limits.output:
-            ending, status = Ending.resource, None
+    ending, status = _ending(ran, stdout, stderr, limits)
     return Outcome(
         ending=ending,
         stdout=stdout[: limits.output].decode(errors="replace"),
@@ -154,6 +144,20 @@ def _outcome(reply: Mapping[str, Any] | None, limits: Limits) -> Outcome:
         exit_status=status,
         seconds=float(ran.get("execution_time") or 0.0),
     )
+
+
+def _ending(ran: Mapping[str, Any], stdout: bytes, stderr: bytes, limits: Limits) -> tuple[Ending, int | None]:
+    """Return how a program ended, and its exit status."""
+    if ran.get("status") == "TimeLimitExceeded":
+        return Ending.timeout, None
+    status = ran.get("return_code")
+    if not isinstance(status, int):
+        raise _RetryLaterError(f"it failed: a run without a status: {one_line(str(ran))[:200]}")
+    status = status if status >= 0 else 128 - status
+    crowded = status == _KILLED or (status != 0 and b"MemoryError" in stderr[-_LAST_LINE:])
+    if crowded or max(len(stdout), len(stderr)) > limits.output:
+        return Ending.resource, None
+    return Ending.exited, status
 
 
 def open_remote(url: str, api_key: str = "") -> Remote:
