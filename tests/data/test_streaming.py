@@ -8,7 +8,8 @@ from itertools import islice
 import pytest
 
 from outdo.config.file import RecipeError, dump, load
-from outdo.data.prompts import Prompts, StreamedPrompts, in_batches, tokenise
+from outdo.data.batches import in_batches
+from outdo.data.prompts import Prompts, StreamedPrompts, tokenise
 from outdo.data.splits import load_questions
 from outdo.data.streaming import Joined, StreamedQuestions
 from outdo.testing import byte_bpe_tokenizer
@@ -35,7 +36,7 @@ def prompts_of(questions, longest=8):
     parts = train.parts if isinstance(train, Joined) else [train]
     tokenised = [tokenise(part, TOKENIZER, max_tokens=longest) for part in parts]
     prompts = Joined(tokenised) if len(tokenised) > 1 else tokenised[0]
-    return in_batches(prompts, train, questions.weights, per_step=7, seed=3, shuffle=True)
+    return in_batches(prompts, questions, per_step=7, seed=3, shuffle=True)
 
 
 def assert_equal(memory, streamed):

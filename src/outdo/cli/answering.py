@@ -30,7 +30,7 @@ class Answering:
     chat_options: Mapping[str, Any]  # of the chat template; empty: as the model has them
     environment: Piece | None = None
 
-    def prompts(self, questions: Sequence[Question], policy: Policy) -> list[Prompt]:
+    def prompts(self, questions: Sequence[Question], policy: Policy) -> Sequence[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
         set_chat_options(policy.tokenizer, self.chat_options)
         return tokenise(

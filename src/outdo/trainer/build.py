@@ -20,11 +20,9 @@ from outdo.config.names import REWARD_MODEL
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import source_files
-from outdo.data.batches import in_batches
-from outdo.data.prompts import Prompts, tokenise
-from outdo.data.questions import Question as Row
+from outdo.data.prompts import Prompts
+from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
-from outdo.data.streaming import Joined
 from outdo.distributed.lockstep import LockstepReplicas, sequence_group
 from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
@@ -60,9 +58,10 @@ from outdo.trainer.build_method import (
     penalty_of,
     stop_of,
 )
+from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed, whole_notes
 from outdo.trainer.engines import engine_notes, replays_routes
-from outdo.trainer.environment import environment_notes, open_environment, tools_of
+from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.trainer.replicated import is_divided
 from outdo.trainer.sampling_ahead import open_engine_of_run, open_sampling
@@ -136,7 +135,7 @@ def build_run(
     requires = requirements_of(objective, advantage)
     policy = _policy(recipe, facts, optimiser, replicas)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
-    prompts, held_out, data_notes = _prompts(recipe, questions, policy)
+    prompts, held_out, data_notes = build_prompts(recipe, questions, policy)
     engine, on_first = open_engine_of_run(recipe, policy)
     placed_notes = start_placed(reward)
     routes, routing_notes = replays_routes(engine, policy.forward)
@@ -212,10 +211,10 @@ def sampling_params(recipe: Recipe, **changes: Any) -> SamplingParams:
     return SamplingParams(**(sampling.model_dump() | stop | changes))
 
 
-def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Row]]:
+def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Question]]:
     """Return the questions that the run in `folder` is evaluated on by the name of their set; None if it has none."""
     questions = load_questions(recipe, saved_revisions(folder))
-    found: dict[str | None, list[Row]] = {}
+    found: dict[str | None, list[Question]] = {}
     for question in questions.evaluated(recipe.eval.rows):
         found.setdefault(questions.sets.get(question.id), []).append(question)
     return found
@@ -371,32 +370,3 @@ def _sampler(
     )
     rounds = recipe.train.dynamic_sampling
     return DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler
-
-
-def _prompts(
-    recipe: Recipe, questions: Questions, policy: Policy
-) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
-    """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
-    data, notes, tools = recipe.data, [], tools_of(recipe.environment)
-    longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
-
-    def tokenised(kind: str, rows: Sequence[Row]) -> Sequence[Prompt]:
-        if isinstance(rows, Joined):
-            return Joined([tokenised(kind, part) for part in rows.parts])
-        prompts = tokenise(
-            rows,
-            policy.tokenizer,
-            max_tokens=longest,
-            template=data.prompt_template,
-            system=data.system,
-            overlong=data.overlong,
-            tools=tools,
-        )
-        if left_out := len(rows) - len(prompts):
-            notes.append(f"{left_out} of {len(rows)} {kind} questions are longer than {longest} tokens and left out")
-        return prompts
-
-    train = tokenised("training", questions.train)
-    held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
-    how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
-    return in_batches(train, questions, **how), held_out, notes
