@@ -98,7 +98,7 @@ def test_a_run_is_not_resumed_with_other_code_of_its_agent(office: Path) -> None
 def test_check_says_what_it_found_about_the_agent_and_the_chat_template(office: Path) -> None:
     said = " ".join(outdo_(office, "check", "recipe.toml", *SETTINGS).split())
     assert (
-        "the agent agent.py:run(row, *, base_url, http_client, rounds=3, rewrite=False): at most 4 calls and 600 s an "
+        "the agent agent.py:run(row, *, base_url, http_client, rounds=3, rewrite=True): at most 4 calls and 600 s an "
         "episode" in said
     )
     assert "the same text after every turn: yes" in said
