@@ -19,6 +19,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments import mcp_server
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Player
+from outdo.rollouts.environments.mcp_clients import Program
 from outdo.rollouts.environments.mcp_server import McpServer
 from outdo.rollouts.environments.tools import LateError, ToolBox, ToolError
 from outdo.testing import ScriptedEngine
@@ -115,7 +116,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[McpServer]:
     """A server in an empty folder, in which it writes its process ids."""
     monkeypatch.chdir(tmp_path)
-    server = McpServer([sys.executable, str(code)], (), seconds=600.0)
+    server = McpServer(Program((sys.executable, str(code))), seconds=600.0)
     yield server
     server.close()
     assert not any(map(running, started()))
@@ -162,7 +163,7 @@ def answers(rollout: Rollout, server: McpServer) -> str:
 def test_the_tools_of_a_server_that_is_written_with_the_library(tmp_path: Path) -> None:
     path = tmp_path / "server.py"
     path.write_text(OF_THE_LIBRARY)
-    server = McpServer([sys.executable, str(path)], (), seconds=600.0)
+    server = McpServer(Program((sys.executable, str(path))), seconds=600.0)
     (schema,) = server.schemas
     function = schema["function"]
     assert (function["name"], function["description"]) == ("add", "Add two numbers.")
@@ -249,7 +250,7 @@ def test_a_call_that_ends_the_server_fails_alone(server: McpServer) -> None:
 def test_a_server_that_cannot_be_started_again_ends_the_run_with_a_sentence(server: McpServer) -> None:
     Path("broken").touch()
     os.kill(started()[0], signal.SIGKILL)
-    with pytest.raises(MachineError, match=r"the MCP server .*server\.py was lost and cannot be started again"):
+    with pytest.raises(MachineError, match=r"the MCP server .*server\.py was lost and cannot be used again"):
         play(server, [call("add", a=1), "done"])
 
 
@@ -263,11 +264,11 @@ def test_a_server_that_ends_in_each_call_ends_the_run(server: McpServer, monkeyp
 
 def test_a_server_that_is_no_server_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the MCP server .* cannot be used: Connection closed"):
-        McpServer([sys.executable, "-c", "pass"], (), seconds=600.0)
+        McpServer(Program((sys.executable, "-c", "pass")), seconds=600.0)
     with pytest.raises(UserError, match="the MCP server no-such-program: no such program"):
-        McpServer(["no-such-program"], (), seconds=600.0)
+        McpServer(Program(("no-such-program",)), seconds=600.0)
     with pytest.raises(UserError, match="the environment variable NO_SUCH_KEY is not set"):
-        McpServer([sys.executable], ["NO_SUCH_KEY"], seconds=60.0)
+        McpServer(Program((sys.executable,), ("NO_SUCH_KEY",)), seconds=60.0)
 
 
 @pytest.mark.parametrize("way", ["exit", "kill"])
@@ -275,8 +276,9 @@ def test_a_server_ends_with_the_process_that_started_it(code: Path, tmp_path: Pa
     program = f"""
         import os, signal, sys, threading, time
         from pathlib import Path
+        from outdo.rollouts.environments.mcp_clients import Program
         from outdo.rollouts.environments.mcp_server import open_server
-        server = open_server((sys.executable, {str(code)!r}), (), 3600.0)
+        server = open_server(Program((sys.executable, {str(code)!r})), 3600.0)
         threading.Thread(target=server.call, args=("stop", {{}}), daemon=True).start()
         process = Path("/proc", Path("started").read_text().strip(), "stat")
         while process.read_text().rpartition(")")[2].split()[0] != "T":

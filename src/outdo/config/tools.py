@@ -8,6 +8,7 @@ from outdo.config.fields import Piece
 from outdo.config.names import MCP, PYTHON, SEARCH, TOOL_NAMES
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import signature_of
+from outdo.utils.secrets import SecretPlace, has_secret_name, has_secret_value
 
 Check = tuple[Callable[[Any], bool], str]
 """Whether a value suits an option, and what is expected."""
@@ -37,6 +38,22 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
 
 
+def _is_url(value: Any) -> bool:
+    return _is_text(value) and value.startswith(("http://", "https://")) and not has_secret_value(value)
+
+
+def _are_headers(value: Any) -> bool:
+    """Whether these are headers of HTTP, of which none is a secret that is written out."""
+    return isinstance(value, Mapping) and all(
+        SecretPlace.of(each) is not None or (_is_text(each) and not _is_secret_header(str(name), each))
+        for name, each in value.items()
+    )
+
+
+def _is_secret_header(name: str, value: str) -> bool:
+    return name.lower() in SECRET_HEADERS or has_secret_name(name) or has_secret_value(value)
+
+
 NATURAL: Check = (_is_natural, "a whole number of 1 or more")
 
 TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
@@ -48,8 +65,10 @@ TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
     },
     MCP: {
         "command": (_are_texts, 'a program and its arguments, such as ["uvx", "mcp-server-fetch"]'),
+        "url": (_is_url, "a URL that begins with http:// or https://, without a password"),
         "tools": (_are_texts, "a list of names"),
         "environment": (_are_texts, "a list of environment variables"),
+        "headers": (_are_headers, 'a table of texts; a secret is written as {env = "NAME"} or {file = "path"}'),
     },
     PYTHON: {
         "seconds": NATURAL,
@@ -68,8 +87,14 @@ FUNCTION_OPTIONS: Mapping[str, Check] = {
 }
 """The options of a function in the user's code: those of its worker processes."""
 
-NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"], MCP: ["command"]}
+NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"]}
 """The options that a tool cannot do without."""
+
+ONLY_WITH: Mapping[str, Mapping[str, str]] = {MCP: {"environment": "command", "headers": "url"}}
+"""Options of a tool that need another one."""
+
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+"""Headers whose values are always secret."""
 
 
 def tools_in(options: Mapping[str, Any]) -> list[Piece]:
@@ -117,6 +142,11 @@ def _mistakes(tool: Piece) -> Iterator[str]:
         return
     known, needed = TOOL_OPTIONS[tool.name], NEEDED.get(tool.name, ())
     yield from (f"{tool.name} needs the option {each}" for each in needed if each not in tool.options)
+    if tool.name == MCP and ("command" in tool.options) == ("url" in tool.options):
+        yield "mcp needs one of the options command and url"
+    for option, other in ONLY_WITH.get(tool.name, {}).items():
+        if option in tool.options and other not in tool.options:
+            yield f"{tool.name}.{option}: only with {other}"
     yield from _option_mistakes(tool, known)
 
 

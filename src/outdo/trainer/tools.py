@@ -17,6 +17,7 @@ from outdo.rollouts.environments.tool_worker import open_workers
 from outdo.rollouts.environments.tools import Tool, as_tool
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
+from outdo.utils.secrets import read_secrets
 
 Tools = list[Callable[..., Any] | Tool]
 
@@ -79,13 +80,25 @@ def _document(row: Mapping[str, Any], column: str) -> str:
 
 
 def _mcp(
-    timeout: float, *, command: Sequence[str], tools: Sequence[str] | None = None, environment: Sequence[str] = ()
+    timeout: float,
+    *,
+    command: Sequence[str] = (),
+    url: str = "",
+    tools: Sequence[str] | None = None,
+    environment: Sequence[str] = (),
+    headers: Mapping[str, Any] | None = None,
 ) -> Tools:
     try:
+        from outdo.rollouts.environments.mcp_clients import Program, Service
         from outdo.rollouts.environments.mcp_server import open_server
     except ModuleNotFoundError as error:
         raise UserError([f"the tools of an MCP server need {error.name}: pip install 'outdo[mcp]'"]) from error
-    return [*open_server(tuple(command), tuple(environment), timeout).tools(tools)]
+    if url:
+        read, _ = read_secrets(headers or {}, f"the MCP server {url}")
+        server = Service(url, tuple(read.items()))
+    else:
+        server = Program(tuple(command), tuple(environment))
+    return [*open_server(server, timeout).tools(tools)]
 
 
 def _python(

@@ -1,49 +1,41 @@
-"""Tools of servers that speak the Model Context Protocol (https://modelcontextprotocol.io), started as processes.
+"""Tools of servers that speak the Model Context Protocol (https://modelcontextprotocol.io).
 
-A server is started once in a process of outdo, and all episodes share it. If it has ended or answers nothing at all, a
-call is made once more, alone in a server of its own: no other call can then be the cause of what it gives. So a result
-does not depend on the company of a call, and a server that was lost is replaced without any episode noticing.
+A process of outdo connects to a server once, which starts it if it is a program, and all episodes share the connection.
+If the server has ended or answers nothing at all, a call is made once more, alone over a connection of its own. If the
+server is a program, this is another process of it, and no other call can be the cause of what it gives: a result does
+not depend on the company of a call, and a server that was lost is replaced without any episode noticing.
 """
 
 import asyncio
 import atexit
 import json
-import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from time import monotonic
 from typing import Any
 
-from mcp import Client, MCPError, StdioServerParameters
-from mcp_types import CONNECTION_CLOSED, CallToolResult, EmbeddedResource, TextContent, TextResourceContents
+from mcp import Client, MCPError
+from mcp_types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
 
 from outdo.rewards.signatures import EventLoop
+from outdo.rollouts.environments.mcp_clients import Program, Service, is_loss
 from outdo.rollouts.environments.tools import LateError, Tool, ToolError
 from outdo.utils.errors import MachineError, UserError, did_you_mean
 
 START = 120.0
-"""Seconds for the start of a server, which may first install itself."""
+"""Seconds for a connection to a server; a program may first install itself."""
 
 ANSWER = 30.0
 """Seconds in which a server that works lists its tools, also while a call is late."""
 
 MOST_LOST = 16
-"""After so many calls in a row that each ended a server of their own, the run ends."""
+"""After so many calls in a row that each lost a connection of their own, the run ends."""
+
+PAUSE = 1.0
+"""Seconds between two attempts to reach a server at a URL."""
 
 AT_ONCE = 4
-"""Servers of single calls at the same time."""
-
-_END_WITH_PARENT = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != parent:
-    os._exit(1)
-os.execvp(command[0], command)
-"""
-"""Becomes the server; Linux kills it as soon as outdo ends, however that happens."""
+"""Connections of single calls at the same time."""
 
 
 class LostError(Exception):
@@ -51,22 +43,23 @@ class LostError(Exception):
 
 
 class McpServer:
-    """A server, started by a command, and its tools. `seconds` is the deadline of a call.
+    """A server and its tools. `seconds` is the deadline of a call.
 
-    Raises `UserError` if it cannot be started.
+    Raises `UserError` if it cannot be started, or is not reached.
     """
 
-    def __init__(self, command: Sequence[str], environment: Sequence[str], seconds: float) -> None:
-        self.name = " ".join(command)
+    def __init__(self, server: Program | Service, seconds: float) -> None:
+        self.name = server.name
         self.seconds = seconds
-        self._parameters = _parameters(command, environment)
+        self._server = server
+        first = server.client()
         self._lost_in_a_row = 0
         self._closed = False
         self._loop = EventLoop()
         self._starting = asyncio.Lock()
         self._alone = asyncio.Semaphore(AT_ONCE)
         try:
-            self._shared = self._loop.run(_Process.start(self._parameters))
+            self._shared = self._loop.run(_Connection.open(first))
             self.schemas = self._loop.run(self._shared.schemas(), timeout=START)
         except (LostError, MCPError, TimeoutError) as error:
             self.close()
@@ -87,24 +80,25 @@ class McpServer:
             )
         if not names:
             raise UserError([f"the MCP server {self.name} has no tools"])
-        grace = 2 * (START + ANSWER) + self.seconds  # the shared server and another one may start and not answer
+        # The shared connection and another one may be opened and give no answer.
+        grace = 2 * (START + ANSWER + self._server.patience) + self.seconds
         return [Tool(self._caller(name), offered[name], grace=grace) for name in names]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the text that a tool gives.
 
         Raises:
-            ToolError: the server says that the call failed, or the call alone ends a server.
+            ToolError: the server says that the call failed, or the call alone ends a server, or its connection.
             LateError: the call had no result within its deadline.
-            MachineError: the server cannot be started any more.
+            MachineError: the server cannot be started or reached any more.
         """
         try:
             return self._loop.run(self._call(name, arguments))
         except LostError as error:
-            raise MachineError(f"the MCP server {self.name} was lost and cannot be started again: {error}") from error
+            raise MachineError(f"the MCP server {self.name} was lost and cannot be used again: {error}") from error
 
     def close(self) -> None:
-        """End the process of the server."""
+        """End the connection, and a program with it."""
         self._closed = True
         shared = getattr(self, "_shared", None)
         if shared is not None:
@@ -118,9 +112,9 @@ class McpServer:
         return call
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        process = await self._running()
+        connection = await self._running()
         try:
-            result = await process.call(name, arguments, self.seconds)
+            result = await connection.call(name, arguments, self.seconds)
         except LostError:
             if self._closed:
                 raise
@@ -128,20 +122,31 @@ class McpServer:
         self._lost_in_a_row = 0
         return _text_of(result)
 
-    async def _running(self) -> "_Process":
-        """Return the process that the episodes share; one that was lost is replaced."""
+    async def _running(self) -> "_Connection":
+        """Return the connection that the episodes share; one that was lost is replaced."""
         async with self._starting:
             if self._shared.lost:
                 await self._shared.end()
-                self._shared = await _Process.start(self._parameters)
+                self._shared = await self._open()
             return self._shared
 
-    async def _call_alone(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Make a call in a server of its own."""
-        async with self._alone:
-            process = await _Process.start(self._parameters)
+    async def _open(self) -> "_Connection":
+        """Return a new connection in place of one that was lost. Raises `LostError` if there is none in time."""
+        until = monotonic() + self._server.patience
+        while True:
             try:
-                return await process.call(name, arguments, self.seconds)
+                return await _Connection.open(self._server.client())
+            except LostError:
+                if monotonic() >= until:
+                    raise
+                await asyncio.sleep(PAUSE)
+
+    async def _call_alone(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """Make a call over a connection of its own."""
+        async with self._alone:
+            connection = await self._open()
+            try:
+                return await connection.call(name, arguments, self.seconds)
             except LostError:
                 self._lost_in_a_row += 1
                 if self._lost_in_a_row >= MOST_LOST:
@@ -150,11 +155,11 @@ class McpServer:
                     ) from None
                 raise ToolError("raised", "the server ended, or hung, during this call") from None
             finally:
-                await process.end()
+                await connection.end()
 
 
-class _Process:
-    """One process of a server, from its start to its end."""
+class _Connection:
+    """One process of a server, or one session with a server at a URL, from its start to its end."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -163,19 +168,19 @@ class _Process:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, parameters: StdioServerParameters) -> "_Process":
-        """Start a process. Raises `LostError` if it does not get ready."""
-        process = cls(Client(parameters, cache=None))
+    async def open(cls, client: Client) -> "_Connection":
+        """Connect. Raises `LostError` if the server does not get ready."""
+        connection = cls(client)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        process._task = asyncio.create_task(process._live(ready))
+        connection._task = asyncio.create_task(connection._live(ready))
         try:
             await asyncio.wait_for(ready, START)
         except TimeoutError:
-            process._task.cancel()
+            connection._task.cancel()
             raise LostError(f"it was not ready after {START:g} s") from None
         except Exception as error:
             raise LostError(_reason(error)) from error
-        return process
+        return connection
 
     async def schemas(self) -> list[dict[str, Any]]:
         """Return the schemas of the tools, as chat templates read them."""
@@ -186,11 +191,11 @@ class _Process:
         return [_schema(tool.name, tool.description or tool.title or "", tool.input_schema) for tool in tools]
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> CallToolResult:
-        """Call a tool. Raises `LostError` if the process has ended or hangs, else `LateError` at the deadline."""
+        """Call a tool. Raises `LostError` if the server has ended or hangs, else `LateError` at the deadline."""
         try:
             return await asyncio.wait_for(self.client.call_tool(name, dict(arguments)), seconds)
         except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
+            if not is_loss(error):
                 raise ToolError("raised", str(error)) from error
         except TimeoutError:
             if await self._answers():
@@ -199,7 +204,7 @@ class _Process:
         raise LostError("it ended, or does not answer")
 
     async def end(self) -> None:
-        """End the process, and wait until it has ended."""
+        """End the connection, and a program with it, and wait until it has ended."""
         self.lost = True
         self._ending.set()
         if self._task is not None:
@@ -212,37 +217,25 @@ class _Process:
                 ready.set_result(None)
                 await self._ending.wait()
         except Exception as error:
-            if not ready.done():  # else the process was to end, and has ended in one way or another
+            if not ready.done():  # else the connection was to end, and has ended in one way or another
                 ready.set_exception(error)
 
     async def _answers(self) -> bool:
         try:
             await asyncio.wait_for(self.client.list_tools(), ANSWER)
-        except (MCPError, TimeoutError):
+        except MCPError as error:
+            return not is_loss(error)
+        except TimeoutError:
             return False
         return True
 
 
 @cache
-def open_server(command: tuple[str, ...], environment: tuple[str, ...], seconds: float) -> McpServer:
-    """Return the server of a command; it runs until this process ends. Raises `UserError` if it cannot be started."""
-    server = McpServer(command, environment, seconds)
-    atexit.register(server.close)
-    return server
-
-
-def _parameters(command: Sequence[str], environment: Sequence[str]) -> StdioServerParameters:
-    mistakes = [f"the MCP server {command[0]}: no such program"] * (shutil.which(command[0]) is None)
-    mistakes += [
-        f"the MCP server {command[0]}: the environment variable {name} is not set"
-        for name in environment
-        if name not in os.environ
-    ]
-    if mistakes:
-        raise UserError(mistakes)
-    first = ["-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())]
-    given = {name: os.environ[name] for name in environment}
-    return StdioServerParameters(command=sys.executable, args=[*first, *command], env=given)
+def open_server(server: Program | Service, seconds: float) -> McpServer:
+    """Return a server, connected until this process ends. Raises `UserError` if it cannot be used."""
+    opened = McpServer(server, seconds)
+    atexit.register(opened.close)
+    return opened
 
 
 def _schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

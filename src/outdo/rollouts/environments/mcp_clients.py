@@ -1,0 +1,112 @@
+"""How a server of the Model Context Protocol is reached: a program that outdo starts, or a URL."""
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CONNECTION_CLOSED
+
+from outdo.utils.errors import UserError
+
+READ = 86400.0
+"""Seconds without a byte after which a response is given up; calls have deadlines of their own."""
+
+CONNECT = 30.0
+"""Seconds in which a server at a URL takes a connection."""
+
+PATIENCE = 60.0
+"""Seconds in which a server at a URL that was lost has to be there again."""
+
+FAILED_RESPONSES = ("Session terminated", "Server returned an error response")
+"""What the library says for a status of HTTP: the server knows the session no more, or cannot answer at all."""
+
+logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)  # outdo says what failed
+
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != parent:
+    os._exit(1)
+os.execvp(command[0], command)
+"""
+"""Becomes the server; Linux kills it as soon as outdo ends, however that happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A server that speaks over stdin and stdout. `environment` are names of variables that it gets."""
+
+    command: tuple[str, ...]
+    environment: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return " ".join(self.command)
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which a lost connection may be opened again and again: a program that does not start is broken."""
+        return 0.0
+
+    def client(self) -> Client:
+        """Return a client, which starts the program. Raises `UserError` if there is no such program or variable."""
+        mistakes = [f"the MCP server {self.command[0]}: no such program"] * (shutil.which(self.command[0]) is None)
+        mistakes += [
+            f"the MCP server {self.command[0]}: the environment variable {name} is not set"
+            for name in self.environment
+            if name not in os.environ
+        ]
+        if mistakes:
+            raise UserError(mistakes)
+        first = ["-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())]
+        given = {name: os.environ[name] for name in self.environment}
+        parameters = StdioServerParameters(command=sys.executable, args=[*first, *self.command], env=given)
+        return Client(parameters, cache=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A server at a URL, which speaks over streamable HTTP. `headers` are sent with every request."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # may be secret
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.url
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which a lost connection may be opened again and again."""
+        return PATIENCE
+
+    def client(self) -> Client:
+        """Return a client."""
+        return Client(_over_http(self.url, dict(self.headers)), cache=None)
+
+
+@asynccontextmanager
+async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
+    timeout = httpx2.Timeout(CONNECT, read=READ)
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
+        streamable_http_client(url, http_client=http) as streams,
+    ):
+        yield streams
+
+
+def is_loss(error: MCPError) -> bool:
+    """Return whether an error means that the server was not reached, and not that it refused a call."""
+    return error.code == CONNECTION_CLOSED or str(error) in FAILED_RESPONSES
