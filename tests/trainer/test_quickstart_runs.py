@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,17 @@ class Game(guessing.Game):
             threading.Event().wait()
         return super().reply(message)
 '''
+
+
+SERVER = """
+from mcp.server import MCPServer
+
+from outdo.cli.quickstart.calc import calc
+
+server = MCPServer("calculator", log_level="CRITICAL")
+server.add_tool(calc)
+server.run()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +92,21 @@ def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(h
     (home / "limit").unlink()
     outdo_(home, "resume", "held")
     assert_same(home / "held", home / "one-go")
+
+
+@pytest.mark.long
+def test_a_run_whose_tool_is_on_an_mcp_server_that_is_killed_and_resumed_equals_an_uninterrupted_one(
+    homes: dict[str, Path],
+) -> None:
+    pytest.importorskip("mcp")
+    home = homes["calculator"]
+    (home / "server.py").write_text(SERVER)
+    tools = f'{{name = "tools", functions = {{name = "mcp", command = ["{sys.executable}", "server.py"]}}, turns = 3}}'
+    settings = (*SHORT, f"environment={tools}")
+    outdo_(home, "train", "recipe.toml", "run=./with-server", *settings)
+    assert sum(line["tools/calls"] for line in metrics(home / "with-server")) > 0
+    killed_and_resumed(home, home / "killed-with-server", 3, *settings, apart=1)
+    assert_same(home / "killed-with-server", home / "with-server")
 
 
 # ------------------------------------------------------------------------------------------------------- what is learnt
