@@ -89,6 +89,6 @@ def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path
     assert result.notes[0] == "an answer is right if code accepts it (the only matcher)"
     assert result.notes[1].startswith("the reward code runs programs in ")
     folder = RunFolder(tmp_path)
-    run._describe(folder, SimpleNamespace(recipe=recipe), 0, [])  # type: ignore[arg-type]
+    run._describe(folder, SimpleNamespace(recipe=recipe, commits={}), 0, [])  # type: ignore[arg-type]
     (sandbox,) = json.loads(folder.environment.read_text())["sandboxes"]
     assert result.notes[1].endswith(sandbox)
