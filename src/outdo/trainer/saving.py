@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 
 from outdo.utils.errors import CheckpointError, NonFiniteWeightsError
@@ -21,8 +22,8 @@ class SaveTimes:
     seconds: float = 0.0
 
     def begin(self) -> None:
-        """Count a save that has begun as the last one."""
-        self.last = monotonic()
+        """Count a save that has begun as the last one. How long it takes is not known until it has ended."""
+        self.last, self.seconds = monotonic(), inf
 
     @contextmanager
     def measured(self) -> Iterator[None]:
