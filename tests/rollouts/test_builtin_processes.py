@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -39,6 +41,29 @@ def opened() -> Iterator[tuple[Policy, SeparateEngine]]:
 def expected(policy: Policy) -> list[Completion]:
     """What the engine within this process samples."""
     return BuiltinEngine(policy, seed=3).generate(requests(siblings=2), SAMPLING)
+
+
+@contextmanager
+def signalled(pid: int, number: int) -> Iterator[None]:
+    """Send a signal to a process again and again until it has ended.
+
+    Linux wakes a process that is stopped when its parent reads a sign of life that it gave before.
+    """
+    over = Event()
+
+    def send() -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            while not over.wait(0.05):
+                os.kill(pid, number)
+
+    sender = Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
 
 
 def updated(policy: Policy) -> None:
@@ -144,8 +169,8 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_the_answers_stay_the_same(
     pid = engine.engine._processes[1]._process.pid
     with monkeypatch.context() as patch:
         patch.setattr(outdo.distributed.process, "SILENCE", 5.0)
-        os.kill(pid, number)
-        assert engine.generate(requests(siblings=2), SAMPLING) == answers
+        with signalled(pid, number):
+            assert engine.generate(requests(siblings=2), SAMPLING) == answers
     assert engine.restarts == restarts + 1
     said = capsys.readouterr().err
     assert said.startswith("the engine is restarted: ")

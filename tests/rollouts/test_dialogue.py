@@ -190,7 +190,8 @@ def test_a_reward_function_reads_the_last_turn_and_may_read_all_messages() -> No
     ],
 )
 def test_a_call_that_fails_is_a_message_to_the_policy_and_counted(written: str, metric: str, answer: str) -> None:
-    environment = dialogue(tools=[add, fail, wait_for], timeout=0.2, reward=load_reward("last_number"))
+    seconds = 0.2 if metric == "timed_out" else 600.0
+    environment = dialogue(tools=[add, fail, wait_for], timeout=seconds, reward=load_reward("last_number"))
     engine = ScriptedEngine([written, "5"], environment.template.tokenizer)
     prompt = question(environment.template)
     (group,) = environment.rollouts(engine, [prompt], 1, SAMPLING, step=1, purpose="train")

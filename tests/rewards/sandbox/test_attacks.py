@@ -66,8 +66,8 @@ else:
     print("succeeded")
 """
 
-SEEN_WITHOUT_NAMESPACES = "finds a file"
-"""What landlock cannot refuse: docs/rewards.md says so."""
+NOT_REFUSED = {("landlock", "finds a file"), ("wasm", "changes the permissions of a file")}
+"""What a tier does not refuse: landlock cannot (docs/rewards.md says so), and in WebAssembly `chmod` does nothing."""
 
 PROCESSES = pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"], indirect=True)
 """For a test of the tiers in which a program is a process."""
@@ -80,9 +80,11 @@ def test_a_program_reaches_nothing_outside_of_its_sandbox(
     attack: str, surroundings: dict[str, object], sandbox: Sandbox
 ):
     program = FRAME.format(attack=ATTACKS[attack].format(**surroundings))
-    seen = sandbox.name == "landlock" and attack == SEEN_WITHOUT_NAMESPACES
-    assert sandbox.run(program).stdout.startswith("succeeded" if seen else "refused")
-    assert Path(str(surroundings["file"])).read_text() == "a secret"
+    file = Path(str(surroundings["file"]))
+    before = file.stat()
+    assert sandbox.run(program).stdout.startswith("refused") or (sandbox.name, attack) in NOT_REFUSED
+    assert file.read_text() == "a secret"
+    assert (file.stat().st_mode, file.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -158,8 +160,9 @@ def test_a_program_is_the_only_process_that_it_sees(sandbox: Sandbox):
 
 @PROCESSES
 def test_threads_are_limited(sandbox: Sandbox):
-    together = {"bubblewrap": 1, "landlock": PROGRAMS_AT_ONCE}[sandbox.name]  # programs of a user share their limit
-    program = """
+    # With landlock the programs of a user share a limit, and those of other tests may start or end meanwhile.
+    together, least, most = {"bubblewrap": (1, 1, 16), "landlock": (PROGRAMS_AT_ONCE, 0, 256)}[sandbox.name]
+    program = f"""
 import threading, time
 threading.stack_size(1 << 16)  # so that their memory has room for many more
 started = 0
@@ -168,7 +171,7 @@ try:
         threading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()
         started += 1
 except RuntimeError:
-    print(0 < started < 16)
+    print({least} <= started < {most})
 """
     assert sandbox.run(program, limits=Limits(threads=16 // together)).stdout == "True\n"
 
@@ -196,7 +199,8 @@ except RuntimeError:
     ],
 )
 def test_the_ending_of_a_program(program: str, ending: Ending, sandbox: Sandbox):
-    outcome = sandbox.run(program, limits=Limits(seconds=1, memory=256))
+    seconds = 1 if ending is Ending.timeout else 10  # on a busy machine, computing takes longer
+    outcome = sandbox.run(program, limits=Limits(seconds=seconds, memory=256))
     assert outcome.ending is ending
     assert len(outcome.stdout) <= 1 << 20
 
