@@ -102,6 +102,7 @@ def test_each_difference_is_one_sentence(other: Report, sentence: str):
 
 def test_it_says_where_ray_places_rewards(home: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("ray")
+    monkeypatch.chdir(home)
     placed = ['rewards=[{name = "score.py:score", place = "ray"}, {name = "math", place = "ray"}]']
     recipe = load(home / "recipe.toml", [*placed, "reward_limits.workers=3"])
     said, mistakes = placed_rewards(recipe)
