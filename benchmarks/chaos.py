@@ -36,6 +36,7 @@ device = "cpu"
 threads = 1
 workers = 1
 rewards = "score.py:score"
+reward_limits = {{environment = ["CHAOS_PAUSE"]}}
 data = {{path = "questions.jsonl", eval_path = "held_out.jsonl"}}
 sampling = {{max_tokens = 8}}
 train = {{prompts = {PROMPTS}, group_size = 4, objective = {{name = "grpo", beta = 0.0}}}}
