@@ -1,6 +1,8 @@
 """Measure runs of 1, 2 and 4 replicas on this machine beside what a plan predicts from the run of one process.
 
-    python benchmarks/replicas.py [--replicas 1 2 4] [--steps 10]
+    python benchmarks/replicas.py [--replicas 1 2 4] [--steps 10] [--weak]
+
+With `--weak` each replica has 8 questions a step (weak scaling); without it all of them together have 8.
 
 Each run trains the same untrained model (5 million weights) on the same questions by GRPO, with one thread for each
 process. The fastest step counts, after the first two, as other processes may slow the others down. From the run of one
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,7 +44,7 @@ workers = 1
 rewards = "score.py:score"
 data = {path = "questions.jsonl"}
 sampling = {max_tokens = 64}
-train = {prompts = 8, group_size = 8, objective = {name = "grpo", beta = 0.0}}
+train = {group_size = 8, objective = {name = "grpo", beta = 0.0}}
 record = {every = 0}
 eval = {rows = 1, samples = 0}
 checkpoint = {every = 1000}
@@ -49,6 +52,7 @@ checkpoint = {every = 1000}
 SCORE = "def score(completion, answer):\n    return sum(each.isalnum() for each in completion) / 64\n"
 TRAINING = ("time/forward", "time/backward", "time/optimiser")
 WARM_UP = 2
+PROMPTS = 8
 
 
 def main() -> None:
@@ -56,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--weak", action="store_true", help="give each replica as many questions as one process has")
     arguments = parser.parse_args()
     core = timed_core()
     print(f"{os.cpu_count()} cores: {core.peak / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.1f} GB/s each")
@@ -63,14 +68,15 @@ def main() -> None:
         home = Path(folder)
         prepare(home)
         shape, work = problem(home)
-        measured = {n: measure(home, n, arguments.steps) for n in sorted({1, *arguments.replicas})}
+        prompts = {n: PROMPTS * (n if arguments.weak else 1) for n in sorted({1, *arguments.replicas})}
+        measured = {n: measure(home, n, prompts[n], arguments.steps) for n in prompts}
     lengths = measured[1]["length"]
-    work = Workload(prompts=8, group=8, prompt_tokens=6, lengths=Lengths(lengths, 64, 0.3), precise=True)
+    work = Workload(prompts=PROMPTS, group=8, prompt_tokens=6, lengths=Lengths(lengths, 64, 0.3), precise=True)
     fractions, host = fitted(shape, core, work, measured[1])
     print(f"fitted on one process: {fractions.decode:.0%} in sampling, {fractions.training:.0%} in training")
     print(f"{'replicas':>8}  {'seconds of':10}  {'measured':>8}  {'predicted':>9}  {'error':>6}")
     for n, run in measured.items():
-        found = predicted(shape, core, work, n, fractions, host)
+        found = predicted(shape, core, replace(work, prompts=prompts[n]), n, fractions, host)
         for name, value in (("sampling", found.sampling), ("training", found.training), ("step", found.step)):
             error = value / run[name] - 1
             print(f"{n:8}  {name:10}  {run[name]:8.3f}  {value:9.3f}  {error:+6.0%}{'  fitted' if n == 1 else ''}")
@@ -124,10 +130,10 @@ def problem(home: Path) -> tuple[Shape, Workload]:
         os.chdir(here)
 
 
-def measure(home: Path, replicas: int, steps: int) -> dict[str, float]:
+def measure(home: Path, replicas: int, prompts: int, steps: int) -> dict[str, float]:
     """Return the least seconds of a step of a run, and the mean length of its answers."""
     command = [sys.executable, "-m", "outdo", "train", "recipe.toml", f"steps={steps + WARM_UP}"]
-    command += [f"run=./run-{replicas}", f"cluster.replicas={replicas}"]
+    command += [f"run=./run-{replicas}", f"cluster.replicas={replicas}", f"train.prompts={prompts}"]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
