@@ -16,7 +16,7 @@ from threading import Timer
 import pytest
 import torch
 from engine_cases import requests, threads
-from run_cases import alive, command_line, wait_until
+from run_cases import alive, command_line, family, wait_until
 
 from outdo.config.recipe import Piece
 from outdo.distributed import ray_cluster
@@ -54,16 +54,6 @@ def opened() -> Iterator[tuple[Policy, SeparateEngine]]:
         assert of_ray
         engine.close()
         wait_until(lambda: not any(map(alive, of_ray)), seconds=600)  # also an actor that is stopped
-
-
-def family(process: int) -> list[int]:
-    """A process's children, and theirs."""
-    children: list[int] = []
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                children += [child, *family(child)]
-    return children
 
 
 def expected(policy: Policy) -> list[Completion]:
@@ -269,7 +259,9 @@ def test_a_ray_that_is_stopped_holds_no_delivery_up(opened, monkeypatch):
 
 
 def test_a_process_ends_beside_a_ray_that_is_stopped():
-    found = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=600)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", STOPPED]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600, env=variables)
     *started, last = found.stdout.split()
     assert last == "closed", found.stderr
     # A thread still waits in the code of Ray while Python ends, which has crashed there once: see docs/cluster.md.
@@ -281,12 +273,12 @@ STOPPED = """
 import os, signal, threading
 from pathlib import Path
 from outdo.distributed import ray_cluster
+from run_cases import family
 
 ray_cluster.connected.open()
-children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-started = [child for path in children for child in path.read_text().split()]
+started = family(os.getpid())
 raylet = next(each for each in started if b"raylet\\0" in Path(f"/proc/{each}/cmdline").read_bytes())
-os.kill(int(raylet), signal.SIGSTOP)
+os.kill(raylet, signal.SIGSTOP)
 print(*started, flush=True)
 ray_cluster.ANSWER = 1.0
 end = threading.Timer(300.0, os._exit, (3,))

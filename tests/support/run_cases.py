@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,16 @@ def alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def family(process: int) -> list[int]:
+    """A process's children, and theirs; a thread or a child that ends meanwhile is left out."""
+    children: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):  # each thread has children of its own
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, path.read_text().split()):
+                children += [child, *family(child)]
+    return children
 
 
 def wait_until(

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from ahead_cases import ACROSS, COPYING, sampled_by, write_ahead
 from kill_cases import assert_same
-from run_cases import alive, cold, outdo_, saved, steps_done, timeless, together, wait_until
+from run_cases import alive, cold, family, outdo_, saved, steps_done, timeless, together, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
-from test_workers import family
 
 LAG = 2
 STEPS = 8

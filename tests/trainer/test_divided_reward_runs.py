@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from kill_cases import assert_same
 from run_cases import cold, outdo_, steps_done, together, wait_until
+from run_cases import family as processes_of
 from test_replicated_runs import DIVIDED, finished, second_of, tokens, undisturbed, weights
-from test_workers import family as processes_of
 
 STEPS = 6
 LABELS = (

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import Command, alive, metrics, outdo_, steps_done, wait_until
-from test_workers import family
+from run_cases import Command, alive, family, metrics, outdo_, steps_done, wait_until
 
 
 def engine(processes: int) -> str:

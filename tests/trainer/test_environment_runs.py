@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
-from run_cases import cold, metrics, outdo_, steps_done, timeless, wait_until, write_home
+from run_cases import cold, family, metrics, outdo_, steps_done, timeless, wait_until, write_home
 from test_replicated_runs import finished, second_of, tokens, weights
-from test_workers import family
 
 from outdo.observability.record.parquet import read
 

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from run_cases import alive, command_line, wait_until
-from test_workers import family
+from run_cases import alive, command_line, family, wait_until
 
 from outdo.distributed import ray_cluster
 from outdo.distributed.ray_cluster import connected

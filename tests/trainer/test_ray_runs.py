@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import TIMES, alive, cold, command_line, metrics, outdo_, saved, steps_done, wait_until
+from run_cases import TIMES, alive, cold, command_line, family, metrics, outdo_, saved, steps_done, wait_until
 from test_replicated_engines import DIVIDED, SETTINGS, STEPS
 from test_replicated_runs import finished, tokens, weights
-from test_workers import family
 
 RAY = 'engine={name = "builtin", processes = 1, place = "ray"}'
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, command_line, metrics, outdo_, saved, steps_done, timeless, wait_until
+from run_cases import alive, cold, command_line, family, metrics, outdo_, saved, steps_done, timeless, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
-from test_workers import family
 
 STEPS = 8
 SETTINGS = (f"steps={STEPS}", "eval.every=4", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from kill_cases import assert_same
-from run_cases import Command, Replicas, cold, outdo_, saved, steps_done, timeless, together, wait_until
+from run_cases import Command, Replicas, alive, cold, family, outdo_, saved, steps_done, timeless, together, wait_until
 from safetensors.torch import load_file
-from test_workers import alive, ended, family
+from test_workers import ended
 
 from outdo.observability.record.parquet import read
 from outdo.storage.checkpoint import weights_hash

@@ -11,9 +11,8 @@ from random import Random
 
 import pytest
 from kill_cases import assert_same, newest
-from run_cases import cold, outdo_, steps_done, together, wait_until
+from run_cases import alive, cold, family, outdo_, steps_done, together, wait_until
 from test_replicated_runs import finished, second_of
-from test_workers import alive, family
 
 from outdo.config.file import load, overrides_between
 

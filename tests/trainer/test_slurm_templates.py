@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import slurm_stand_in
 from kill_cases import assert_same
-from run_cases import SOURCE, cold, steps_done, wait_until
+from run_cases import SOURCE, cold, family, steps_done, wait_until
 from test_replicated_runs import finished
-from test_workers import family
 from two_machines import WHY_NOT, two_machines
 
 pytestmark = pytest.mark.long

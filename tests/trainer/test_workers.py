@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import Command, alive, cold, command_line, metrics, outdo_, steps_done, wait_until
+from run_cases import Command, alive, cold, command_line, family, metrics, outdo_, steps_done, wait_until
 
 import outdo
 from outdo.config.file import load
@@ -23,15 +23,6 @@ TWO = ("threads=2", "workers=2", "steps=12", "checkpoint.every=2")
 def ended(command: "subprocess.Popen[str]") -> tuple[int, str]:
     said, _ = command.communicate(timeout=600)
     return command.returncode, said
-
-
-def family(process: int) -> list[int]:
-    """A process's children, and theirs."""
-    children: list[int] = []
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            children += [child, *family(child)]
-    return children
 
 
 @pytest.fixture(scope="module")

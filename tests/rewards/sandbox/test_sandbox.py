@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,8 +41,11 @@ BUBBLEWRAP = pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)
 
 
 def children(process: int | str = "self") -> list[int]:
-    found = Path(f"/proc/{process}/task").glob("*/children")  # each thread has children of its own
-    return [int(child) for file in found for child in file.read_text().split()]
+    found: list[int] = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):  # each thread has children of its own
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile
+            found += map(int, file.read_text().split())
+    return found
 
 
 def resident_kib() -> int:
