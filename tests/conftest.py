@@ -25,12 +25,15 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)
 
 
-SLOWEST = ("trainer", "distributed", "rewards", "rollouts", "benchmarks", "observability", "cli", "models")
-"""Folders by the time that a file of theirs takes, the longest first; other tests follow."""
+SLOWEST = (
+    *("trainer", "distributed", "documentation", "test_one_file.py", "rewards", "rollouts", "algorithms"),
+    *("observability", "mutants", "cli", "test_light_start.py", "benchmarks", "models"),
+)
+"""Folders and files by the time that a file takes, the longest first; other tests follow."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by their folders; `make test` gives the files to its processes in this order."""
+    """Sort the tests by their places; `make test` gives the files to its processes in this order."""
     tests = Path(__file__).parent
     place = {name: number for number, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: place.get(item.path.relative_to(tests).parts[0], len(place)))

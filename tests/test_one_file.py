@@ -93,7 +93,10 @@ def by_outdo(model, steps, *, passes, beta):
     )
 
 
-@pytest.mark.parametrize(("passes", "beta"), [(1, 0.0), (3, 0.0), (1, 0.1), (3, 0.1)])
+@pytest.mark.parametrize(
+    ("passes", "beta"),
+    [(1, 0.0), (3, 0.1), *(pytest.param(*each, marks=pytest.mark.long) for each in ((3, 0.0), (1, 0.1)))],
+)
 def test_twenty_steps_have_the_same_losses_gradients_and_weights(one_file, monkeypatch, passes, beta):
     torch.manual_seed(0)
     random.seed(0)

@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import jaxtyping
+import torch
 from beartype.door import is_bearable
 from jaxtyping import AbstractArray, install_import_hook
 
@@ -35,23 +36,44 @@ def check(definition: Any) -> Any:
     return _checked(definition, hints) if hints else definition
 
 
+_right: set[tuple[Any, ...]] = set()
+"""The shapes and dtypes that were right in an earlier call of a function: a check takes as long as a small loss."""
+
+
 def _checked(function: Callable[..., Any], hints: dict[str, Any]) -> Callable[..., Any]:
-    names = function.__code__.co_varnames
+    code = function.__code__
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        with one_call("context"):
-            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-                _expect(function, name, value, hints)
-            result = function(*args, **kwargs)
-            _expect(function, "return", result, hints)
-            return result
+        values = {
+            name: value
+            for name, value in (*zip(code.co_varnames, args, strict=False), *kwargs.items())
+            if name in hints
+        }
+        _check(function, values, hints)
+        result = function(*args, **kwargs)
+        if "return" in hints:
+            _check(function, values | {"return": result}, hints)
+        return result
 
     return checked
 
 
+def _check(function: Callable[..., Any], values: dict[str, Any], hints: dict[str, Any]) -> None:
+    key = (function.__code__, *((name, *_kind(value)) for name, value in values.items()))
+    if key not in _right:
+        with one_call("context"):
+            for name, value in values.items():
+                _expect(function, name, value, hints)
+        _right.add(key)
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else (type(value),)
+
+
 def _expect(function: Callable[..., Any], name: str, value: Any, hints: dict[str, Any]) -> None:
-    if name in hints and not is_bearable(value, hints[name]):
+    if not is_bearable(value, hints[name]):
         found = f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else repr(value)
         raise TypeError(f"{function.__module__}.{function.__qualname__}: {name} is {found}, expected {hints[name]}")
 

@@ -58,12 +58,13 @@ def test_a_run_that_is_killed_equals_an_uninterrupted_one(home: Path, adapter_ru
     assert weights_hash(home / "model") == base
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
         (*LORA, "train.adapter.init_lora_weights=pissa", "train.adapter.rslora=false", *UPDATED),
-        pytest.param((*LORA, *UPDATED), marks=pytest.mark.long),
-        pytest.param((*PPO, "train.objective.beta=0.1"), marks=pytest.mark.long),
+        (*LORA, *UPDATED),
+        (*PPO, "train.objective.beta=0.1"),
     ],
     ids=["an initialisation that changes the base", "updated reference", "critic"],
 )
@@ -75,6 +76,7 @@ def test_so_does_one_with(home: Path, settings: tuple[str, ...], request: pytest
     assert any(line["kl"] > 0 for line in timeless(home / name))
 
 
+@pytest.mark.long
 def test_two_workers_share_the_base_the_adapter_and_an_updated_reference(home: Path):
     settings = (*LORA, "reference.sync.every=2", "steps=4", "threads=2")
     outdo_(home, "train", "recipe.toml", "run=./one-worker", *settings, "workers=1")

@@ -70,6 +70,7 @@ def test_a_batch_is_sampled_once_for_all_replicas(home: Path):
 @pytest.mark.parametrize(
     "ending", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.long) for name in ("second replica", "lost"))]
 )
+@pytest.mark.long
 def test_replicas_that_sample_ahead_end_together_and_resume_exactly(home: Path, ending: str):
     """Step 6 is sampled by the weights after step 3, which have changed when the run is resumed."""
     run = home / ending.replace(" ", "-")

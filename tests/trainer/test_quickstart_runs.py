@@ -1,9 +1,11 @@
 """Runs of the quickstart's tasks from the command: shortened ones are killed and resumed, and long ones learn."""
 
+import functools
 import json
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +19,6 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.trainer.display import Display
 
 SHORT = ("steps=5", "train.prompts=4", "eval.rows=4", "eval.samples=1", "checkpoint.every=1")
-EPISODES = [name for name in TASKS if name != "sums"]
-
 HELD = '''
 """The game, which notes each guess in a file, and waits for ever when the file `limit` has fewer than were noted."""
 
@@ -52,33 +52,39 @@ server.run()
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of all tasks, each with a run of the command that has few steps and hardly any fine-tuning."""
+def home_of_task(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a task, with a run of the command that has few steps and hardly any fine-tuning."""
     folder = tmp_path_factory.mktemp("quickstart")
+    return functools.cache(lambda name: prepared(folder, name))
+
+
+def prepared(folder: Path, name: str) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "WARM_START_PAIRS", 16)
         patch.setattr(settings, "WARM_START", OptimiserSettings(lr=2e-3))
         for task in (calculator, guessing, programs):
             patch.setattr(task, "QUESTIONS", 64)
-        for name in EPISODES:
-            patch.setitem(TASKS, name, replace(TASKS[name], warm_start=20))
-            assert run_quickstart(folder, task=name, seed=0, display=Display(), overrides=SHORT) == 0
-    homes = {name: home_of(folder, name, 0) for name in EPISODES}
-    for home in homes.values():
-        shutil.copy(home / "run-1.toml", home / "recipe.toml")
-    return homes
+        patch.setitem(TASKS, name, replace(TASKS[name], warm_start=20))
+        assert run_quickstart(folder, task=name, seed=0, display=Display(), overrides=SHORT) == 0
+    home = home_of(folder, name, 0)
+    shutil.copy(home / "run-1.toml", home / "recipe.toml")
+    return home
 
 
-@pytest.mark.parametrize("name", EPISODES)
-def test_a_run_of_a_task_that_is_killed_and_resumed_equals_an_uninterrupted_one(homes: dict[str, Path], name: str):
-    home = homes[name]
+@pytest.mark.parametrize("name", [pytest.param("calculator", marks=pytest.mark.long), "guessing", "programs"])
+def test_a_run_of_a_task_that_is_killed_and_resumed_equals_an_uninterrupted_one(
+    home_of_task: Callable[[str], Path], name: str
+) -> None:
+    home = home_of_task(name)
     assert metrics(home / "run-1")[-1]["sampling/sampling_logp_difference/max"] < 1e-5
     killed_and_resumed(home, home / "killed", 2, *SHORT, apart=1)
     assert_same(home / "killed", home / "run-1")
 
 
-def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(homes: dict[str, Path]) -> None:
-    home = homes["guessing"]
+def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(
+    home_of_task: Callable[[str], Path],
+) -> None:
+    home = home_of_task("guessing")
     (home / "held.py").write_text(HELD)
     game = (*SHORT, "environment={name = 'held.py:Game', turns = 4, timeout = 600}")
     outdo_(home, "train", "recipe.toml", "run=./one-go", *game)
@@ -96,10 +102,10 @@ def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(h
 
 @pytest.mark.long
 def test_a_run_whose_tool_is_on_an_mcp_server_that_is_killed_and_resumed_equals_an_uninterrupted_one(
-    homes: dict[str, Path],
+    home_of_task: Callable[[str], Path],
 ) -> None:
     pytest.importorskip("mcp")
-    home = homes["calculator"]
+    home = home_of_task("calculator")
     (home / "server.py").write_text(SERVER)
     tools = f'{{name = "tools", functions = {{name = "mcp", command = ["{sys.executable}", "server.py"]}}, turns = 3}}'
     settings = (*SHORT, f"environment={tools}")

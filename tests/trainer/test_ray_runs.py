@@ -19,6 +19,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 
 
 @needs_ray
+@pytest.mark.long
 def test_an_engine_and_a_reward_under_ray_change_nothing(home: Path):
     """They are placed together; the actor of the reward is killed in the middle of the run."""
     alone, placed = home / "ray-no-reward", home / "ray-reward"

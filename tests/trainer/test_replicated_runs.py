@@ -68,7 +68,7 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-QUICK = ("critic", "divided", "divided adapter", "sequences")
+QUICK = ("critic", "divided", "sequences")
 """The methods that every run of the tests tries; the others are for `make test-long`."""
 
 
@@ -155,6 +155,7 @@ def undisturbed(home: Path, name: str, settings: tuple[str, ...]) -> Path:
     return home / name
 
 
+@pytest.mark.long
 def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(home: Path):
     base, settings = weights_hash(home / "model"), (*SETTINGS, "cluster.replicas=2", *METHODS["divided adapter"])
     whole, run = undisturbed(home, "both-divided-adapter", settings), home / "divided-adapter-killed"
@@ -179,6 +180,7 @@ def second_killed(home: Path, run: Path, settings: tuple[str, ...]) -> str:
     return replicas.said
 
 
+@pytest.mark.long
 def test_replicas_that_share_sequences_resume_exactly(home: Path):
     settings = (*SETTINGS, "cluster.replicas=2", *METHODS["sequences"])
     whole, run = undisturbed(home, "both-sequences", settings), home / "sequences-killed"
