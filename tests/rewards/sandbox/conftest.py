@@ -12,11 +12,10 @@ from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
+from sandbox_calls import PR_SET_CHILD_SUBREAPER
 
 from outdo.rewards.sandbox import Ending, Sandbox, choose
 from outdo.rewards.sandbox.interpreter import user_of_programs
-
-PR_SET_CHILD_SUBREAPER = 36
 
 TIERS = dict(choose.TIERS)  # a test may replace those of `choose`
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sandbox_calls import children
 from test_attacks import ATTACKS, FRAME
-from test_sandbox import children, wait_for_child
+from test_sandbox import wait_for_child
 
 from outdo.rewards.sandbox import Ending, Sandbox, bubblewrap, choose, landlock, open_sandbox
 from outdo.utils.errors import UserError

@@ -1,15 +1,19 @@
 """What is left after a run, what a failure of the sandbox itself is, and which sandbox is chosen."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sandbox_calls
+from sandbox_calls import children
 
 from outdo.rewards.sandbox import (
     Ending,
@@ -26,54 +30,22 @@ from outdo.rewards.sandbox import (
 from outdo.rewards.sandbox.local import UnsafeLocal
 from outdo.utils.errors import UserError
 
-SHORT = Limits(seconds=1, wall_seconds=5, memory=128)
-PROGRAMS = (
-    "print(input())",
-    "import sys; sys.exit(3)",
-    "while True: print('a' * 1000)",
-    "a = [0] * 10 ** 10",
-    "import os; os.close(1); os._exit(0)",
-)
-
-
 BUBBLEWRAP = pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)
 """For a test of what this tier alone does."""
 
 
-def children(process: int | str = "self") -> list[int]:
-    found: list[int] = []
-    for file in Path(f"/proc/{process}/task").glob("*/children"):  # each thread has children of its own
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile
-            found += map(int, file.read_text().split())
-    return found
-
-
-def resident_kib() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-
-
 def leaves_nothing(sandbox: Sandbox, calls: int) -> None:
-    def call(number: int) -> Outcome:
-        return sandbox.run(PROGRAMS[number % len(PROGRAMS)], "text", SHORT)
-
-    for number in range(len(PROGRAMS)):
-        call(number)
-    before, descriptors, memory = children(), len(os.listdir("/proc/self/fd")), resident_kib()
-    endings = {call(number).ending for number in range(calls)}
-    sandbox.run("import time; time.sleep(1000)", limits=Limits(wall_seconds=5))
-    assert endings == {Ending.exited, Ending.resource}
-    assert children() == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert resident_kib() < memory + 8192
+    command = [sys.executable, sandbox_calls.__file__, sandbox.name, str(calls)]
+    left = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    assert left.pop("kib") < 8192
+    assert left == {"endings": [Ending.exited, Ending.resource], "processes": 0, "descriptors": 0}
 
 
-@pytest.mark.usefixtures("orphans_are_ours")
 def test_a_hundred_calls_leave_no_process_no_descriptor_and_no_memory(sandbox: Sandbox):
     leaves_nothing(sandbox, 100)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("orphans_are_ours")
 def test_ten_thousand_calls_leave_no_process_no_descriptor_and_no_memory(sandbox: Sandbox):
     leaves_nothing(sandbox, 10_000)
 
