@@ -11,9 +11,10 @@ from outdo.config.file import dump, load
 from outdo.observability.record import parquet
 
 TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is not defined or enable_thinking %}@"
-    "{% else %}!{% endif %}{% endif %}"
+    "{% set opening = '@' if enable_thinking is not defined or enable_thinking else '!' %}"
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}{{ opening }}{% endif %}"
+    "{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ opening }}{% endif %}"
 )
 OFF = "data.template={enable_thinking=false}"
 
@@ -91,3 +92,23 @@ def test_the_saved_recipe_reads_back(run, tmp_path):
     assert (
         json.dumps(recipe.model_dump(mode="json")["data"]["template"]) == '{"enable_thinking": false, "mode": "short"}'
     )
+
+
+@pytest.mark.parametrize("command", ["sft", "reward-model"])
+def test_the_option_holds_for_what_sft_and_reward_model_train_and_write(
+    outdo, command, thinking_model, model, tmp_path
+):
+    rows = [{"prompt": f"{n}?", "chosen": "2", "rejected": "3"} for n in range(9)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = ("--data", tmp_path / "pairs.jsonl", "--steps", 1, "--device", "cpu", "--out", tmp_path / "trained")
+    none = outdo(command, model, *how, "--template", "{enable_thinking = false}")
+    assert none.status == 2
+    assert f"--template: {model} has no chat template, so that it has no options" in none.error
+    assert 'such as enable_thinking, not "messages"' in outdo(command, model, *how, "--template", "{messages=1}").error
+
+    done = outdo(command, thinking_model, *how, "--template", "{enable_thinking = false, thoughts = 3}")
+    assert done.status == 0, done.error
+    assert "?<|end|><|assistant|>!" in done.out
+    assert f"note: --template: the chat template of {thinking_model} does not know the option thoughts" in done.out
+    assert "know the option enable_thinking" not in done.out
+    assert (opening(tmp_path / "trained"), opening(tmp_path / "trained", enable_thinking=True)) == ("!", "@")

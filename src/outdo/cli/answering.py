@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outdo.config.fields import chat_options
-from outdo.config.file import read_value
+from outdo.cli.template_option import read_template
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
@@ -81,11 +80,7 @@ def answering(
 
 
 def _template(command: str, template: str | None) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the text that `--template` gives, or the options of the chat template if it is a table in TOML."""
-    value = template and read_value(template)
-    if not isinstance(value, Mapping):
-        return template, {}
     try:
-        return None, chat_options(value)
-    except ValueError as error:
-        raise UserError([f"{command}: --template: {error}"]) from None
+        return read_template(template)
+    except UserError as error:
+        raise UserError([f"{command}: {problem}" for problem in error.problems]) from None

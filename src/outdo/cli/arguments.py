@@ -34,11 +34,9 @@ BaseWeights = Annotated[
     typer.Option(help="how the frozen weights under an adapter are stored; auto: bfloat16 if their files are"),
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
-Template = Annotated[str | None, typer.Option(help="prompt text for base models, with {prompt} in it")]
-TemplateOrOptions = Annotated[
+Template = Annotated[
     str | None,
     typer.Option(
-        "--template",
         help="prompt text for base models, with {prompt} in it, or options of the chat template: "
         "'{enable_thinking = false}'",
     ),

@@ -27,7 +27,6 @@ from outdo.cli.arguments import (
     Settings,
     Temperature,
     Template,
-    TemplateOrOptions,
 )
 from outdo.cli.run_commands import app as run_commands
 from outdo.cli.sweep_commands import sweep, tune
@@ -337,7 +336,7 @@ def evaluate(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     limit: Limit = None,
-    template: TemplateOrOptions = None,
+    template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
@@ -385,7 +384,7 @@ def generate(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     limit: Limit = None,
-    template: TemplateOrOptions = None,
+    template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
     engine: Engine = None,

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import not_empty
+from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.data.preferences import Kind, comparisons_in, describe_format, detect_kind
+from outdo.models.chat_options import set_chat_options
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
@@ -46,7 +48,7 @@ class RewardModelSettings:
     warmup: int
     holdout: float  # share of the prompts that are held out for a test
     columns: Mapping[str, str | None]  # the columns of `data` that are not found by their names
-    template: str | None
+    template: str | None  # text, or options of the chat template as a table in TOML
     adapter: str | None  # as `train.adapter` in a recipe
     base_weights: BaseWeights = "auto"
     seed: int
@@ -199,19 +201,21 @@ def _load(
 
 def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfig | None") -> RewardModel:
     """Load a reward model as it is, or a language model's body with a new head; attach a new adapter."""
+    template, options = read_template(settings.template)
     how: dict[str, Any] = {
         "device": settings.device,
         "adapter": adapter,
         "base_weights": settings.base_weights,
         "seed": settings.seed,
         "optimiser": OptimiserSettings(lr=settings.lr, schedule=partial(constant, warmup=settings.warmup)),
-        "template": settings.template,
+        "template": template,
     }
     load_tokenizer(model, kind=EITHER)  # which downloads the config.json of a hub model
     architecture = inspect_folder(model, EITHER).architecture or ""
-    if architecture.endswith(REWARD_MODEL.endings):
-        return RewardModel.load(model, **how)
-    return RewardModel.from_policy(model, **how)
+    load = RewardModel.load if architecture.endswith(REWARD_MODEL.endings) else RewardModel.from_policy
+    reward = load(model, **how)
+    set_chat_options(reward.tokenizer, options)
+    return reward
 
 
 # ------------------------------------------------------------------------------------------------------------- the data
@@ -219,10 +223,11 @@ def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfi
 
 def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed: bool) -> PreferenceData:
     """Return the comparisons to train on and those held out. Raises `UserError` with every fault, `mistakes` first."""
-    adapter = None
+    adapter, notes = None, list[str]()
     try:
         if not resumed:  # then the model is that of the checkpoint
             adapter = read_adapter(settings.adapter, settings.model, settings.base_weights, EITHER)
+            notes += template_notes(settings.template, settings.model, EITHER)
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
     try:
@@ -231,7 +236,7 @@ def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed
         raise UserError([*mistakes, *error.problems]) from None
     if mistakes:
         raise UserError(mistakes)
-    return replace(data, adapter=adapter)
+    return replace(data, adapter=adapter, notes=[*notes, *data.notes])
 
 
 def _read(settings: RewardModelSettings) -> PreferenceData:

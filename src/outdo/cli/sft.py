@@ -12,11 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import not_empty
+from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.data.prompts import Mixture, Prompts
 from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, examples_in
 from outdo.models.base_weights import Weights, choose_weights
+from outdo.models.chat_options import set_chat_options
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -46,7 +48,7 @@ class SftSettings:
     device: str
     prompt: str | None
     answer: str | None
-    template: str | None
+    template: str | None  # text, or options of the chat template as a table in TOML
     adapter: str | None  # as `train.adapter` in a recipe
     base_weights: Weights | Literal["auto"] = "auto"
     checkpoint_every: int
@@ -141,15 +143,16 @@ def show_example(tokenizer: PreTrainedTokenizerBase, example: SftTokens) -> str:
 
 def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) -> SftData:
     """Read the examples of each file. Raises `UserError` with every fault, those in `mistakes` first."""
-    data, weights, adapter = settings.data, settings.weights, None
+    data, weights, adapter, notes = settings.data, settings.weights, None, list[str]()
     if weights and len(weights) != len(data):
         mistakes.append(f"--weight: expected one for each --data, {len(data)}, or none; found {len(weights)}")
     try:
         if not resumed:  # then the model is that of the checkpoint
             adapter = read_adapter(settings.adapter, settings.model, settings.base_weights)
+            notes += template_notes(settings.template, settings.model)
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
-    checked = SftData(sources=[], notes=[], fingerprints={}, adapter=adapter)
+    checked = SftData(sources=[], notes=notes, fingerprints={}, adapter=adapter)
     for place, path in enumerate(data, 1):
         try:
             rows = read_rows(path)
@@ -172,7 +175,9 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
     facts = inspect_folder(folder or settings.model)
     weights = choose_weights(settings.base_weights, facts, frozen=bool(data.adapter or facts.adapter))
     policy = Policy.load(facts, weights=weights, **start)
-    encoded = [_encode(policy, examples, settings.template, display) for examples in data.sources]
+    template, options = read_template(settings.template)
+    set_chat_options(policy.tokenizer, options)
+    encoded = [_encode(policy, examples, template, display) for examples in data.sources]
     display.say("the first example, as the model reads it; » and « enclose what is learned:")
     display.say(show_example(policy.tokenizer, encoded[0][0]))
     if not any(token in policy.end_ids for token in _learned(encoded[0][0])):

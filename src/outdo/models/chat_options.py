@@ -7,7 +7,8 @@ saved with the tokenizer: in the checkpoints and in the exported model.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -28,11 +29,16 @@ def set_chat_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, A
         return
     given: Any = tokenizer.chat_template
     if not given:
-        raise ModelError("data.template: the model has no chat template, so that it has no options")
+        raise ModelError("the model has no chat template, so that it has no options")
     if isinstance(given, dict):  # templates by name: for example one for tools
         tokenizer.chat_template = {name: _with_defaults(text, options) for name, text in given.items()}
     else:
         tokenizer.chat_template = _with_defaults(given, options)
+
+
+def unknown_options(template: str, options: Iterable[str]) -> list[str]:
+    """Return the options that a chat template does not mention."""
+    return [name for name in options if not re.search(rf"\b{name}\b", template)]
 
 
 def without_defaults(template: str) -> str:

@@ -1,7 +1,6 @@
 """What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy
 from outdo.config.recipe import Recipe
 from outdo.data.splits import Questions, normalise, overlap
 from outdo.data.streaming import hash_of, repeated
+from outdo.models.chat_options import unknown_options
 from outdo.models.inspect_folder import ModelFacts
 
 
@@ -36,8 +36,8 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     template, end = _chat_template(facts.folder), _end_token(facts.folder)
     if template is None:
         return
-    unknown = [name for name in recipe.data.chat_options if not re.search(rf"\b{name}\b", template)]
-    yield from (f"data.template.{name}: the model's chat template does not know this option" for name in unknown)
+    for name in unknown_options(template, recipe.data.chat_options):
+        yield f"data.template.{name}: the model's chat template does not know this option"
     if recipe.data.prompt_template is not None:
         yield "data.template: replaces the model's own chat template; leave it out for a model that was trained to chat"
         return
