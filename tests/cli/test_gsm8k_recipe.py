@@ -33,6 +33,12 @@ def offline(model: Path) -> list[str]:
     return [str(RECIPE), f"model={model}", *excerpt, "data.max_prompt_tokens=2000"]
 
 
+def test_the_page_shows_the_whole_recipe():
+    shown = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    recipe = RECIPE.read_text(encoding="utf-8")
+    assert shown == [recipe[recipe.index("model = ") :]]
+
+
 def test_check_finds_no_error_and_says_what_the_run_is(outdo, stand_in):
     done = outdo("check", *offline(stand_in))
     assert (done.status, done.error) == (0, "")
