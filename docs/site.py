@@ -81,10 +81,14 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
     The search dialog gets a name, and an empty header of a table becomes an empty cell, for screen readers.
     """
-    output = output.replace(SEARCH, f'{SEARCH} aria-label="Search"').replace("<th></th>", "<td></td>")
+    output = _with_named_search(output).replace("<th></th>", "<td></td>")
     if EQUATION in output:
         output = _with_katex(output, page.url)
     return output.replace(WORKER_SCRIPT, get_relative_url(OWN_WORKER_SCRIPT, page.url))
+
+
+def _with_named_search(output: str) -> str:
+    return output.replace(SEARCH, f'{SEARCH} aria-label="Search"')
 
 
 def _with_katex(output: str, url: str) -> str:
@@ -97,7 +101,7 @@ def _with_katex(output: str, url: str) -> str:
 
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
     """Do the same for the page of a missing address."""
-    return output_content.replace(WORKER_SCRIPT, OWN_WORKER_SCRIPT)
+    return _with_named_search(output_content).replace(WORKER_SCRIPT, OWN_WORKER_SCRIPT)
 
 
 def settings_page() -> Iterator[str]:

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -204,17 +204,37 @@ def test_pages_without_equations_load_no_katex(site: Path):
     ],
 )
 def test_axe_finds_no_violation(served: str, browser: Browser, scheme: str, viewport: object):
+    check_by_axe(served, MAIN, browser, scheme, viewport)
+
+
+@pytest.mark.long  # eighty pages
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_no_violation_in_any_page_but_those_of_the_python_reference(
+    site: Path, served: str, browser: Browser, scheme: str, viewport: object
+):
+    names = [str(path.relative_to(site).with_suffix("")) for path in sorted(site.rglob("*.html"))]
+    others = [name for name in names if name not in MAIN and not name.startswith("reference/python/")]
+    assert {f"gallery/{archive.stem}" for archive in ARCHIVES} <= {*MAIN, *others}
+    check_by_axe(served, others, browser, scheme, viewport)
+
+
+MAIN = (
+    "index",
+    "tutorial",
+    "reference/settings",
+    "methods/index",
+    "methods/equations",
+    "reference/python/types",
+    "gallery",
+    "gallery/diverged",
+)
+
+
+def check_by_axe(served: str, names: Iterable[str], browser: Browser, scheme: str, viewport: object) -> None:
+    """Open pages of the site; axe-core finds no violation, and the browser writes no error (`watched_page`)."""
     with watched_page(browser, viewport=viewport, allowed=served, color_scheme=scheme) as page:
-        for name in (
-            "index",
-            "tutorial",
-            "reference/settings",
-            "methods/index",
-            "methods/equations",
-            "reference/python/types",
-            "gallery",
-            "gallery/diverged",
-        ):
+        for name in names:
             page.goto(f"{served}/{name}.html")
             found = Axe().run(page)
             assert found.violations_count == 0, f"{name}: {found.generate_report()}"
