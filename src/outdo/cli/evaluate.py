@@ -14,6 +14,7 @@ from rich.table import Table
 from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
+from outdo.cli.progress import answers_of, progress
 from outdo.config.paths import named_code
 from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
@@ -268,16 +269,18 @@ def _evaluations(
     reward = _load(first)  # rewards, sampling and prompts are the same for every data set
     try:
         answering, sampling = first.answering, first.answering.sampling
-        policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
+        with progress(f"loading {source.name}"):
+            policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
         prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
         engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
         try:
             environment = open_environment(answering.environment, policy, reward, system=answering.system)
-            return {
-                data: evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
-                for data, asked in prompts.items()
-            }
+            found: dict[str, Evaluation] = {}
+            for data, asked in prompts.items():
+                with progress(f"answering {data}", answers_of(engine)):
+                    found[data] = evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
+            return found
         finally:
             engine.close()
     finally:

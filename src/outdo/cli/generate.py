@@ -12,6 +12,7 @@ from rich.console import Console
 from outdo.cli.answering import answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
+from outdo.cli.progress import answers_of, progress
 from outdo.data.questions import questions_from
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
@@ -54,7 +55,8 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
     )
     piece = named_engine(arguments.engine, source.recipe)
     questions = questions_from(arguments.data, limit=arguments.limit)
-    policy = Policy.load(source.model, device=arguments.device, stop_token_ids=how.sampling.stop_token_ids)
+    with progress(f"loading {source.name}"):
+        policy = Policy.load(source.model, device=arguments.device, stop_token_ids=how.sampling.stop_token_ids)
     engine = open_engine(piece, policy, seed=arguments.seed)
     asked = list(product(how.prompts(questions, policy), range(arguments.k)))  # the answers to a prompt are neighbours
     requests = [
@@ -66,7 +68,8 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
         for prompt, sample in asked
     ]
     try:
-        completions = engine.generate(requests, how.sampling)
+        with progress("answering", answers_of(engine)):
+            completions = engine.generate(requests, how.sampling)
     finally:
         engine.close()
     lines = [json.dumps(line, ensure_ascii=False, default=str) for line in _lines(asked, completions, engine)]

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from outdo.cli.evaluate import EvalArguments
 from outdo.cli.output import print_line
+from outdo.cli.progress import progress
 from outdo.models.chat_options import set_chat_options
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
@@ -134,7 +135,8 @@ def _scores(source: ModelRef, names: Sequence[str], manager: Any, arguments: Eva
     tokenizer = load_tokenizer(facts, stop_token_ids=stop)
     set_chat_options(tokenizer, source.recipe.data.chat_options if source.recipe else {})
     device = choose_device(arguments.device)[0]
-    model = load_model(facts, device)
+    with progress(f"loading {source.name}"):
+        model = load_model(facts, device)
     batch_size = BATCH_ON_CPU if device.type == "cpu" else "auto"
     found = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),

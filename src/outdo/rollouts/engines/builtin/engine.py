@@ -70,6 +70,12 @@ class BuiltinEngine:
         """The number of tokens that the last call of `generate` has sampled so far."""
         return sum(len(sequence.token_ids) for sequence in self._sequences)
 
+    @property
+    def answered(self) -> tuple[int, int]:
+        """How many answers of the last call of `generate` are finished, and how many there are."""
+        sequences = self._sequences
+        return sum(sequence.finish_reason is not None for sequence in sequences), len(sequences)
+
     def update_weights(self, policy: PolicyView) -> None:
         """Use the weights of this policy, as they are at each call of `generate`.
 
