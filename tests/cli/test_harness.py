@@ -1,5 +1,6 @@
 """`outdo eval --lm-eval TASKS`, by a stand-in for lm-evaluation-harness, and by itself where it is installed."""
 
+import importlib
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -103,7 +104,7 @@ def test_without_the_package_one_sentence_says_how_to_get_it(outdo, monkeypatch)
 
 @pytest.mark.long  # lm-eval lists ten thousand tasks
 @pytest.mark.filterwarnings("default")  # its own, and those of its libraries
-def test_a_local_task_is_run_by_the_harness_itself(outdo, tmp_path):
+def test_a_local_task_has_the_same_score_by_outdo_and_by_the_harness_itself(outdo, tmp_path):
     pytest.importorskip("lm_eval")
     rows = [{"question": "6*7=", "answer": "42"}, {"question": "6*8=", "answer": "48"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -113,3 +114,15 @@ def test_a_local_task_is_run_by_the_harness_itself(outdo, tmp_path):
     assert done.status == 0, done.error
     found = json.loads(done.out.splitlines()[-1])[str(model)]
     assert found["answers: exact_match"]["value"] == 0.5
+
+    how = ("--rewards", "exact", "--temperature", 0, "--max-tokens", 4, "--device", "cpu", "--json")
+    assert json.loads(outdo("eval", model, "--data", tmp_path / "rows.jsonl", *how).out)["pass@1"] == 0.5
+    harness, tasks = importlib.import_module("lm_eval"), importlib.import_module("lm_eval.tasks")
+    theirs = harness.simple_evaluate(
+        model="hf",
+        model_args=f"pretrained={model},dtype=float32",
+        device="cpu",
+        tasks=["answers"],
+        task_manager=tasks.TaskManager(include_path=str(tmp_path)),
+    )
+    assert theirs["results"]["answers"]["exact_match,none"] == 0.5
