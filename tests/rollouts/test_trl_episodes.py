@@ -31,7 +31,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 LLAMA = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
-SPECIAL = {"qwen2_5": CHATML, "qwen3": CHATML, "qwen3_instruct_2507": CHATML, "llama3_2": LLAMA}
+CHATML_MODELS = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_nothink", "qwen3_8", "nemotron_3_nano")
+SPECIAL = {**dict.fromkeys(CHATML_MODELS, CHATML), "llama3_2": LLAMA}
 """The special tokens of models by the names that TRL gives their templates; the first one ends a turn."""
 
 LONGEST = 900
@@ -76,6 +77,9 @@ def question(place: int) -> str:
 
 def written(template: str, name: str, **arguments: Any) -> str:
     """A call as the models of this template write it."""
+    if template in ("qwen3_5_nothink", "qwen3_8", "nemotron_3_nano"):
+        tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
     values = ", ".join(f'"{key}": {value}' for key, value in arguments.items())
     if template.startswith("llama"):
         return f'{{"name": "{name}", "parameters": {{{values}}}}}'
@@ -212,6 +216,8 @@ def test_trl_and_outdo_train_on_the_same_tokens_of_the_same_episodes(template: s
         scripts += [[add_2_3 + "\n" + add_5_4, "5 and 9."], ["First. " + add_2_3, "It is 5."]]
     if template == "qwen3":
         scripts += [["<think>\nI add.\n</think>\n\n" + add_2_3, "<think>\n\n</think>\n\n5"], ["<think>\nOh", "5"]]
+    if template in ("qwen3_8", "nemotron_3_nano"):  # their prompts end with <think>
+        scripts = [["I think.\n</think>\n\n" + turn for turn in script] for script in scripts]
     theirs = trl_plays(template, scripts, tmp_path, tools=[add], turns=4)
     ours = outdo_plays(template, scripts, tools=[add], turns=4)
     assert ours == theirs

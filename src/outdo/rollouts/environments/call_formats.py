@@ -1,41 +1,199 @@
-"""How models write tool calls: each format finds the JSON of the calls in the text of a turn."""
+"""How models write tool calls: each format finds the calls in the text of a turn.
 
+| format | models | a call |
+|---|---|---|
+| `hermes` | Hermes, Qwen2.5, Qwen3 | `<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>` |
+| `qwen_xml` | Qwen3.5, Nemotron 3 | `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>` |
+| `glm` | GLM-4.5 and later | `<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>` |
+| `mistral` | Mistral | `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]` |
+| `llama` | Llama 3.1 and later | `{"name": "f", "parameters": {"a": 1}}` |
+| `gemma` | Gemma 4 | `<|tool_call>call:f{a:1}<tool_call|>` |
+| `lfm2` | LFM2 | `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` |
+| `harmony` | gpt-oss | `to=functions.f<|channel|>commentary json<|message|>{"a": 1}` |
+"""
+
+import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-CALL_FORMATS: Mapping[str, re.Pattern[str]] = {
-    "hermes": re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL),  # Qwen, Hermes
-    "mistral": re.compile(r"\[TOOL_CALLS\]\s*(.*)\Z", re.DOTALL),
-    "llama": re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{\s*\"name\".*)\Z", re.DOTALL),  # Llama 3.1 and later
-}
-"""The formats by name. Group 1 is the JSON of one call, or of a list of calls."""
+Call = dict[str, Any]  # {"name": ..., "arguments": {...}}
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schemas of the arguments of each tool, by name."""
+
+AS_JSON = {"True": "true", "False": "false", "None": "null"}
+"""Values as Jinja writes them. Some templates, and the models that were trained on them, do not write JSON."""
+
+UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+"""What Python's own readers of JSON and of literals raise: a policy may write anything, such as 10,000 brackets."""
 
 
-def find_calls(form: str, text: str) -> tuple[str, list[dict[str, Any]], list[str]]:
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """Finds calls by a pattern; `read` returns the calls of a match, or raises one of `UNREADABLE`."""
+
+    pattern: re.Pattern[str]
+    read: Callable[[re.Match[str], Schemas], Iterable[Call]]
+    thought: re.Pattern[str] | None = None  # thinking, besides what `</think>` ends; group 1 is its text
+    frame: re.Pattern[str] | None = None  # what stands around a text, and is no part of it
+
+
+def find_calls(form: str, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[Call], list[str]]:
     """Return the text without its calls, the calls as a chat template takes them, and a sentence for each faulty call.
 
-    A call is `{"name": ..., "arguments": {...}}`; the arguments may also be called `parameters`, or be JSON as text.
+    `tools` are JSON schemas of functions. Formats that write the number 5 and the text 5 alike need them.
     """
+    functions = [tool["function"] for tool in tools]
+    schemas = {each["name"]: each.get("parameters", {}).get("properties", {}) for each in functions}
     calls: list[dict[str, Any]] = []
     faults: list[str] = []
-    for found in CALL_FORMATS[form].finditer(text):
+    for found in CALL_FORMATS[form].pattern.finditer(text):
         try:
-            calls += [{"type": "function", "function": each} for each in _read(found[1])]
-        except ValueError as error:
+            calls += [{"type": "function", "function": each} for each in CALL_FORMATS[form].read(found, schemas)]
+        except UNREADABLE as error:
             faults.append(f"the call is not valid: {error}")
-    return CALL_FORMATS[form].sub("", text).strip(), calls, faults
+    return CALL_FORMATS[form].pattern.sub("", text).strip(), calls, faults
 
 
-def _read(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the calls in `text`. Raises `ValueError`."""
-    value = json.loads(text)
-    for call in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+def split_thought(form: str, text: str) -> tuple[str, str]:
+    """Return the thinking that is marked as the format marks it, and the text without it and without its frame."""
+    thought, frame = CALL_FORMATS[form].thought, CALL_FORMATS[form].frame
+    thinking = "\n".join(found[1].strip() for found in thought.finditer(text)) if thought else ""
+    text = thought.sub("", text) if thought else text
+    return thinking, frame.sub("", text) if frame else text
+
+
+# ------------------------------------------------------------------------------------------------------------- readers
+
+
+def _read_json(found: re.Match[str], _: Schemas) -> list[Call]:
+    """Read the JSON of one call, or of a list; the arguments may be called `parameters`, and be JSON as text."""
+    value: Any = json.loads(found[1])
+    calls: Sequence[Any] = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    for call in calls:
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise ValueError('expected {"name": ..., "arguments": {...}}')
-        arguments = call.get("arguments", call.get("parameters", {}))
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(arguments, Mapping):
-            raise ValueError("expected the arguments as an object")
-        yield {"name": call["name"], "arguments": dict(arguments)}
+    return [_call(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
+
+
+def _read_named(found: re.Match[str], _: Schemas) -> list[Call]:
+    """Read a call whose name stands before the JSON of its arguments."""
+    return [_call(found["name"], json.loads(found["arguments"]))]
+
+
+def _read_gemma(found: re.Match[str], _: Schemas) -> list[Call]:
+    """Read arguments with keys that are not quoted, and texts between `<|"|>`."""
+    parts = found["arguments"].split('<|"|>')
+    for place in range(len(parts)):
+        if place % 2:
+            parts[place] = json.dumps(parts[place])
+        else:
+            quoted = re.sub(r"([{,]\s*)([\w.-]+)(\s*:)", r'\1"\2"\3', parts[place])
+            parts[place] = re.sub(r"\b(True|False|None)\b", lambda word: AS_JSON[word[1]], quoted)
+    return [_call(found["name"], json.loads("".join(parts)))]
+
+
+def _read_python(found: re.Match[str], _: Schemas) -> list[Call]:
+    """Read a list of calls in the syntax of Python, with values of Python or of JSON."""
+    with warnings.catch_warnings():  # of escapes that Python does not know
+        warnings.simplefilter("ignore")
+        written = ast.parse(found["calls"].strip(), mode="eval").body
+    calls = written.elts if isinstance(written, ast.List) else [written]
+    return [_python_call(call) for call in calls]
+
+
+def _python_call(call: ast.expr) -> Call:
+    if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+        raise ValueError("expected [name(argument=value)]")
+    return _call(ast.unparse(call.func), {str(each.arg): _literal(each.value) for each in call.keywords})
+
+
+def _literal(value: ast.expr) -> Any:
+    """Return the value of a literal; `true`, `false` and `null` are those of JSON."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Name) and node.id in AS_JSON.values():
+            node.id = next(name for name, word in AS_JSON.items() if word == node.id)
+    return ast.literal_eval(ast.unparse(value))
+
+
+def _tagged(call: str, argument: str) -> Callable[[re.Match[str], Schemas], list[Call]]:
+    """Return a reader of calls whose arguments are between tags, as text or as JSON."""
+    call_pattern, argument_pattern = (re.compile(each, re.DOTALL) for each in (call, argument))
+
+    def read(found: re.Match[str], schemas: Schemas) -> list[Call]:
+        written = call_pattern.fullmatch(found[1].strip())
+        if not written or argument_pattern.sub("", written["arguments"]).strip():
+            raise ValueError("expected the name of a tool and its arguments, each between its tags")
+        if not found["end"]:
+            raise ValueError("it has no end")
+        known = schemas.get(written["name"], {})
+        given = argument_pattern.finditer(written["arguments"])
+        return [_call(written["name"], {each["key"]: _value(each["value"], known.get(each["key"])) for each in given})]
+
+    return read
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Return an argument that is written as text: as it is if it has to be a text, or else what it is as JSON."""
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(AS_JSON.get(text.strip(), text))
+    except ValueError:
+        return text
+
+
+def _call(name: str, arguments: Any) -> Call:
+    arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(arguments, Mapping):
+        raise ValueError("expected the arguments as an object")
+    return {"name": name, "arguments": dict(arguments)}
+
+
+# ------------------------------------------------------------------------------------------------------------- formats
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.DOTALL)
+
+
+TAGS = _pattern(r"<tool_call>(.*?)(?P<end></tool_call>|\Z)")
+
+CALL_FORMATS: Mapping[str, CallFormat] = {
+    "hermes": CallFormat(TAGS, _read_json),
+    "qwen_xml": CallFormat(
+        TAGS,
+        _tagged(
+            r"<function=(?P<name>[^>\n]+)>(?P<arguments>.*)</function>",
+            r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+        ),
+    ),
+    "glm": CallFormat(
+        TAGS,
+        _tagged(
+            r"(?P<name>[^\s<{]+)(?P<arguments>.*)",
+            r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+        ),
+    ),
+    "mistral": CallFormat(_pattern(r"\[TOOL_CALLS\]\s*(.*)\Z"), _read_json),
+    "llama": CallFormat(_pattern(r"\A\s*(?:<\|python_tag\|>)?\s*(\{\s*\"name\".*)\Z"), _read_json),
+    "gemma": CallFormat(
+        _pattern(r"<\|tool_call>call:(?P<name>[\w.-]+)(?P<arguments>.*?)(?:<tool_call\|>|\Z)"),
+        _read_gemma,
+        thought=_pattern(r"<\|channel>thought\n?(.*?)(?:<channel\|>|\Z)"),
+    ),
+    "lfm2": CallFormat(_pattern(r"<\|tool_call_start\|>(?P<calls>.*?)(?:<\|tool_call_end\|>|\Z)"), _read_python),
+    "harmony": CallFormat(
+        _pattern(
+            r"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary)? ?to=functions\.(?P<name>[^\s<]+)"
+            r".*?<\|message\|>(?P<arguments>.*?)(?:<\|call\|>|\Z)"
+        ),
+        _read_named,
+        thought=_pattern(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)"),
+        frame=_pattern(r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>|<\|end\|>"),
+    ),
+}
+"""The formats by name; a template gets the first one that reads back what it writes."""

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.prompt_encoding import Message, Tool, encode_prompt, render
-from outdo.rollouts.environments.call_formats import CALL_FORMATS, find_calls
+from outdo.rollouts.environments.call_formats import CALL_FORMATS, find_calls, split_thought
 from outdo.types import Completion
 from outdo.utils.errors import ModelError
 
@@ -40,7 +40,7 @@ class Properties:
     keeps_thinking: bool  # the thinking of a turn stays when a user's message follows
     json_arguments: bool  # the arguments of a call stay JSON: `true`, and not `True`
     independent: bool  # what it writes after a turn does not depend on that turn
-    parallel: bool  # the results of several calls are all written
+    parallel: bool  # several calls and their results are all written
 
     def __str__(self) -> str:
         """Return a line with every property and yes or no."""
@@ -82,7 +82,7 @@ class Template:
         self.ends = {str(tokenizer.decode([token])): token for token in sorted(end_ids)}
         self.prompt([{"role": "user", "content": QUESTION}])
         self._has_schema = getattr(tokenizer, "response_template", None) is not None
-        self._format = None if self._has_schema or not tools else self._find_format()
+        self.call_format = None if self._has_schema or not tools else self._find_format()
 
     def with_tools(self, tools: Sequence[Tool]) -> "Template":
         """Return the same template with other tools in every prompt."""
@@ -122,8 +122,10 @@ class Template:
         if not found and (opening.endswith("<think>") or text.lstrip().startswith("<think>")):
             thought, content = text, ""  # it was truncated while it was thinking
         calls, faults = [], []
-        if self._format:
-            content, calls, faults = find_calls(self._format, content)
+        if self.call_format:
+            marked, content = split_thought(self.call_format, content)
+            thought = "\n".join(filter(None, (thought, marked)))
+            content, calls, faults = find_calls(self.call_format, content, self.tools)
         message = {"role": "assistant", "content": content.strip()}
         message |= {"reasoning_content": thought.replace("<think>", "").strip()} if thought else {}
         return Parsed(message=message | ({"tool_calls": calls} if calls else {}), faults=faults, text=text)
@@ -134,14 +136,16 @@ class Template:
         name = self.tools[0]["function"]["name"] if self.tools else "tool"
         results = [{"role": "tool", "name": name, "content": content} for content in ("one", "two")]
         user = {"role": "user", "content": "Go on."}
-        thinking = {"role": "assistant", "content": f"<think>\n{MARK}\n</think>\n\nYes."}
+        thinking: Message = {"role": "assistant", "content": f"<think>\n{MARK}\n</think>\n\nYes."}
+        if self.call_format and CALL_FORMATS[self.call_format].thought:  # it is not a part of the text
+            thinking = {"role": "assistant", "content": "Yes.", "reasoning_content": MARK, "thinking": MARK}
         flag = _stand_in(results[:1], arguments={"flag": True, "text": MARK})
         return Properties(
             keeps_prefix=_holds(lambda: self._keeps_prefix(results[:1])),
             keeps_thinking=_holds(lambda: MARK in self._render([thinking, user])),
             json_arguments=_holds(lambda: "True" not in (text := self._written(flag)) and "true" in text),
             independent=_holds(lambda: self._is_independent(results[:1] if self.tools else [user])),
-            parallel=_holds(lambda: bool(self._after(results))),
+            parallel=_holds(lambda: bool(self._after(results)) and self._written(_stand_in(results)).count(MARK) > 1),
         )
 
     def check(self) -> None:
@@ -168,11 +172,20 @@ class Template:
         place, length, end = max(
             ((closing.rfind(text), len(text), token) for text, token in self.ends.items()), default=(-1, 0, 0)
         )
-        if place < 0:
-            raise ModelError("the model's chat template does not end the assistant's turn with an end-of-turn token")
-        text = closing[place + length :] + tail[len(closing) :]
+        rest = tail[len(closing) :]
+        if place >= 0:
+            text = closing[place + length :] + rest
+        else:  # the role of the next message ends the turn, as in GLM
+            end, text = self._split_end(rest.lstrip())
         _check_kept(messages, text)
         return end, text
+
+    def _split_end(self, text: str) -> tuple[int, str]:
+        """Return the end-of-turn token that a text begins with, and the text after it."""
+        for written, token in self.ends.items():
+            if text.startswith(written):
+                return token, text.removeprefix(written)
+        raise ModelError("the model's chat template does not end the assistant's turn with an end-of-turn token")
 
     def _render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
         """Return the text of a conversation that begins with the stand-in for a question."""
@@ -212,7 +225,9 @@ class Template:
         for end in self.ends:
             written = written.rpartition(end)[0] or written
         for form in CALL_FORMATS:
-            if [each["function"] for each in find_calls(form, written)[1]] == [{"name": name, "arguments": arguments}]:
+            if [each["function"] for each in find_calls(form, written, self.tools)[1]] == [
+                {"name": name, "arguments": arguments}
+            ]:
                 return form
         raise ModelError(
             "the model's chat template writes tool calls in a format that outdo cannot read "
