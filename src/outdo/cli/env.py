@@ -5,6 +5,7 @@ from itertools import groupby
 
 from outdo.cli.dry_run import in_one_process
 from outdo.cli.recipe import probe_machine, recipe_of
+from outdo.config.environments import row_environments
 from outdo.observability.record.token_text import TokenTexts
 from outdo.trainer.build import build_run
 from outdo.trainer.display import Display
@@ -40,6 +41,8 @@ def run_env_try(settings: list[str] | None, display: Display, *, question: int) 
     finally:
         run.close()
     prompt, text = group.prompt, TokenTexts(policy.tokenizer)
+    if rows := row_environments(recipe.environment):
+        display.say(f"environment: {rows.name_in(prompt.columns) or 'none, one answer'}")
     display.say(f"question {prompt.id}, {len(prompt.token_ids)} tokens:")
     display.say(excerpt("".join(text.pieces(prompt.token_ids))))
     (episode,) = group.rollouts

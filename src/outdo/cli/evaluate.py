@@ -15,6 +15,7 @@ from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
 from outdo.cli.progress import answers_of, progress
+from outdo.config.environments import row_environments
 from outdo.config.paths import named_code
 from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
@@ -240,8 +241,9 @@ def _task(arguments: EvalArguments, recipe: Recipe | None, questions: Sequence[Q
 def _questions(arguments: EvalArguments, source: ModelRef, matchers: Sequence[str]) -> Mapping[str, Sequence[Question]]:
     """Return the questions of each file, or else of each held-out set of the run."""
     if arguments.data:
-        limit = arguments.limit
-        return {data: questions_from(data, limit=limit, matchers=matchers) for data in arguments.data}
+        options: dict[str, Any] = {"limit": arguments.limit, "matchers": matchers}
+        options["environments"] = row_environments(source.recipe.environment) if source.recipe else None
+        return {data: questions_from(data, **options) for data in arguments.data}
     if source.recipe is None or source.run is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
     held_out = held_out_questions(source.recipe, source.run)

@@ -13,6 +13,7 @@ from outdo.cli.answering import answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
 from outdo.cli.progress import answers_of, progress
+from outdo.config.environments import row_environments
 from outdo.data.questions import questions_from
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
@@ -54,7 +55,8 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
         template=arguments.template,
     )
     piece = named_engine(arguments.engine, source.recipe)
-    questions = questions_from(arguments.data, limit=arguments.limit)
+    environments = row_environments(how.environment)
+    questions = questions_from(arguments.data, limit=arguments.limit, environments=environments)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=how.sampling.stop_token_ids)
     engine = open_engine(piece, policy, seed=arguments.seed)

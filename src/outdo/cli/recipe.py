@@ -1,7 +1,6 @@
 """The recipe that the arguments of `outdo check` and `outdo train` make up, and what is checked of it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from outdo.utils.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from outdo.data.prompts import ToolsOf
 
 
 def recipe_of(settings: list[str] | None) -> Recipe:
@@ -76,7 +77,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
         return loaded
 
     @cache
-    def environment_tools() -> Sequence[Mapping[str, Any]]:
+    def environment_tools() -> "ToolsOf":
         from outdo.trainer.environment import tools_of
 
         return tools_of(recipe.environment)
@@ -85,7 +86,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
         from outdo.models.prompt_encoding import encode_prompt
 
         data, where = recipe.data, f"question {question.id}"
-        text, tools = question.text, [*environment_tools(), *question.tools]
+        text, tools = question.text, [*environment_tools()(question.columns), *question.tools]
         template = data.prompt_template
         ids = encode_prompt(tokenizer(), text, template=template, system=data.system, tools=tools, where=where)
         unknown: Any = tokenizer().unk_token_id

@@ -1,9 +1,13 @@
-"""The environment that a recipe may name: a list of functions, a class or an agent in the user's code, with options."""
+"""The environment that a recipe may name: a list of functions, a class or an agent in the user's code, with options.
+
+Several of them are one environment, `by_row`: the row of a question names the one in which it is played.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from outdo.config.names import AGENT, ENVIRONMENT_REWARD, TOOLS
+from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_REWARD, TOOLS
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.tools import tools_mistakes
 from outdo.utils.errors import UserError, did_you_mean, nearest
@@ -23,6 +27,53 @@ AGENT_LIMITS = ("calls", "turn_tokens", "at_once", "timeout")
 
 GIVEN = ("base_url", "api_key", "http_client", "model")
 """The arguments that an agent gets besides its row: a recipe cannot set them."""
+
+
+BY_ROW_OPTIONS = ("environments", "column")
+"""The options of `by_row`: a table of environments, and the column of the data that names one of them."""
+
+
+@dataclass(frozen=True)
+class RowEnvironments:
+    """The environments that rows may name."""
+
+    pieces: Mapping[str, Piece]
+    column: str = "environment"
+
+    def name_in(self, row: Mapping[str, Any]) -> str | None:
+        """Return the name of the environment of a row; None if it names none, so that it asks for one answer.
+
+        Raises `ValueError` for a name that no environment has.
+        """
+        name = row.get(self.column)
+        if name in (None, ""):  # CSV has no null
+            return None
+        if name in self.pieces:
+            return str(name)
+        hint = did_you_mean(str(name), list(self.pieces)) or f"; expected {', '.join(self.pieces)}, or nothing"
+        raise ValueError(f'column "{self.column}" names an environment "{name}" that the recipe does not have{hint}')
+
+
+def row_environments(piece: Piece | None) -> RowEnvironments | None:
+    """Return the environments that rows may name; None if the recipe has one for all questions, or none.
+
+    Also None if they are no table of environments, which is a mistake of the recipe.
+    """
+    if piece is None or piece.name != BY_ROW:
+        return None
+    table, column = piece.options.get("environments"), piece.options.get("column", RowEnvironments.column)
+    try:
+        pieces = {name: Piece.model_validate(each) for name, each in dict(table or {}).items()}
+    except (TypeError, ValueError):
+        return None
+    return RowEnvironments(pieces, column) if pieces and isinstance(column, str) and column else None
+
+
+def all_environments(piece: Piece | None) -> list[Piece]:
+    """Return the environments in which questions are played."""
+    rows = row_environments(piece)
+    single = [] if piece is None else [piece]
+    return single if rows is None else list(rows.pieces.values())
 
 
 def check_environment(recipe: Recipe) -> Iterator[str]:
@@ -65,8 +116,12 @@ def options_of(piece: Piece) -> dict[str, Any]:
 
 def environment_mistakes(piece: Piece) -> Iterator[str]:
     """Yield what is wrong with the name and the options of an environment."""
+    if piece.name == BY_ROW:
+        yield from _by_row_mistakes(piece)
+        return
     if piece.name not in (TOOLS, AGENT) and ":" not in piece.name:
-        hint = did_you_mean(piece.name, [TOOLS, AGENT]) or f"; expected {TOOLS}, {AGENT} or file.py:Class"
+        known = [TOOLS, AGENT, BY_ROW]
+        hint = did_you_mean(piece.name, known) or f"; expected {', '.join(known)} or file.py:Class"
         yield f'environment: nothing is called "{piece.name}"{hint}'
         return
     agent, options = agent_of(piece), options_of(piece)
@@ -75,6 +130,25 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
         yield from _agent_mistakes(agent, options)
     else:
         yield from _tools_mistakes(options) if piece.name == TOOLS else _class_mistakes(piece.name, options)
+
+
+def _by_row_mistakes(piece: Piece) -> Iterator[str]:
+    yield from _unknown([each for each in piece.options if each not in BY_ROW_OPTIONS], BY_ROW_OPTIONS, ())
+    column = piece.options.get("column", RowEnvironments.column)
+    if not isinstance(column, str) or not column:
+        yield f"environment.column: expected the name of a column, found {column!r}"
+        return
+    rows = row_environments(piece)
+    if rows is None:
+        expected = 'a table such as {calculator = {name = "tools", functions = "file.py:name"}, game = "file.py:Class"}'
+        yield f"environment.environments: expected {expected}; found {piece.options.get('environments')!r}"
+        return
+    for name, each in rows.pieces.items():
+        if each.name == BY_ROW:
+            yield f"environment.environments.{name}: rows name one environment, which is not {BY_ROW} again"
+            continue
+        for mistake in environment_mistakes(each):
+            yield f"environment.environments.{name}{mistake.removeprefix('environment')}"
 
 
 def _limit_mistakes(options: Mapping[str, Any], limits: Sequence[str]) -> Iterator[str]:

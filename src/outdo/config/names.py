@@ -247,6 +247,9 @@ TOOL_NAMES = (SEARCH, MCP, PYTHON)
 AGENT = "agent"
 """The environment that runs an agent, `run = "file.py:name"`; every other one is a class or an agent in user's code."""
 
+BY_ROW = "by_row"
+"""The environment that plays each question in the one that its row names, of several."""
+
 BUILTIN_ENGINE = "builtin"
 """The engine that samples from the trainer's own weights."""
 

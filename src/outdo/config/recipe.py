@@ -342,7 +342,7 @@ class Recipe(Section):
     )
     environment: NamedPiece | None = Field(
         default=None,
-        description='{name = "tools", functions = "file.py:name"}, file.py:Class or file.py:agent; unset: one answer',
+        description='{name = "tools", functions = "file.py:name"}, file.py:Class or agent, by_row; unset: one answer',
     )
     engine: NamedPiece = Field(
         default=Piece(name=BUILTIN_ENGINE),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outdo.config.environments import all_environments
 from outdo.config.names import TOOLS
 from outdo.config.recipe import Recipe
 from outdo.config.tools import tool_files
@@ -145,9 +146,9 @@ def source_files(recipe: Recipe) -> list[Path]:
     """
     named = recipe.model_dump(mode="json", include={"rewards", "train", "optim", "environment"})
     specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
-    environment = recipe.environment
-    read = [] if environment is None or environment.name != TOOLS else tool_files(environment.options)
-    return sorted({path for spec in specs for path in _sources(spec)} | {path.resolve() for path in read})
+    with_tools = [each.options for each in all_environments(recipe.environment) if each.name == TOOLS]
+    read = {path.resolve() for options in with_tools for path in tool_files(options)}
+    return sorted({path for spec in specs for path in _sources(spec)} | read)
 
 
 def _sources(spec: str) -> list[Path]:

@@ -17,6 +17,9 @@ from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
 
+ToolsOf = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""Returns the schemas of the tools that the environment of a row has."""
+
 
 def tokenise(
     questions: Sequence[Question],
@@ -26,13 +29,13 @@ def tokenise(
     template: str | None = None,
     system: str | None = None,
     overlong: str = "drop",
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: ToolsOf = lambda row: (),
 ) -> Sequence[Prompt]:
     """Render and tokenise each question once; sampling and training use these ids. Streamed questions stay on disk.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
-    change the question. `tools` are in every prompt, before the question's own. Raises `UserError` with every question
-    that is refused, by `overlong` or by the chat template.
+    change the question. The `tools` of a row are in its prompt, before the question's own. Raises `UserError`
+    with every question that is refused, by `overlong` or by the chat template.
     """
 
     def encode(question: Question) -> Prompt:
@@ -66,14 +69,14 @@ def _prompt(
     *,
     template: str | None,
     system: str | None,
-    tools: Sequence[Mapping[str, Any]],
+    tools: ToolsOf,
 ) -> Prompt:
     ids = encode_prompt(
         tokenizer,
         question.text,
         template=template,
         system=system,
-        tools=[*tools, *question.tools],
+        tools=[*tools(question.columns), *question.tools],
         where=f"question {question.id}",
     )
     return Prompt(

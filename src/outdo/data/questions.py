@@ -1,9 +1,10 @@
 """Turn rows into questions: find the columns of question and answer, and check every row."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from outdo.config.environments import RowEnvironments
 from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import (
     CONVERSATION_COLUMNS,
@@ -54,6 +55,7 @@ class Columns:
 
     prompt: str
     answer: str | None
+    environments: RowEnvironments | None = None  # that rows may name
     ends_with_answer: bool = False  # the last message of the prompt column is an answer by the assistant
 
     def __str__(self) -> str:
@@ -69,15 +71,17 @@ def questions_from(
     answer: str | None = None,
     limit: int | None = None,
     matchers: Sequence[str] = (),
+    environments: RowEnvironments | None = None,
 ) -> tuple[Question, ...]:
     """Read the questions of one file or Hub data set. Raises `UserError` with all mistakes in it.
 
-    `matchers` are the names of the rewards that the reference answers have to suit.
+    `matchers` are the names of the rewards that the reference answers have to suit; `environments` are those that rows
+    may name.
     """
     rows = read_rows(path, limit=limit)
     columns = detect_columns(rows, prompt=prompt, answer=answer)
     check_answer_column(matchers, rows, columns)
-    return to_questions(rows, columns, matchers=matchers)
+    return to_questions(rows, replace(columns, environments=environments), matchers=matchers)
 
 
 def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
@@ -162,6 +166,11 @@ def read_question(
     for name, read in (("text", _prompt), ("answer", _reference), ("tools", _tools)):
         try:
             parts[name] = read(row, columns)
+        except ValueError as error:
+            reasons.append(str(error))
+    if columns.environments is not None:
+        try:
+            columns.environments.name_in(row)
         except ValueError as error:
             reasons.append(str(error))
     if not reasons:

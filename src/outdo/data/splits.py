@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from outdo.config.environments import RowEnvironments, row_environments
 from outdo.config.fields import Curriculum, Source, by_set
+from outdo.config.names import ENVIRONMENT_REWARD
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates, reasoning_gym
 from outdo.data.files import Rows, read_rows
@@ -17,7 +19,7 @@ from outdo.data.questions import Columns, Question, check_answer_column, detect_
 from outdo.data.stored_rows import StoredRows, head_of, open_rows
 from outdo.data.streaming import Joined, Lazy, stream_questions
 from outdo.rewards.matchers import matchers_in
-from outdo.utils.errors import UserError
+from outdo.utils.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Q
         mistakes.append(f"data.eval_rows = {data.eval_rows}: no row of {len(by_key['data.path'])} is left to train on")
     if mistakes:
         raise UserError(mistakes)
+    if environments := row_environments(recipe.environment):
+        notes.append(_environments_note(recipe, environments, by_key["data.path"]))
     train, held_out = _split(data, by_key, recipe.seed)
     if data.select is not None:
         kept = select(train, rates, data.select)
@@ -100,7 +104,7 @@ def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: li
         with _collect_mistakes(mistakes, file.name):
             streams = file.key == "data.path" and data.path[file.source].streaming
             read = _stream if streams else _read
-            questions, rows, notes = read(data, file, pinned, matchers)
+            questions, rows, notes = read(recipe, file, pinned, matchers)
             parts[file.key].append(questions)
             found.fingerprints[file.name] = rows.fingerprint
             found.commits |= rows.commits
@@ -111,11 +115,11 @@ def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: li
 
 
 def _read(
-    data: Data, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
+    recipe: Recipe, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
 ) -> tuple[Sequence[Question], Rows, list[str]]:
     """Return the questions of a file, its rows, and notes."""
-    rows = read_rows(file.path, limit=data.limit if file.key == "data.path" else None, pinned=pinned)
-    columns = _columns(data, rows, matchers)
+    rows = read_rows(file.path, limit=recipe.data.limit if file.key == "data.path" else None, pinned=pinned)
+    columns = _columns(recipe, rows, matchers)
     questions = [
         replace(question, id=f"{file.prefix}{question.id}", source=file.source, level=file.level)
         for question in to_questions(rows, columns, matchers=matchers)
@@ -126,19 +130,39 @@ def _read(
 
 
 def _stream(
-    data: Data, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
+    recipe: Recipe, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
 ) -> tuple[Sequence[Question], StoredRows, list[str]]:
     """Return the questions of a file, which stay on disk, its rows, and a note."""
-    rows = open_rows(file.path, limit=data.limit, pinned=pinned)
-    columns = _columns(data, head_of(rows), matchers)
+    rows = open_rows(file.path, limit=recipe.data.limit, pinned=pinned)
+    columns = _columns(recipe, head_of(rows), matchers)
     questions = stream_questions(rows, columns, matchers=matchers, prefix=file.prefix, source=file.source)
     return questions, rows, [f"{len(questions):,} questions, streamed from disk; {columns}"]
 
 
-def _columns(data: Data, rows: Rows, matchers: Sequence[str]) -> Columns:
-    columns = detect_columns(rows, prompt=data.prompt, answer=data.answer)
+def _columns(recipe: Recipe, rows: Rows, matchers: Sequence[str]) -> Columns:
+    columns = detect_columns(rows, prompt=recipe.data.prompt, answer=recipe.data.answer)
     check_answer_column(matchers, rows, columns)
-    return columns
+    return replace(columns, environments=row_environments(recipe.environment))
+
+
+def _environments_note(recipe: Recipe, environments: RowEnvironments, questions: Sequence[Question]) -> str:
+    """Return how many questions each environment has.
+
+    Raises `UserError` if none has any, or if a question has none and the environments give all rewards.
+    """
+    key, counts = f'"{environments.column}"', Counter[str | None]()
+    by_environments = all(reward.name == ENVIRONMENT_REWARD for reward in recipe.rewards)
+    for question in questions:
+        counts[name := environments.name_in(question.columns)] += 1
+        if name is None and by_environments:
+            only = f'rewards = "{ENVIRONMENT_REWARD}" gives it none'
+            raise UserError([f"data.path: question {question.id} names no environment in the column {key}; {only}"])
+    if counts.keys() <= {None}:
+        columns = sorted({name for question in questions[:100] for name in question.columns})
+        hint = did_you_mean(environments.column, columns) or f" (columns: {', '.join(columns)})"
+        raise UserError([f"environment.column: no question names an environment in a column {key}{hint}"])
+    played = ", ".join(f"{name} {counts[name]:,}" for name in environments.pieces)
+    return f"environment: questions of each, by the column {key}: {played}; one answer {counts[None]:,}"
 
 
 def _joined(parts: Sequence[Sequence[Question]]) -> Sequence[Question]:

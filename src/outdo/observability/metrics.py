@@ -13,7 +13,7 @@ from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.target.progress import target_metrics
 from outdo.observability.mismatch import mismatch_metrics
 from outdo.observability.within_groups import within_group_metrics
-from outdo.types import FinishReason, Group, Step
+from outdo.types import FinishReason, Group, Rollout, Step
 
 
 def step_metrics(step: Step) -> dict[str, float]:
@@ -97,7 +97,18 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     sampled = sum(sum(rollout.loss_mask) for rollout in rollouts)
     if "engine/tokens_read" in counts:
         metrics["engine/tokens_read_per_sampled"] = counts["engine/tokens_read"] / sampled if sampled else None
-    return metrics | _tool_metrics(counts, [rollout.counts.get("tools/calls", 0) for rollout in rollouts])
+    calls = [rollout.counts["tools/calls"] for rollout in rollouts if "tools/calls" in rollout.counts]
+    return metrics | _tool_metrics(counts, calls) | _environment_metrics(rollouts, counts)
+
+
+def _environment_metrics(rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float | None]:
+    """Return the mean reward of each environment that rows name; empty without such."""
+    means: dict[str, float | None] = {}
+    for name in counts:
+        if name.startswith("environments/"):
+            rewards = [each.reward for each in rollouts if name in each.counts and each.scored]
+            means[f"{name}/reward"] = sum(rewards) / len(rewards) if rewards else None
+    return means
 
 
 def _tool_metrics(counts: Mapping[str, int], calls: Sequence[int]) -> dict[str, float | None]:

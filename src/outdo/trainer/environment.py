@@ -1,21 +1,31 @@
 """Build the environment that a recipe names: one answer and its reward, episodes of several turns, or an agent."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from outdo.config.environments import AGENT_LIMITS, agent_of, environment_mistakes, options_of
+from outdo.config.environments import (
+    AGENT_LIMITS,
+    agent_of,
+    all_environments,
+    environment_mistakes,
+    options_of,
+    row_environments,
+)
 from outdo.config.names import TOOLS
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.tools import tools_in
+from outdo.data.prompts import ToolsOf
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
 from outdo.rollouts.environments.adapt import episode_maker
+from outdo.rollouts.environments.base import Environment
+from outdo.rollouts.environments.by_row import ByRow
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Player
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -107,8 +117,18 @@ def agent_class() -> "type[Agent]":
     return Agent
 
 
-def tools_of(piece: Piece | None) -> Sequence[dict[str, Any]]:
-    """Return the schemas of the tools of an environment, which are part of every prompt; an agent names its own."""
+def tools_of(piece: Piece | None) -> ToolsOf:
+    """Return what gives the schemas of the tools of a row's environment: they are part of its prompt."""
+    rows = row_environments(piece)
+    if rows is None:
+        tools = _tools_of_one(piece)
+        return lambda row: tools
+    by_name = {name: _tools_of_one(each) for name, each in rows.pieces.items()}
+    return lambda row: by_name.get(rows.name_in(row) or "", ())
+
+
+def _tools_of_one(piece: Piece | None) -> Sequence[dict[str, Any]]:
+    """Return the schemas of the tools of an environment; an agent names its own."""
     return () if piece is None or agent_of(piece) is not None else Episodes.load(piece).tools
 
 
@@ -121,7 +141,7 @@ def open_environment(
     longest_prompt: int | None = None,
     max_failed: float = 0.5,
     step_timeout: float | None = None,
-) -> "SingleTurn | Dialogue | Agent":
+) -> Environment:
     """Return the environment that a recipe names, for this policy and this reward.
 
     `longest_prompt` is the largest number of tokens of a prompt that an agent writes.
@@ -131,6 +151,13 @@ def open_environment(
     failures: dict[str, Any] = {"max_failed": max_failed, "step_timeout": step_timeout}
     if piece is None:
         return SingleTurn(reward, **failures)
+    if rows := row_environments(piece):
+        limits = {"longest_prompt": longest_prompt, "max_failed": 1.0, "step_timeout": step_timeout}
+        environments: dict[str | None, Environment] = {
+            name: open_environment(each, policy, reward, system=system, **limits)
+            for name, each in [*rows.pieces.items(), (None, None)]
+        }
+        return ByRow(environments, lambda prompt: rows.name_in(prompt.columns), max_failed=max_failed)
     failures["context"] = policy.context
     if agent_of(piece) is not None:
         run, limits = load_agent(piece), agent_limits(piece)
@@ -163,6 +190,22 @@ def examine_environment(
     eos: Any = tokenizer.eos_token_id
     end_ids = {eos, *_configured_ends(facts), *recipe.sampling.stop_token_ids} - {None}
     options = {"end_ids": end_ids, "system": recipe.data.system}
+    rows = row_environments(piece)
+    if rows is None:
+        return _examine(piece, tokenizer, options)
+    mistakes: list[str] = []
+    notes: dict[str, None] = {}  # what holds for several environments is said once
+    for name, each in rows.pieces.items():
+        wrong, said = _examine(each, tokenizer, options)
+        mistakes += [mistake.replace("environment", f"environment.environments.{name}", 1) for mistake in wrong]
+        notes |= dict.fromkeys(line.replace("environment:", f"environment {name}:", 1) for line in said)
+    return mistakes, list(notes)
+
+
+def _examine(
+    piece: Piece, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Return what is wrong with one environment, and notes on it; `options` are those of the chat template."""
     try:
         if agent_of(piece) is not None:
             template, notes = _template(tokenizer, **options), environment_notes(piece)
@@ -179,6 +222,8 @@ def examine_environment(
 
 def environment_notes(piece: Piece | None) -> list[str]:
     """Return notes on an environment: where programs run; what an agent is given, its limits and what is trained."""
+    if row_environments(piece) is not None:
+        return list(dict.fromkeys(note for each in all_environments(piece) for note in environment_notes(each)))
     if piece is not None and piece.name == TOOLS:
         return tool_notes(tools_in(piece.options))
     if piece is None or agent_of(piece) is None:

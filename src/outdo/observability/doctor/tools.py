@@ -53,11 +53,13 @@ def always_one_call(run: RunMetrics) -> Iterator[Finding]:
 def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
     """Report that most episodes end because they have no turn left."""
     if span := run.lasting("completions/turns_ratio", above=0.5):
-        limit = run.setting("environment.turns", 8)
+        limit, setting = f"the limit of {run.setting('environment.turns', 8)} turns", "environment.turns"
+        if run.setting("environment.environments"):
+            limit, setting = "their limit of turns", "turns of the environments"
         yield span.finding(
             "warning",
-            f"{span.mean:.0%} of the episodes end at the limit of {limit} turns.",
-            "Raise environment.turns, or give episodes that end by themselves a higher reward.",
+            f"{span.mean:.0%} of the episodes end at {limit}.",
+            f"Raise {setting}, or give episodes that end by themselves a higher reward.",
         )
 
 
