@@ -20,7 +20,7 @@ from outdo.types import Batch, Group, Prompt, Request
 from outdo.utils.errors import RewardError
 
 SAMPLING = SamplingParams(max_tokens=200)
-CONTAINS_5 = load_reward("last_number")
+HAS_FIVE = load_reward("last_number")
 
 
 class Twice:
@@ -36,14 +36,14 @@ class Broken:
 
 
 def of(make: Any) -> Dialogue:
-    return dialogue(make, turns=2, reward=CONTAINS_5, max_failed=1.0)
+    return dialogue(make, turns=2, reward=HAS_FIVE, max_failed=1.0)
 
 
 def by_row(max_failed: float = 0.5) -> ByRow:
     environments: dict[str | None, Environment] = {
         "broken": of(Broken),
         "twice": of(Twice),
-        None: SingleTurn(CONTAINS_5, max_failed=1.0),
+        None: SingleTurn(HAS_FIVE, max_failed=1.0),
     }
     return ByRow(environments, lambda prompt: prompt.columns.get("environment"), max_failed=max_failed)
 
@@ -84,7 +84,7 @@ def turns_of(group: Group) -> list[list[bool]]:
 def test_an_episode_is_that_of_its_environment_alone() -> None:
     asked = prompts("twice", None, "twice", None)
     groups = play(by_row(), asked)
-    for environment, places in ((of(Twice), (0, 2)), (SingleTurn(CONTAINS_5), (1, 3))):
+    for environment, places in ((of(Twice), (0, 2)), (SingleTurn(HAS_FIVE), (1, 3))):
         for group, alone in zip(
             [groups[p] for p in places], play(environment, [asked[p] for p in places]), strict=True
         ):

@@ -36,7 +36,7 @@ SETTINGS = ("sampling.max_tokens=60", "data.max_prompt_tokens=200", "steps=4", "
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a file for each environment, one without, and a run on a mixture of the three."""
+    """A home with a file for each environment, and one without."""
     home = write_home(tmp_path_factory.mktemp("by_row"))
     tool_tokenizer().save_pretrained(home / "model")
     (home / "code.py").write_text(CODE)
@@ -44,8 +44,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [{"prompt": f"{name} {n}=", "answer": str(n), "environment": name} for n in range(3)]
         write_rows(home / f"{name}.jsonl", [{k: v for k, v in row.items() if v != "plain"} for row in rows])
     write_rows(home / "held_out.jsonl", [json.loads((home / "game.jsonl").read_text().splitlines()[0])])
-    outdo_(home, "train", "recipe.toml", "run=./whole", *mixed(), *SETTINGS)
     return home
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Path:
+    """A run on a mixture of the three files."""
+    outdo_(home, "train", "recipe.toml", "run=./whole", *mixed(), *SETTINGS)
+    return home / "whole"
 
 
 def mixed(*names: str, environment: str = SEVERAL) -> tuple[str, str]:
@@ -53,16 +59,18 @@ def mixed(*names: str, environment: str = SEVERAL) -> tuple[str, str]:
     return f"data.path=[{listed}]", environment
 
 
-def test_a_mixture_is_played_by_rows_and_resumed_exactly(home: Path) -> None:
-    for line in metrics(home / "whole"):
+@pytest.mark.long
+def test_a_mixture_is_played_by_rows_and_resumed_exactly(run: Path, home: Path) -> None:
+    for line in metrics(run):
         assert line["environments/counter"] == line["environments/game"] == 4
         assert {"environments/counter/reward", "environments/game/reward", "tools/calls"} <= line.keys()
         assert line["num_completions"] == 12
         assert 1 < line["completions/mean_turns"] <= 2
     killed_and_resumed(home, home / "killed", 2, *mixed(), *SETTINGS)
-    assert_same(home / "killed", home / "whole")
+    assert_same(home / "killed", run)
 
 
+@pytest.mark.long
 def test_an_episode_has_the_tokens_of_a_run_with_its_environment_alone(home: Path) -> None:
     game = 'environment={name = "code.py:Game", turns = 3, turn_tokens = 8}'
     alone = (*mixed("game", environment=game), *SETTINGS, "steps=1", "train.prompts=3")
@@ -80,8 +88,9 @@ def test_check_says_what_is_played_where(home: Path) -> None:
     assert said.count("chat template:") == 1
 
 
-def test_a_run_is_not_resumed_with_another_environment_of_a_row(home: Path) -> None:
-    said = outdo_(home, "resume", "whole", "steps=5", "environment.environments.game.turns=2", status=2)
+@pytest.mark.long
+def test_a_run_is_not_resumed_with_another_environment_of_a_row(run: Path, home: Path) -> None:
+    said = outdo_(home, "resume", str(run), "steps=5", "environment.environments.game.turns=2", status=2)
     assert "environment.environments.game.turns: 3 in the saved run, 2 now" in said
 
 
