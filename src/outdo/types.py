@@ -103,6 +103,7 @@ class Rollout:
     token_rewards: tuple[float, ...] | None = None  # where an environment rewards single steps; their sum is `reward`
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
     counts: Mapping[str, int] = field(default_factory=dict)  # of events in its environment, such as "tools/calls"
+    tool_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict, compare=False)  # by tool, of each call
     forks: tuple[tuple[int, int], ...] = ()  # of several conversations: see `Batch.previous`; (column, the one before)
 
     def __post_init__(self) -> None:

@@ -71,6 +71,14 @@ def test_calls_of_tools_are_counted_and_compared() -> None:
     assert "tools/most_calls" not in metrics(group(rollout(1, 1.0)))
 
 
+def test_the_calls_and_seconds_of_each_tool_are_added_up() -> None:
+    episodes = [{"add": (0.5, 0.25), "find": ()}, {"add": (1.0,), "find": ()}]
+    found = metrics(group(*(replace(rollout(1, 1.0), tool_seconds=each) for each in episodes)))
+    assert {name: value for name, value in found.items() if name.startswith("tools/")} == {
+        **{"tools/calls/add": 3.0, "tools/seconds/add": 1.75, "tools/calls/find": 0.0, "tools/seconds/find": 0.0}
+    }
+
+
 def test_episodes_without_a_turn_left_are_counted() -> None:
     by_itself = rollout(3, 1.0, mask=(True, False, True))
     found = metrics(group(by_itself, replace(by_itself, finish_reason=FinishReason.turns)))

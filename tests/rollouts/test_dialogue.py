@@ -199,6 +199,11 @@ def test_a_call_that_fails_is_a_message_to_the_policy_and_counted(written: str, 
     (result,) = text(environment, rollout, sampled=False)
     assert f"<tool_response>{answer}" in result
     assert +Counter(rollout.counts) == {"tools/calls": 1, f"tools/{metric}": 1}
+    called = {"raised": "fail", "timed_out": "wait_for"}.get(metric)  # else no tool was
+    assert {name: len(seconds) for name, seconds in rollout.tool_seconds.items()} == {
+        name: int(name == called) for name in ("add", "fail", "wait_for")
+    }
+    assert metric != "timed_out" or rollout.tool_seconds["wait_for"][0] >= seconds
     assert rollout.reward == 1.0
 
 

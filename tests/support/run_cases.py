@@ -45,7 +45,7 @@ PATIENCE = 1200.0
 MAY_MOUNT = bool(shutil.which("unshare")) and subprocess.run(["unshare", "-rm", "true"]).returncode == 0
 """Whether a test may mount small disks, in a namespace of its own."""
 
-TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/", "engine/", "judge/", "replicas/")
+TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/", "tools/seconds/", "engine/", "judge/", "replicas/")
 """How the names of metrics begin that depend on the clock, or on what an earlier process has asked already."""
 
 # A new interpreter loads torch and transformers for seconds. This server has them loaded, and forks for each command.

@@ -98,7 +98,8 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     if "engine/tokens_read" in counts:
         metrics["engine/tokens_read_per_sampled"] = counts["engine/tokens_read"] / sampled if sampled else None
     calls = [rollout.counts["tools/calls"] for rollout in rollouts if "tools/calls" in rollout.counts]
-    return metrics | _tool_metrics(counts, calls) | _environment_metrics(rollouts, counts)
+    metrics |= _tool_metrics(counts, calls) | _metrics_of_each_tool(rollouts)
+    return metrics | _environment_metrics(rollouts, counts)
 
 
 def _environment_metrics(rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float | None]:
@@ -123,6 +124,15 @@ def _tool_metrics(counts: Mapping[str, int], calls: Sequence[int]) -> dict[str, 
         "tools/unparsed_ratio": counts["tools/unparsed"] / all_calls if all_calls else None,
         "tools/failed_ratio": failed / all_calls if all_calls else None,
     }
+
+
+def _metrics_of_each_tool(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+    """Return how often each tool was called, and for how many seconds."""
+    metrics: dict[str, float | None] = {}
+    for name in sorted({name for rollout in rollouts for name in rollout.tool_seconds}):
+        seconds = [each for rollout in rollouts for each in rollout.tool_seconds.get(name, ())]
+        metrics |= {f"tools/calls/{name}": float(len(seconds)), f"tools/seconds/{name}": sum(seconds)}
+    return metrics
 
 
 def _token_metrics(step: Step) -> dict[str, float | None]:

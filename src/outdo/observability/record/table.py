@@ -50,6 +50,15 @@ TOP = pa.list_(
 )
 """The type of `old_top` and `new_top`: for each token of a completion, the most probable tokens at its place."""
 
+FORKS = pa.list_(pa.struct({"token": pa.int32(), "after": pa.int32()}))
+"""The type of `forks`: where each further conversation of an episode begins, and which token it follows.
+
+Both are places in the completion, from 0. Below 0 the place is in the prompt, -1 its last token; null: no token.
+"""
+
+OF_THE_ENGINE = "engine/"
+"""The beginning of the names of counts that can differ between equal runs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopTokens:
@@ -92,6 +101,7 @@ def record_table(
         "policy_versions": pa.array([each.versions for each in rollouts], pa.list_(pa.int64())),
         "temperature": pa.array([each.temperature for each in rollouts], pa.float64()),
         "measured": pa.array(measured, pa.bool_()),
+        **_episodes(step.groups),
         "loss_mask": lists.per_completion(pa.array(lists.flat(batch.loss_mask), pa.bool_())),
         "turn": lists.per_completion(pa.array(lists.flat(batch.turn), pa.int16())),
         "clip": lists.per_completion(
@@ -230,6 +240,43 @@ def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
         "right": pa.array([each.right for each in rollouts], pa.bool_()),
         "finish_reason": _texts(str(each.finish_reason) for each in rollouts),
     }
+
+
+def _episodes(groups: Sequence[Group]) -> dict[str, pa.Array]:
+    """Return what only episodes of several turns have: further conversations, rewards of turns, and counts."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = pa.array([each.token_rewards for each in rollouts], pa.list_(pa.float32()))
+    return {"forks": _forks(groups), "token_rewards": rewards, **_counts(rollouts)}
+
+
+def _counts(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
+    """Return what was counted in the episodes, with the calls of each tool, as a struct; no column where nothing was.
+
+    The seconds of calls are metrics alone: the record of a run that is repeated is the same.
+    """
+    counts = [
+        {name: count for name, count in each.counts.items() if not name.startswith(OF_THE_ENGINE)}
+        | {f"tools/calls/{name}": len(seconds) for name, seconds in each.tool_seconds.items()}
+        for each in rollouts
+    ]
+    names = sorted(set().union(*counts))
+    columns = [pa.array([each.get(name) for each in counts], pa.int32()) for name in names]
+    return {"counts": pa.StructArray.from_arrays(columns, names)} if names else {}
+
+
+def _forks(groups: Sequence[Group]) -> pa.Array:
+    """Return where the further conversations of each rollout begin; null where there are none."""
+    rows = [
+        [
+            {"token": column - length, "after": before - length if before >= 0 else None}
+            for column, before in rollout.forks
+        ]
+        or None
+        for group in groups
+        for length in [len(group.prompt.token_ids)]
+        for rollout in group.rollouts
+    ]
+    return pa.array(rows, FORKS)
 
 
 def _part(rollout: Rollout, name: str) -> float | None:

@@ -49,6 +49,7 @@ class Conversation:
     finish_reason: FinishReason | None = None  # None: it goes on
     failure: RewardOutput | None = None
     counts: Counter[str] = field(default_factory=Counter)  # of events; those of the player when it has ended
+    tool_seconds: dict[str, list[float]] = field(default_factory=dict)  # see `Rollout.tool_seconds`; the same
     forks: list[tuple[int, int]] = field(default_factory=list)  # see `Rollout.forks`
 
     def add_turn(self, completion: Completion, text: str) -> None:
@@ -125,6 +126,7 @@ class Conversation:
             token_rewards=None if rewards is None else tuple(rewards),
             routes=self.last_turn.routes,  # the last request had all tokens before it
             counts=dict(self.counts),
+            tool_seconds={name: tuple(seconds) for name, seconds in self.tool_seconds.items()},
             forks=tuple(self.forks),
         )
 

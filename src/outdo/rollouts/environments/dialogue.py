@@ -296,6 +296,7 @@ def _end(conversation: Conversation) -> None:
     if player is None:
         return
     conversation.counts.update(player.counts)
+    conversation.tool_seconds = player.seconds
     try:
         try:
             reward = player.final_reward()

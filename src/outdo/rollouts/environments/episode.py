@@ -16,11 +16,12 @@ and gives the policy their results; `reply` then gets the turns without calls.
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from outdo.models.prompt_encoding import Message
@@ -65,6 +66,7 @@ class Player:
         self.tools = tools
         self.timeout = timeout
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0) if tools.schemas else {})
+        self.seconds: dict[str, list[float]] = {name: [] for name in tools.names}  # of each call of each tool
 
     def begin(self, prompt: Prompt) -> str | list[Message] | tuple[int, ...]:
         """Return what the episode adds to its prompt: text for its last message, or further messages.
@@ -122,7 +124,8 @@ class Player:
         self.counts["tools/calls"] += 1
         try:
             tool = self.tools.find(name, arguments)
-            content = result_text(call_within(self.timeout + tool.grace, tool.function, **arguments))
+            with self._timed(name):
+                content = result_text(call_within(self.timeout + tool.grace, tool.function, **arguments))
         except ToolError as error:
             return self._failed(error.metric, str(error), name, printed=error.printed)
         except LateError as error:
@@ -132,6 +135,15 @@ class Player:
         except Exception as error:  # the policy learns from what its call raised
             return self._failed("raised", f"{type(error).__name__}: {error}", name)
         return {"role": "tool", "name": name, "content": content}
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Measure a call of a tool, however it ends."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name].append(perf_counter() - began)
 
     def _failed(self, metric: str, reason: str, name: str | None = None, *, printed: str = "") -> dict[str, Any]:
         self.counts["tools/calls"] += name is None

@@ -90,6 +90,11 @@ class ToolBox:
             raise UserError(mistakes)
         self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in self.schemas}
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the tools."""
+        return list(self._parameters)
+
     def of(self, functions: Sequence[Callable[..., Any]]) -> "ToolBox":
         """Return the same tools with the functions of another episode, such as the methods of its object."""
         other = copy(self)
