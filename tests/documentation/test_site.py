@@ -13,8 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import DESKTOP, MISSING, PHONE, by_test_id, chromium, launch, open_page, watched_page
-from playwright.sync_api import Browser, expect, sync_playwright
+from browser import DESKTOP, PHONE, by_test_id, open_page, opened_browser, watched_page
+from playwright.sync_api import Browser, expect
 
 from outdo import HOME
 from outdo.config.names import ADVANTAGES, OBJECTIVES
@@ -44,13 +44,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        executable = chromium(playwright)
-        if executable is None:
-            (pytest.fail if os.environ.get("CI_NEEDS_BROWSER") == "1" else pytest.skip)(MISSING)
-        opened = launch(playwright, executable)
+    with opened_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, Playwright, expect
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Playwright, expect, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
@@ -39,6 +40,18 @@ def chromium(playwright: Playwright) -> str | None:
 
 def launch(playwright: Playwright, executable: str) -> Browser:
     return playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+
+
+@contextmanager
+def opened_browser() -> Iterator[Browser]:
+    """A browser. Without one the test is skipped, and fails where `CI_NEEDS_BROWSER` is 1."""
+    with sync_playwright() as playwright:
+        executable = chromium(playwright)
+        if executable is None:
+            (pytest.fail if os.environ.get("CI_NEEDS_BROWSER") == "1" else pytest.skip)(MISSING)
+        browser = launch(playwright, executable)
+        yield browser
+        browser.close()
 
 
 @dataclass

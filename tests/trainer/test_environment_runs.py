@@ -1,13 +1,16 @@
 """Test runs whose environment has turns and tools: train, kill, resume and evaluate, from the command line."""
 
+import math
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
+from browser import by_test_id, open_page, opened_browser, watched_page
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
+from playwright.sync_api import expect
 from run_cases import cold, family, metrics, outdo_, steps_done, timeless, wait_until, write_home
 from test_replicated_runs import finished, second_of, tokens, weights
 
@@ -111,10 +114,36 @@ def test_two_replicas_play_what_one_process_does_and_resume_exactly(
     assert_same(run, both)
 
 
+def test_the_page_of_a_run_has_the_turns_of_the_record(game: Path) -> None:
+    run = game / "whole"
+    last = len(metrics(run))
+    rows = {(row["group"], row["rollout"]): row for row in read(run, last).to_pylist()}
+    with opened_browser() as browser, watched_page(browser) as page:
+        open_page(page, run / "report.html", step=last)
+        expect(by_test_id(page, "costs")).to_have_text("count0 calls")
+        for shown in by_test_id(page, "rollout").all():
+            shown.scroll_into_view_if_needed()
+            found = re.search(r"rollout (\d+)", shown.inner_text())
+            group = re.search(r"group (\d+)", page.locator("#rollouts-title").inner_text())
+            assert found
+            assert group
+            row = rows[int(group[1]), int(found[1])]
+            values = row["policy_push"], row["kl_pull"], row["token_rewards"]
+            turns = by_test_id(shown, "turn").filter(has_text="policy")
+            expect(turns).to_have_count(3)
+            for number, turn in enumerate(turns.all()):
+                places = [place for place, of in enumerate(row["turn"]) if of == number]
+                push, pull, reward = (math.fsum(each[place] for place in places) for each in values)
+                for name, expected in (("push", push + pull), ("reward", reward)):
+                    figure = turn.locator(f"data[data-name={name}]").get_attribute("value")
+                    assert float(figure or "nan") == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
 def test_a_run_measures_its_turns_and_its_calls(game: Path) -> None:
     lines = metrics(game / "whole")
     assert all(line["completions/mean_turns"] == 3 for line in lines)
     assert all(line["tools/calls"] == 0 for line in lines)
+    assert all(line["tools/calls/count"] == line["tools/seconds/count"] == 0 for line in lines)
     assert all("rewards/environment/mean" in line for line in lines)
     assert lines[-1]["sampling/sampling_logp_difference/max"] < 1e-5
 

@@ -4,13 +4,12 @@ The browser lives as long as a file of tests, not as long as the session: while 
 loop, and a test elsewhere that starts its own would be refused.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser import MISSING, chromium, launch, watched_page
-from playwright.sync_api import Browser, Page, sync_playwright
+from browser import opened_browser, watched_page
+from playwright.sync_api import Browser, Page
 from run_folders import write_small_run
 
 from outdo.observability.page.collect import DEFAULT_VIEW, View
@@ -20,13 +19,8 @@ from outdo.observability.page.runs import collect_runs
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        executable = chromium(playwright)
-        if executable is None:
-            (pytest.fail if os.environ.get("CI_NEEDS_BROWSER") == "1" else pytest.skip)(MISSING)
-        browser = launch(playwright, executable)
+    with opened_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

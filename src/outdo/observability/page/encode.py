@@ -84,7 +84,7 @@ def pack(table: Table) -> bytes:
     columns: dict[str, Array | None] = {"token": tokens, "trained": _trained(table, lengths), "clip": clip}
     for name, column in FLOATS.items():
         if name not in ("a", "b") or column in table.column_names:
-            columns[name] = _floats(table, column, lengths)
+            columns[name] = floats_of(table, column, lengths)
     columns["others"] = _other_pushes(table, lengths)
     top_columns, top_starts = _top_tokens(table, vocabulary)
     body = _Body()
@@ -266,7 +266,7 @@ def _groups(table: Table, vocabulary: _Vocabulary) -> tuple[list[dict[str, Any]]
 def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str, Any]]:
     starts = (numpy.cumsum(lengths) - lengths).tolist()
     names = ("rollout", "reward", "reward_parts", "status", "right", "finish_reason")
-    others = ("policy_version", "advantage", "temperature", "measured", "omitted")
+    others = ("policy_version", "advantage", "temperature", "measured", "omitted", "turns", "counts")
     return [
         {
             "group": group,
@@ -283,6 +283,8 @@ def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str,
             "advantage": number_or_none(row.get("advantage")),
             "temperature": number_or_none(row.get("temperature")),
             "measured": bool(row.get("measured")),
+            "turns": row.get("turns") or [],  # see turns.py
+            "counts": row.get("counts") or {},
         }
         for group, start, length, row in zip(
             groups, starts, lengths.tolist(), _row_dicts(table, *names, *others), strict=True
@@ -301,7 +303,7 @@ def lengths_of(table: Table, name: str) -> Array:
     return table[name].combine_chunks().value_lengths().fill_null(0).to_numpy().astype(numpy.int64)
 
 
-def _floats(table: Table, name: str, lengths: Array) -> Floats | None:
+def floats_of(table: Table, name: str, lengths: Array) -> Floats | None:
     """Return a list column, all rows one after another, with NaN for null rows; None if there is no such column."""
     if name not in table.column_names or pyarrow.types.is_null(table[name].type):
         return None
@@ -356,7 +358,7 @@ def _other_pushes(table: Table, lengths: Array) -> Floats | None:
 
     Most tokens share their probability with no other rollout; for them this is 0.
     """
-    net, policy, pull = (_floats(table, name, lengths) for name in ("net_push", "policy_push", "kl_pull"))
+    net, policy, pull = (floats_of(table, name, lengths) for name in ("net_push", "policy_push", "kl_pull"))
     if net is None or policy is None or pull is None:
         return None
     others = net - (policy + pull)
@@ -365,7 +367,7 @@ def _other_pushes(table: Table, lengths: Array) -> Floats | None:
 
 def _trained(table: Table, lengths: Array) -> Array | None:
     """Return 1 for tokens in the loss mask, else 0."""
-    mask = _floats(table, "loss_mask", lengths)
+    mask = floats_of(table, "loss_mask", lengths)
     return None if mask is None else numpy.nan_to_num(mask).astype(numpy.uint8)
 
 

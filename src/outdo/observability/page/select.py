@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from outdo.observability.page.encode import FLOATS, TOP_COLUMNS, Array, Table, beginning, lengths_of, pack
 from outdo.observability.page.read import file_inside
+from outdo.observability.page.turns import turns_of
 from outdo.observability.record import parquet as files
 from outdo.utils.errors import RunFolderError
 
@@ -33,6 +34,7 @@ TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLO
 SHOWN_COLUMNS = (
     *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
     *("status", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),
+    "counts",
     *TOKEN_COLUMNS,
 )
 """Columns of the record that the page shows, and those of them with one entry per completion token."""
@@ -167,7 +169,8 @@ def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: i
     """Read whole groups of a step, measured and mixed ones first: `groups` of them, or as many as fit `tokens` tokens.
 
     If the first group alone has more tokens, only the beginning and the end of its completions are shown. The column
-    `omitted` has the number of tokens left out of each completion. Raises what `READ_ERRORS` lists, and RunFolderError.
+    `omitted` has the number of tokens left out of each completion, and `turns` the parts of episodes of several turns.
+    Raises what `READ_ERRORS` lists, and RunFolderError.
     """
     path = file_inside(folder, files.path_of(folder, step))
     _check_column_sizes(path)
@@ -180,13 +183,18 @@ def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: i
     numbers = heads["group"].to_numpy()
     chosen, most = _choose_groups(heads, numbers, lengths, groups=groups, tokens=tokens)
     shown = pyarrow.array(numpy.isin(numbers, chosen))
+
+    def read(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Yield those of the columns that the record has, with the rows to show."""
+        for name, whole in files.read_each(folder, step, [name for name in names if name in present]):
+            yield name, whole.filter(shown)
+
     columns = {}
-    for name, whole in files.read_each(folder, step, [name for name in SHOWN_COLUMNS if name in present]):
-        column = whole.filter(shown)
+    for name, column in read(SHOWN_COLUMNS):
         if most is not None and name == "token_ids":
             columns["omitted"] = pyarrow.array(numpy.maximum(0, lengths_of({name: column}, name) - most))
         columns[name] = _shortened(column, most) if most is not None and name in TOKEN_COLUMNS else column
-    return SelectedRows(table=pyarrow.table(columns), groups=len(set(numbers.tolist())))
+    return SelectedRows(table=pyarrow.table(columns | turns_of(read)), groups=len(set(numbers.tolist())))
 
 
 def _check_column_sizes(path: Path) -> None:

@@ -44,7 +44,8 @@ function rowHead(step, row) {
     move = meanMove(step, row),
     copies = step.groups[row.group].copies.get(row.number),
     whole = row.length + row.omitted,
-    parts = Object.entries(row.parts ?? {});
+    parts = Object.entries(row.parts ?? {}),
+    calls = Object.entries(row.counts).filter(([name, times]) => name.startsWith(CALLS) && times);
   const shown = (name, value) => element('span', { class: 'fact' }, `${name} `, element('b', {}, value));
   return element(
     'div',
@@ -59,24 +60,10 @@ function rowHead(step, row) {
     shown('advantage', signed(row.advantage)),
     shown('mean size of moves', row.measured ? figure(move, 2) : 'not measured'),
     ...(parts.length > 1 ? parts.map(([name, value]) => shown(plainText(name), figure(value))) : []),
+    ...calls.map(([name, times]) => shown(oneLine(name.slice(CALLS.length), 40), `× ${times}`)),
     ...(copies > 1 ? [shown('same completion', `× ${copies}`)] : []),
     element('span', { class: 'origin' }, `rollout ${row.rollout} · ${count(whole, 'token')} · ${row.finish}`),
   );
-}
-
-/** Return who begins to write at which token of an episode of several turns; empty for a single answer. */
-function speakersOf(step, row) {
-  const clip = step.column('clip'),
-    environment = step.clipWords.indexOf('environment'),
-    speakers = new Map();
-  if (!clip || environment < 0) return speakers;
-  let turn = 0;
-  for (let index = 0; index < row.length; index++) {
-    const isEnvironment = clip[row.start + index] === environment;
-    if (index && isEnvironment === (clip[row.start + index - 1] === environment)) continue;
-    speakers.set(index, isEnvironment ? 'environment' : `policy, turn ${++turn}`);
-  }
-  return speakers.size > 1 ? speakers : new Map();
 }
 
 class Pane {
@@ -96,6 +83,8 @@ class Pane {
   handleEvent(event) {
     if (event.type === 'keydown') return this.onKey(event);
     if (event.type === 'pointerleave') return this.leave();
+    const fold = event.type === 'click' && event.target.closest?.('.fold');
+    if (fold) return this.fold(Number(fold.dataset.row), Number(fold.dataset.part));
     const token = event.target.closest?.('[data-index]');
     if (!token) return undefined;
     const place = { row: Number(token.dataset.row), index: Number(token.dataset.index) };
@@ -106,9 +95,9 @@ class Pane {
   }
 
   /** Show rows of a step in the given order. */
-  show({ step, rows, scale, filter, plain, onPlace }) {
+  show({ step, rows, scale, filter, plain, folded, onPlace }) {
     this.near.disconnect();
-    Object.assign(this, { step, scale, plain, onPlace, order: rows.map((row) => row.number) });
+    Object.assign(this, { step, scale, plain, folded, onPlace, order: rows.map((row) => row.number) });
     this.rows.clear();
     this.root.replaceChildren(...rows.map((row, i) => this.emptyRow(row, i, filter)));
     this.root.setAttribute('aria-rowcount', rows.length);
@@ -132,7 +121,12 @@ class Pane {
       rowHead(this.step, row),
       tokens,
     );
-    this.rows.set(row.number, { row, element: made, tokens, made: false, hits: hitsOf(this.step, row, filter) });
+    const hits = hitsOf(this.step, row, filter),
+      parts = partsOf(row);
+    const hit = ({ from, to }) => [...hits].some((index) => from <= index && index < to);
+    const isLong = ({ byPolicy, size }) => !byPolicy && (this.folded || size > LONG_RESULT);
+    const closed = new Set(parts.filter((part) => isLong(part) && !hit(part)).map(({ number }) => number));
+    this.rows.set(row.number, { row, element: made, tokens, cells: [], made: false, hits, parts, closed });
     return made;
   }
 
@@ -146,7 +140,6 @@ class Pane {
   make(held) {
     if (held.made) return;
     const { row } = held,
-      speakers = speakersOf(this.step, row),
       cells = [];
     for (let index = 0; index < row.length; index++) {
       const cell = prototypes.token.cloneNode(),
@@ -156,13 +149,16 @@ class Pane {
       cell.className = this.classOf(held, index);
       cell.textContent = this.plain ? plainText(this.step.piece(vocab)[1]) : this.step.shown(vocab);
       if (row.omitted && index === shownStart(row)) cell.dataset.omitted = `… ${count(row.omitted, 'token')} …`;
-      if (speakers.has(index)) cell.dataset.speaker = speakers.get(index);
       cells.push(cell);
     }
-    held.tokens.replaceChildren(...cells);
+    const isClosed = ({ number }) => held.closed.has(number);
+    held.cells = cells;
+    held.tokens.replaceChildren(
+      ...(held.parts.length ? partElements(this.step, row, held.parts, cells, isClosed) : cells),
+    );
     held.tokens.style.minHeight = '';
     held.made = true;
-    if (this.at?.row === row.number) held.tokens.children[this.at.index]?.setAttribute('tabindex', '0');
+    if (this.at?.row === row.number) cells[this.at.index]?.setAttribute('tabindex', '0');
   }
 
   /** Fill the rows for a printed page, as far as it is of use: the first of them. */
@@ -177,6 +173,7 @@ class Pane {
   unmake(held) {
     held.tokens.style.minHeight = `${held.tokens.offsetHeight}px`;
     held.tokens.replaceChildren();
+    held.cells = [];
     held.made = false;
   }
 
@@ -194,13 +191,26 @@ class Pane {
     for (const held of this.rows.values()) {
       if (!held.made) continue;
       let index = 0;
-      for (const cell of held.tokens.children) cell.className = this.classOf(held, index++);
+      for (const cell of held.cells) cell.className = this.classOf(held, index++);
     }
     this.mark();
   }
 
   cell({ row, index }) {
-    return this.rows.get(row)?.tokens.children[index];
+    return this.rows.get(row)?.cells[index];
+  }
+
+  /** Fold a part of an episode, or open it if it is folded. */
+  fold(row, number) {
+    const held = this.rows.get(row),
+      folded = !held.closed.has(number);
+    held.closed[folded ? 'add' : 'delete'](number);
+    foldPart(held.tokens.querySelector(`[data-part="${number}"]`), folded);
+  }
+
+  /** Return the folded part that a token is in. */
+  closedPart({ parts, closed }, index) {
+    return parts.find(({ number, from, to }) => closed.has(number) && from <= index && index < to);
   }
 
   /** Focus a token. Tab reaches exactly one token: the last one that had the focus. */
@@ -210,6 +220,8 @@ class Pane {
     this.cell(this.at ?? {})?.removeAttribute('tabindex');
     this.at = { row, index: Math.max(0, Math.min(index, held.row.length - 1)) };
     this.make(held);
+    const closed = this.closedPart(held, this.at.index);
+    if (closed) this.fold(row, closed.number);
     const cell = this.cell(this.at);
     if (!cell) return;
     cell.setAttribute('tabindex', '0');
@@ -246,10 +258,13 @@ class Pane {
     if (!this.at || event.altKey || event.ctrlKey || event.metaKey || !event.target.closest('[data-index]')) return;
     const { row, index } = this.at,
       place = this.order.indexOf(row),
-      length = this.rows.get(row).row.length;
+      held = this.rows.get(row),
+      length = held.row.length;
+    const after = this.closedPart(held, index + 1)?.to ?? index + 1; // beyond a folded part
+    const before = (this.closedPart(held, index - 1)?.from ?? index) - 1;
     const to = {
-      ArrowRight: () => (index + 1 < length ? [row, index + 1] : [this.order[place + 1], 0]),
-      ArrowLeft: () => (index > 0 ? [row, index - 1] : [this.order[place - 1], Infinity]),
+      ArrowRight: () => (after < length ? [row, after] : [this.order[place + 1], 0]),
+      ArrowLeft: () => (before >= 0 ? [row, before] : [this.order[place - 1], Infinity]),
       ArrowDown: () => [this.order[place + 1], index],
       ArrowUp: () => [this.order[place - 1], index],
       Home: () => [row, 0],

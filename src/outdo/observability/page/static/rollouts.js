@@ -34,7 +34,7 @@ function Prompt({ group }) {
         <dt>Prompt id</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
 }
 
-function Tools({ step, by, setBy, order, setOrder, plain, setPlain, onCsv }) {
+function Tools({ step, by, setBy, order, setOrder, plain, setPlain, folded, setFolded, turns, onCsv }) {
   return html`<div class="tools">
     <label class="control"><span>Colour by</span><select data-test="quantity" value=${by}
       onChange=${(event) => setBy(event.target.value)}>
@@ -46,11 +46,13 @@ function Tools({ step, by, setBy, order, setOrder, plain, setPlain, onCsv }) {
         selected=${name === order}>${title}</option>`)}</select></label>
     <label class="control"><input type="checkbox" data-test="plain" checked=${plain}
       onChange=${(event) => setPlain(event.target.checked)} /><span>Plain text</span></label>
+    ${turns && html`<label class="control"><input type="checkbox" data-test="fold-all" checked=${folded}
+      onChange=${(event) => setFolded(event.target.checked)} /><span>Fold what environments wrote</span></label>`}
     <button type="button" data-test="csv" onClick=${onCsv}>Save as CSV</button></div>`;
 }
 
 /** Pass what to show to the pane, which is built without Preact (pane.js). `jump` makes it go to a token. */
-function Tokens({ step, rows, scale, filter, plain, jump, onPlace, paneRef }) {
+function Tokens({ step, rows, scale, filter, plain, folded, jump, onPlace, paneRef }) {
   const root = useRef(null),
     pane = paneRef;
   const order = rows.map((row) => row.number).join();
@@ -58,7 +60,10 @@ function Tokens({ step, rows, scale, filter, plain, jump, onPlace, paneRef }) {
     pane.current = new Pane(root.current);
     return () => pane.current.close();
   }, []);
-  useLayoutEffect(() => pane.current.show({ step, rows, scale, filter, plain, onPlace }), [step, order, filter, plain]);
+  useLayoutEffect(
+    () => pane.current.show({ step, rows, scale, filter, plain, folded, onPlace }),
+    [step, order, filter, plain, folded],
+  );
   useLayoutEffect(() => pane.current.recolour(scale), [scale]);
   useLayoutEffect(() => {
     if (jump?.step === step && jump.row !== undefined)
@@ -71,6 +76,7 @@ function Tokens({ step, rows, scale, filter, plain, jump, onPlace, paneRef }) {
 function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compared }) {
   const [order, setOrder] = useState('reward'),
     [plain, setPlain] = useState(false),
+    [folded, setFolded] = useState(false),
     pane = useRef(null);
   const quantity = knownQuantity(step, by);
   const scale = useMemo(() => scaleOf(step, quantity), [step, quantity]);
@@ -78,17 +84,20 @@ function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compar
     () => group.rows.filter((row) => shown.has(row.number)).sort(ROW_ORDERS[order][1](step)),
     [group, shown, order],
   );
+  const turns = group.rows.some((row) => row.turns.length);
   const blank = quantity === 'moved' && !group.measured;
   return html`<${Prompt} key=${group.index} group=${group} />
     <${Tools} step=${step} by=${quantity} setBy=${setBy} order=${order} setOrder=${setOrder}
-      plain=${plain} setPlain=${setPlain} onCsv=${() => saveCsv(step, group)} />
+      plain=${plain} setPlain=${setPlain} folded=${folded} setFolded=${setFolded}
+      turns=${turns} onCsv=${() => saveCsv(step, group)} />
     ${!plain && html`<${Legend} scale=${scale} />`}
+    ${turns && html`<p class="note quiet">${TURN_WORDS}</p>`}
     ${blank && html`<p class="note">This group was not measured after the step, so it is not known
       how far its tokens moved. <button type="button" class="plain"
       onClick=${() => setBy('leverage')}>Colour by leverage</button></p>`}
     ${rows.length < group.rows.length &&
     html`<p class="note">${rows.length} of ${count(group.rows.length, 'rollout')} match the search.</p>`}
-    <div class="bench"><${Tokens} step=${step} rows=${rows} scale=${scale} filter=${filter} plain=${plain} jump=${jump}
-      onPlace=${onPlace} paneRef=${pane} />
+    <div class="bench"><${Tokens} step=${step} rows=${rows} scale=${scale} filter=${filter} plain=${plain}
+      folded=${folded} jump=${jump} onPlace=${onPlace} paneRef=${pane} />
       <${Card} compared=${compared} onClose=${() => closeCard(pane.current)} /></div>`;
 }

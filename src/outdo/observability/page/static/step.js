@@ -60,7 +60,8 @@ function StepView({ step, run, place, onPlace }) {
   return html`<${Section} id="groups" number="2" title="Which prompts gave signal?">
       <${Search} step=${step} filter=${filter} setFilter=${setFilter} shown=${shown} />
       <${GroupList} step=${step} groups=${visible} order=${order} setOrder=${setOrder} open=${index}
-        onOpen=${open} /><//>
+        onOpen=${open} />
+      <${ToolCosts} run=${run} step=${step} /><//>
     <${Section} id="rollouts" number="3" title=${`What happened to the tokens of group ${group.number}?`}>
       <${Rollouts} step=${step} group=${group} shown=${shown} by=${by} setBy=${setBy} filter=${filter} jump=${jump}
         onPlace=${onToken} compared=${compared} /><//>

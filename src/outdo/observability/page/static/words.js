@@ -177,6 +177,10 @@ const OUTCOME_WORDS = {
   equal: 'equal rewards',
   unscored: 'not scored',
 };
+const TURN_WORDS = `Of each turn of the policy: the reward that the environment gave it; push, the sum of policy push
+  and KL pull over its tokens; moved, the sum over its tokens of the log-probability after the step minus the one before
+  it. What an environment wrote is read and not trained: its push is 0.`;
+
 const LEVELS = { good: ['●', 'Good'], note: ['○', 'Note'], warning: ['▲', 'Warning'] };
 
 /** Return a rollout's result as a glyph and a word, so that it does not depend on colour alone. */
