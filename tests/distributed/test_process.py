@@ -19,6 +19,7 @@ from run_cases import alive, wait_until
 
 import outdo
 import outdo.distributed.process
+from outdo.distributed.launch import FOLDER
 from outdo.distributed.process import Process, Replicated
 from outdo.utils.errors import WorkerError
 
@@ -238,6 +239,14 @@ def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and
     child.join()
     wait_until(lambda: not any(map(alive, workers)), seconds=600)
     assert folder.is_dir()
+
+
+def test_the_processes_of_a_killed_replica_leave_the_folder_of_its_launcher(monkeypatch: pytest.MonkeyPatch):
+    """The launcher reads there what the other replicas have failed of."""
+    folder = multiprocessing.util.get_temp_dir()
+    assert outdo.distributed.process._own_temporary_folder() == folder
+    monkeypatch.setenv(FOLDER, folder)
+    assert not outdo.distributed.process._own_temporary_folder()
 
 
 def hold_processes(pipe: Connection) -> None:

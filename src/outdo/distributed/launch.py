@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -121,6 +122,7 @@ def end_with_launcher() -> None:
         descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
     pipe, folder = int(descriptor), Path(os.environ[FOLDER])
     wake_when_closed(pipe)
+    _keep_sockets_in(folder)
 
     def watch() -> None:
         os.read(pipe, 1)  # nothing is ever written: it returns when the other end is closed
@@ -131,6 +133,16 @@ def end_with_launcher() -> None:
     if int(os.environ.get("RANK", 0)):
         for number in FORWARDED:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _keep_sockets_in(folder: Path) -> None:
+    """Let `multiprocessing` use this folder for its sockets, in place of a new one of this process.
+
+    A process that is killed removes nothing, and the processes that it has started may not run yet, or be killed too.
+    """
+    config = getattr(multiprocessing.current_process(), "_config", None)  # Python has no public name for it
+    assert config is not None
+    config["tempdir"] = str(folder)
 
 
 class _Signals:
@@ -193,7 +205,7 @@ class _Ending:
 
 def _run_once(count: int, arguments: Sequence[str], signals: _Signals) -> _Ending:
     replicas: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="outdo-replicas-") as name, _pipe() as (reading, _):
+    with tempfile.TemporaryDirectory(prefix="outdo-") as name, _pipe() as (reading, _):
         folder = Path(name)
         try:
             for rank in range(count):

@@ -35,6 +35,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from outdo.distributed.launch import FOLDER
 from outdo.utils.errors import WorkerError
 from outdo.utils.malloc import disable_trim
 from outdo.utils.wake import wake_when_closed
@@ -328,9 +329,12 @@ def _not_started(error: OSError | EOFError, advice: Advice) -> str:
 def _own_temporary_folder() -> str:
     """Return the folder for the sockets of this process; empty if it is that of the process that has started this one.
 
-    A process that was started by `multiprocessing` uses the folder of its parent, which may have other children.
+    A process that was started by `multiprocessing` uses the folder of its parent, which may have other children. One
+    that a launcher has started uses the launcher's.
     """
-    return util.get_temp_dir() if multiprocessing.parent_process() is None else ""
+    folder = util.get_temp_dir()
+    is_own = multiprocessing.parent_process() is None and folder != os.environ.get(FOLDER)
+    return folder if is_own else ""
 
 
 def _remove_temporary_folder(folder: str) -> None:
