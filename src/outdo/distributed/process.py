@@ -327,14 +327,9 @@ def _not_started(error: OSError | EOFError, advice: Advice) -> str:
 
 
 def _own_temporary_folder() -> str:
-    """Return the folder for the sockets of this process; empty if it is that of the process that has started this one.
-
-    A process that was started by `multiprocessing` uses the folder of its parent, which may have other children. One
-    that a launcher has started uses the launcher's.
-    """
+    """Return the folder for the sockets of this process; empty if it is its launcher's or parent's: others use it."""
     folder = util.get_temp_dir()
-    is_own = multiprocessing.parent_process() is None and folder != os.environ.get(FOLDER)
-    return folder if is_own else ""
+    return folder if multiprocessing.parent_process() is None and folder != os.environ.get(FOLDER) else ""
 
 
 def _remove_temporary_folder(folder: str) -> None:
