@@ -1,7 +1,7 @@
-"""Agents of the OpenAI Agents SDK and environments of verifiers call outdo's endpoint, each in an environment of its own.
+"""Agents of the OpenAI Agents SDK and environments of verifiers call outdo's endpoint from interpreters of their own.
 
-`OUTDO_AGENTS_SDK_PYTHON` and `OUTDO_VERIFIERS_PYTHON` are interpreters that have openai-agents and verifiers (with uv in
-their `PATH`). Neither library can share outdo's environment: verifiers needs `openai` before 3.
+`OUTDO_AGENTS_SDK_PYTHON` and `OUTDO_VERIFIERS_PYTHON` are interpreters that have openai-agents and verifiers, with uv
+beside the latter. verifiers needs `openai` before 3, and cannot be installed beside outdo's tests.
 """
 
 import itertools
