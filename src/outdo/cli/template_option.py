@@ -5,9 +5,9 @@ from typing import Any
 
 from outdo.config.fields import chat_options
 from outdo.config.file import read_value
-from outdo.models.chat_options import unknown_options
 from outdo.models.inspect_folder import LANGUAGE_MODEL, Kind
 from outdo.models.loading import load_tokenizer
+from outdo.trainer.prompt_warnings import unknown_options
 from outdo.utils.errors import UserError
 
 OPTION = "--template"

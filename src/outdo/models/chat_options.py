@@ -7,8 +7,7 @@ saved with the tokenizer: in the checkpoints and in the exported model.
 """
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -34,11 +33,6 @@ def set_chat_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, A
         tokenizer.chat_template = {name: _with_defaults(text, options) for name, text in given.items()}
     else:
         tokenizer.chat_template = _with_defaults(given, options)
-
-
-def unknown_options(template: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a chat template does not mention."""
-    return [name for name in options if not re.search(rf"\b{name}\b", template)]
 
 
 def without_defaults(template: str) -> str:

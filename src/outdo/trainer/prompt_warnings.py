@@ -1,7 +1,8 @@
 """What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy
 from outdo.config.recipe import Recipe
 from outdo.data.splits import Questions, normalise, overlap
 from outdo.data.streaming import hash_of, repeated
-from outdo.models.chat_options import unknown_options
 from outdo.models.inspect_folder import ModelFacts
 
 
@@ -47,6 +47,11 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
             f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
             "trained to chat: set data.template, or sampling.stop if the template ends turns in another way"
         )
+
+
+def unknown_options(template: str, options: Iterable[str]) -> list[str]:
+    """Return the options that a chat template does not mention."""
+    return [name for name in options if not re.search(rf"\b{name}\b", template)]
 
 
 def chat_option_faults(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
