@@ -11,7 +11,7 @@ from outdo.utils.text import excerpt
 
 def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> int:
     """Build the run of a recipe in one process, and show the answers to its first question; nothing is written."""
-    run = build_run(in_one_process(recipe), facts=facts)
+    run = build_run(in_one_process(recipe), facts=facts, display=display)
     try:
         for note in run.notes:
             display.say(note)

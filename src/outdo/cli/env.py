@@ -34,7 +34,8 @@ def run_env_try(settings: list[str] | None, display: Display, *, question: int) 
     for line in [*report.notes, *(f"warning: {warning}" for warning in report.warnings)]:
         display.say(line)
     one_episode = recipe.train.model_copy(update={"group_size": 1})
-    run = build_run(in_one_process(recipe.model_copy(update={"train": one_episode})), facts=report.facts)
+    recipe = in_one_process(recipe.model_copy(update={"train": one_episode}))
+    run = build_run(recipe, facts=report.facts, display=display)
     try:
         policy, prompts = run.models.policy, run.prompts.take(question)[-1:]
         (group,) = Sampled.of(run.sampler(policy, prompts, step=1)).groups

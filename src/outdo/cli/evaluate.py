@@ -14,7 +14,6 @@ from rich.table import Table
 from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
-from outdo.cli.progress import answers_of, progress
 from outdo.config.environments import row_environments
 from outdo.config.paths import named_code
 from outdo.config.recipe import Piece, Recipe
@@ -27,10 +26,11 @@ from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
 from outdo.storage import held_out_answers
 from outdo.trainer.build import held_out_questions
-from outdo.trainer.engines import named_engine, open_engine
+from outdo.trainer.engines import answers_of, named_engine, open_engine
 from outdo.trainer.environment import open_environment
 from outdo.trainer.evaluation import Evaluation, compare_paired, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
+from outdo.trainer.progress_bar import progress
 from outdo.utils.errors import UserError
 from outdo.utils.text import for_terminal
 

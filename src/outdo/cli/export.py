@@ -10,6 +10,7 @@ from outdo.storage.hub import push
 from outdo.trainer.export import SEQUENCES, export, export_merged
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.trainer.model_card import card
+from outdo.trainer.progress_bar import progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,12 @@ def _is_written(source: ModelRef, folder: Path, licence: str | None) -> bool:
 
 def _write(source: ModelRef, folder: Path, console: Console, *, dtype: str, merge: bool, licence: str | None) -> None:
     if not merge:
-        print_line(console, f"{source.name} is now in {export(source, folder, dtype=dtype, licence=licence)}")
+        with progress(f"exporting {source.name}"):
+            written = export(source, folder, dtype=dtype, licence=licence)
+        print_line(console, f"{source.name} is now in {written}")
         return
-    error = export_merged(source, folder, dtype=dtype, licence=licence)
+    with progress(f"merging the adapter of {source.name}"):
+        error = export_merged(source, folder, dtype=dtype, licence=licence)
     print_line(console, f"{source.name} is now in {folder}, its adapter merged into the base")
     what = f"largest difference from the adapter's log-probabilities, in float64 on {SEQUENCES} fixed sequences"
     print_line(console, f"{what} of 64 tokens: {error.weights:.1e} nats")

@@ -12,14 +12,14 @@ from rich.console import Console
 from outdo.cli.answering import answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
-from outdo.cli.progress import answers_of, progress
 from outdo.config.environments import row_environments
 from outdo.data.questions import questions_from
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.engines import named_engine, open_engine
+from outdo.trainer.engines import answers_of, named_engine, open_engine
 from outdo.trainer.find_model import find_model
+from outdo.trainer.progress_bar import progress
 from outdo.types import Completion, Prompt, Request
 from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from outdo.cli.evaluate import EvalArguments
 from outdo.cli.output import print_line
-from outdo.cli.progress import progress
 from outdo.models.chat_options import set_chat_options
 from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.trainer.find_model import ModelRef, find_model
+from outdo.trainer.progress_bar import progress
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import for_terminal
 

@@ -1,7 +1,7 @@
 """Tokenise questions into prompts, and divide the prompts into one batch per training step."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -30,12 +30,14 @@ def tokenise(
     system: str | None = None,
     overlong: str = "drop",
     tools: ToolsOf = lambda row: (),
+    track: Callable[[Sequence[Question]], Iterable[Question]] = lambda questions: questions,
 ) -> Sequence[Prompt]:
     """Render and tokenise each question once; sampling and training use these ids. Streamed questions stay on disk.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
-    change the question. The `tools` of a row are in its prompt, before the question's own. Raises `UserError`
-    with every question that is refused, by `overlong` or by the chat template.
+    change the question. The `tools` of a row are in its prompt, before the question's own. `track` shows how many of
+    the questions are tokenised. Raises `UserError` with every question that is refused, by `overlong` or by the chat
+    template.
     """
 
     def encode(question: Question) -> Prompt:
@@ -45,7 +47,7 @@ def tokenise(
     prompts: list[Prompt] = []
     places, too_long = array("Q"), array("Q")
     refused: list[str] = []
-    for place, question in enumerate(questions):
+    for place, question in enumerate(track(questions)):
         try:
             prompt = encode(question)
         except ModelError as error:

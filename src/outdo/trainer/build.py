@@ -60,6 +60,7 @@ from outdo.trainer.build_method import (
 )
 from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed, whole_notes
+from outdo.trainer.display import Display
 from outdo.trainer.engines import engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
@@ -109,6 +110,10 @@ class Run:
             self.models.policy.pool.close()
 
 
+UNSEEN = Display(live=False)
+"""Shows nothing while a run is built."""
+
+
 def build_run(
     recipe: Recipe,
     *,
@@ -116,26 +121,28 @@ def build_run(
     model: str | Path | None = None,
     questions: Questions | None = None,
     folder: Path | None = None,
+    display: Display = UNSEEN,
 ) -> Run:
     """Load everything that a recipe names.
 
     `facts` describes the recipe's model and `questions` are its data, where a caller has read them already. A resumed
-    run gives `model`, the folder of the checkpoint. In `folder`, that of the run, a judge keeps its replies.
+    run gives `model`, the folder of the checkpoint. In `folder`, that of the run, a judge keeps its replies. `display`
+    shows on a terminal how far it is.
 
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
     questions = questions or load_questions(recipe)
     facts = facts if facts and model is None else inspect_folder(model or recipe.model)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
-    objective, penalty = objective_of(recipe), penalty_of(recipe)
-    stop, optimiser = stop_of(recipe), optimiser_of(recipe)
+    objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
     replicas = _replicas(recipe)
     reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, replicas))
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
-    policy = _policy(recipe, facts, optimiser, replicas)
+    with display.working(f"loading {model or recipe.model}"):
+        policy = _policy(recipe, facts, optimiser_of(recipe), replicas)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
-    prompts, held_out, data_notes = build_prompts(recipe, questions, policy)
+    prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
     engine, on_first = open_engine_of_run(recipe, policy)
     placed_notes = start_placed(reward)
     routes, routing_notes = replays_routes(engine, policy.forward)

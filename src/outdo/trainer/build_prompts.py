@@ -9,12 +9,13 @@ from outdo.data.questions import Question
 from outdo.data.splits import Questions
 from outdo.data.streaming import Joined
 from outdo.models.policy import Policy
+from outdo.trainer.display import Display
 from outdo.trainer.environment import tools_of
 from outdo.types import Prompt
 
 
 def build_prompts(
-    recipe: Recipe, questions: Questions, policy: Policy
+    recipe: Recipe, questions: Questions, policy: Policy, display: Display
 ) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
     """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
     data, notes, tools = recipe.data, [], tools_of(recipe.environment)
@@ -26,6 +27,7 @@ def build_prompts(
         prompts = tokenise(
             rows,
             policy.tokenizer,
+            track=lambda each: display.track(each, total=len(each), what=f"tokenising {kind} questions", stays=False),
             max_tokens=longest,
             template=data.prompt_template,
             system=data.system,

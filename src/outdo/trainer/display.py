@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from outdo.models.limits import MISMATCH
+from outdo.trainer.progress_bar import Count, followed, progress
 from outdo.utils.outcome import EVALUATIONS
 from outdo.utils.text import for_terminal
 
@@ -49,9 +50,30 @@ class Display:
             yield
         self._bar = None
 
-    def track(self, items: Iterable[Item], *, total: int, done: int = 0, what: str = "step") -> Iterator[Item]:
-        """Iterate over `items`, the rest of `total` after `done` of them, with a progress bar on a terminal."""
-        with Progress(console=self.console, disable=not self.live) as bar:
+    @contextmanager
+    def working(self, what: str, count: Count | None = None) -> Iterator[None]:
+        """Show on a terminal while a `with` block runs how much of it is done: between steps, beside their bar."""
+        if not self.live:
+            yield
+        elif self._bar is None:
+            with progress(what, count, console=self.console):
+                yield
+        else:
+            bar, task = self._bar
+            text = bar.tasks[0].fields["text"]
+            bar.update(task, text=what)
+            with followed(count, lambda done, total: bar.update(task, text=f"{what} {done}/{total}")):
+                yield
+            bar.update(task, text=text)
+
+    def track(
+        self, items: Iterable[Item], *, total: int, done: int = 0, what: str = "step", stays: bool = True
+    ) -> Iterator[Item]:
+        """Iterate over `items`, the rest of `total` after `done` of them, with a progress bar on a terminal.
+
+        The bar `stays` on the screen afterwards, or it disappears.
+        """
+        with Progress(console=self.console, disable=not self.live, transient=not stays) as bar:
             yield from bar.track(items, total=total, completed=done, description=what)
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:

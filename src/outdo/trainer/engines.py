@@ -29,6 +29,7 @@ from outdo.rollouts.engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Pr
 from outdo.rollouts.engines.separate import RestartableEngine, SeparateEngine
 from outdo.rollouts.engines.vllm.engine import VllmEngine
 from outdo.rollouts.engines.vllm.process import ProcessServer
+from outdo.trainer.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
@@ -252,3 +253,8 @@ def engine_notes(engine: Engine) -> Sequence[str]:
         why = sampler.server.merged_because
         notes += [f"engine: the adapter is delivered merged into the weights, because {why}"] if why else []
     return notes
+
+
+def answers_of(engine: Engine) -> Count | None:
+    """Return what counts the finished answers of an engine; None if it cannot be asked while it samples."""
+    return (lambda: engine.answered) if isinstance(engine, BuiltinEngine) else None

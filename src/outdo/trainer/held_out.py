@@ -11,6 +11,7 @@ from outdo.rollouts.engines.base import PolicyView
 from outdo.storage import held_out_answers
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
+from outdo.trainer.engines import answers_of
 from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.state import Progress
 from outdo.utils.errors import UserError
@@ -29,7 +30,7 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     if not run.held_out:
         return {}
     with span("evaluate"):
-        numbers, answers = run.ahead.with_engine(partial(_evaluate, run, step))
+        numbers, answers = run.ahead.with_engine(partial(_evaluate, run, step, display))
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
         known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
@@ -39,7 +40,9 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     return numbers
 
 
-def _evaluate(run: Run, step: int, policy: PolicyView) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def _evaluate(
+    run: Run, step: int, display: Display, policy: PolicyView
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
     run.engine.update_weights(policy)
     settings, sets = run.recipe.eval, run.held_out_sets
     numbers, answers = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
@@ -50,7 +53,8 @@ def _evaluate(run: Run, step: int, policy: PolicyView) -> tuple[dict[str, float]
         kinds["sampled"] = (1.0, settings.samples)
     for name, (temperature, k) in kinds.items():
         sampling = sampling_params(run.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        with Clock():  # an own clock: sampling and scoring here belong to no step
+        watched = display.working(f"evaluating, {name}", answers_of(run.engine))
+        with watched, Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
         for each, part in _by_set(evaluation, sets).items():

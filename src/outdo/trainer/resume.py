@@ -73,7 +73,7 @@ def _resume(folder: Path, recipe: Recipe, display: Display, trackers: Trackers, 
         for fault in newest.broken if newest else ():
             display.say(f"not used: {fault}")
         make_tokens_folder(run_folder, recipe)
-        run = build_run(recipe, model=newest.path if newest else None, questions=questions, folder=own)
+        run = build_run(recipe, model=newest.path if newest else None, questions=questions, folder=own, display=display)
         progress = _restored(run, state, newest.path) if newest else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         for line in _rewind(run_folder, progress, recipe.record.every):

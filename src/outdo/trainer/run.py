@@ -54,7 +54,7 @@ def start(
             if run_folder.recipe.exists():
                 raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
             make_tokens_folder(run_folder, recipe)
-            run = build_run(recipe, facts=facts, folder=own)
+            run = build_run(recipe, facts=facts, folder=own, display=display)
             status = run_to_end(run_folder, run, Progress(), display, trackers=trackers, profile=profile)
         return write_page(folder, status, display)
 

@@ -3,12 +3,17 @@
 from io import StringIO
 from threading import Event
 
+import pytest
 from engine_cases import shared
 from rich.console import Console
+from run_cases import write_home
 
-from outdo.cli.progress import answers_of, progress
+from outdo.cli.train import TrainArguments, run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.trainer.display import Display
+from outdo.trainer.engines import answers_of
+from outdo.trainer.progress_bar import progress
 from outdo.types import Request
 from outdo.utils.rng import Stream
 
@@ -47,3 +52,33 @@ def test_the_builtin_engine_counts_its_finished_answers():
     requests = [Request(token_ids=(1, 2), stream=Stream("generate", 0, str(n), 0), max_tokens=4) for n in range(3)]
     engine.generate(requests, SamplingParams(max_tokens=4))
     assert count() == (3, 3)
+
+
+def test_a_run_on_a_terminal_shows_that_it_loads_tokenises_and_evaluates(tmp_path, monkeypatch):
+    screen = StringIO()
+    monkeypatch.chdir(write_home(tmp_path))
+    display = Display(Console(file=screen, force_terminal=True, width=200))
+    assert run_train(["recipe.toml", "run=./run", "steps=1"], display, TrainArguments()) == 0
+    said = screen.getvalue()
+    for what in ("loading", "tokenising training questions", "tokenising held-out questions", "evaluating, greedy"):
+        assert what in said
+
+
+def test_between_steps_the_bar_of_the_steps_shows_what_goes_on():
+    display = Display(Console(file=StringIO(), force_terminal=True, width=100))
+    counted = Event()
+
+    def count() -> tuple[int, int]:
+        counted.set()
+        return 3, 8
+
+    with display.steps(0, 5):
+        bar, _ = display._bar or pytest.fail("no bar")
+        bar.update(bar.tasks[0].id, text="reward 0.5")
+        with display.working("evaluating", count):
+            assert bar.tasks[0].fields["text"] == "evaluating"
+            assert counted.wait(600)
+            counted.clear()
+            assert counted.wait(600)
+            assert bar.tasks[0].fields["text"] == "evaluating 3/8"
+        assert bar.tasks[0].fields["text"] == "reward 0.5"

@@ -1,4 +1,4 @@
-"""Progress on a terminal of commands that load a model and sample many answers."""
+"""Progress on a terminal of what takes longer than a moment: loading a model, sampling many answers, exporting."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +9,10 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-
-from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 
 SECONDS = 0.2
 """Between two looks at what is done."""
@@ -38,22 +34,24 @@ def progress(what: str, count: Count | None = None, *, console: Console | None =
     counted = () if count is None else (MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn(), *counted)
     with Progress(*columns, console=console, transient=True) as bar:
-        task, ended = bar.add_task(what, total=None), Event()
-        follower = Thread(target=_follow, args=(bar, task, count, ended), daemon=True)
-        follower.start()
-        try:
+        task = bar.add_task(what, total=None)
+        with followed(count, lambda done, total: bar.update(task, completed=done, total=total or None)):
             yield
-        finally:
-            ended.set()
-            follower.join()
 
 
-def answers_of(engine: Engine) -> Count | None:
-    """Return what counts the finished answers of an engine; None if it cannot be asked while it samples."""
-    return (lambda: engine.answered) if isinstance(engine, BuiltinEngine) else None
+@contextmanager
+def followed(count: Count | None, show: Callable[[int, int], None]) -> Iterator[None]:
+    """Show again and again while a `with` block runs what `count` returns."""
+    ended = Event()
 
+    def follow() -> None:
+        while count is not None and not ended.wait(SECONDS):
+            show(*count())
 
-def _follow(bar: Progress, task: TaskID, count: Count | None, ended: Event) -> None:
-    while count is not None and not ended.wait(SECONDS):
-        done, total = count()
-        bar.update(task, completed=done, total=total or None)
+    follower = Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
