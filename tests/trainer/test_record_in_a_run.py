@@ -67,10 +67,17 @@ def full_disk():
     return grpo(beta=0.0)
 
 
+def killed_when_there_is(*files):
+    """Both are written in the background."""
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+    os._exit(9)
+
+
 def killed_before_its_line():
     def dies(folder, step, metrics):
         if step == 3 and first_time("killed"):
-            os._exit(9)
+            killed_when_there_is(folder.path / "checkpoints/step_000002")
         append(folder, step, metrics)
 
     RunFolder.append_metrics = dies
@@ -81,9 +88,8 @@ def killed_after_its_line():
     def dies(folder, step, metrics):
         append(folder, step, metrics)
         if step == 3 and first_time("killed"):
-            while not (folder.path / "tokens/step_000003.parquet").exists():  # it is being written
-                time.sleep(0.01)
-            os._exit(9)
+            record = folder.path / "tokens/step_000003.parquet"
+            killed_when_there_is(folder.path / "checkpoints/step_000002", record)
 
     RunFolder.append_metrics = dies
     return grpo(beta=0.0)
