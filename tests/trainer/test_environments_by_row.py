@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
-from run_cases import metrics, outdo_, write_home, write_rows
+from run_cases import metrics, outdo_, timeless, together, write_home, write_rows
 from test_replicated_runs import tokens
 
 CODE = '''
@@ -59,13 +59,16 @@ def mixed(*names: str, environment: str = SEVERAL) -> tuple[str, str]:
     return f"data.path=[{listed}]", environment
 
 
-@pytest.mark.long
-def test_a_mixture_is_played_by_rows_and_resumed_exactly(run: Path, home: Path) -> None:
+def test_a_mixture_is_played_by_rows(run: Path) -> None:
     for line in metrics(run):
         assert line["environments/counter"] == line["environments/game"] == 4
         assert {"environments/counter/reward", "environments/game/reward", "tools/calls"} <= line.keys()
         assert line["num_completions"] == 12
         assert 1 < line["completions/mean_turns"] <= 2
+
+
+@pytest.mark.long
+def test_a_run_of_a_mixture_that_is_killed_is_resumed_exactly(run: Path, home: Path) -> None:
     killed_and_resumed(home, home / "killed", 2, *mixed(), *SETTINGS)
     assert_same(home / "killed", run)
 
@@ -78,6 +81,24 @@ def test_an_episode_has_the_tokens_of_a_run_with_its_environment_alone(home: Pat
     by_row = (*mixed("game"), *SETTINGS, "steps=1", "train.prompts=3")
     outdo_(home, "train", "recipe.toml", "run=./by_row", *by_row)
     assert tokens(home / "by_row", 1) == tokens(home / "alone", 1)
+
+
+@pytest.mark.long
+def test_two_replicas_play_the_same_episodes(run: Path, home: Path) -> None:
+    together(home, "train", "recipe.toml", "run=./both", *mixed(), *SETTINGS, "cluster.replicas=2", "workers=1")
+    for step in range(1, 5):
+        assert tokens(home / "both", step) == tokens(run, step)
+    for mine, its in zip(timeless(home / "both"), timeless(run), strict=True):
+        names = [name for name in its if name.startswith("environments/")]
+        assert {name: mine[name] for name in names} == pytest.approx({name: its[name] for name in names})
+
+
+@pytest.mark.long
+def test_a_run_that_samples_ahead_and_is_killed_is_resumed_exactly(home: Path) -> None:
+    settings = (*mixed(), *SETTINGS, "train.max_staleness=1", 'engine={name = "builtin", processes = 1}')
+    outdo_(home, "train", "recipe.toml", "run=./ahead", *settings)
+    killed_and_resumed(home, home / "ahead-killed", 2, *settings)
+    assert_same(home / "ahead-killed", home / "ahead")
 
 
 def test_check_says_what_is_played_where(home: Path) -> None:
