@@ -1,11 +1,12 @@
 """Test runs that train an agent: train, kill, resume and evaluate, from the command line."""
 
+import json
 from pathlib import Path
 
 import pytest
 from episode_cases import tool_tokenizer
 from kill_cases import assert_same, killed_and_resumed
-from run_cases import cold, metrics, outdo_, write_home
+from run_cases import cold, metrics, outdo_, write_home, write_rows
 from test_replicated_runs import finished, tokens
 
 from outdo.observability.record.parquet import read
@@ -115,6 +116,21 @@ def test_the_agents_of_two_replicas_have_the_tokens_of_one_process(office: Path)
     assert [line["agents/calls"] for line in metrics(both)] == [
         line["agents/calls"] for line in metrics(office / "alone")
     ]
+
+
+@pytest.mark.long
+def test_an_agent_that_a_row_names_has_the_tokens_of_a_run_with_it_alone(office: Path) -> None:
+    rows = [json.loads(line) for line in (office / "train.jsonl").read_text().splitlines()]
+    write_rows(office / "named.jsonl", [row | {"environment": "desk"} for row in rows])
+    desk = '{name = "agent.py:run", rounds = 2, calls = 4}'
+    settings = (*SETTINGS[1:], "data.path=named.jsonl", "steps=2", "eval.every=0")
+    outdo_(office, "train", "recipe.toml", "run=./one-agent", f"environment={desk}", *settings)
+    by_row = f'environment={{name = "by_row", environments = {{desk = {desk}}}}}'
+    outdo_(office, "train", "recipe.toml", "run=./named-agent", by_row, *settings)
+    for step in (1, 2):
+        assert tokens(office / "one-agent", step) == tokens(office / "named-agent", step)
+    counted = [line["environments/desk"] for line in metrics(office / "named-agent")]
+    assert counted == [line["num_completions"] for line in metrics(office / "one-agent")]
 
 
 def test_an_agent_needs_a_chat_template(office: Path) -> None:
