@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from made_records import TOKEN_TEXTS, group, record_of, rollout, step_of
+from pyarrow import parquet
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -69,10 +72,17 @@ def test_an_episode_has_its_rewards_conversations_and_counts() -> None:
     first, second = written(step, record_of(step)).to_pylist()
     assert first["token_rewards"] == [0.0, 0.5, 0.0, 0.0, 0.5]
     assert first["forks"] == [{"token": 2, "after": 0}, {"token": 3, "after": -3}, {"token": 4, "after": None}]
-    assert first["counts"] == {"tools/calls": 3, "tools/calls/add": 2, "tools/raised": 1}
+    assert dict(first["counts"]) == {"tools/calls": 3, "tools/calls/add": 2, "tools/raised": 1}
     assert second["token_rewards"] is second["forks"] is None
-    assert set(second["counts"].values()) == {None}
-    assert "counts" not in written().column_names
+    assert second["counts"] is None
+
+
+def test_steps_in_which_other_things_were_counted_are_read_together(tmp_path: Path) -> None:
+    for number, counts in enumerate([{"tools/calls": 3}, {"agents/calls": 2}, {}]):
+        step = step_of([group("1+1=", [rollout("1", counts=counts)])])
+        parquet.write_table(written(step, record_of(step)), tmp_path / f"{number}.parquet")
+    found = duckdb.sql(f"SELECT counts['tools/calls'] FROM '{tmp_path}/*.parquet' ORDER BY filename")
+    assert found.fetchall() == [(3,), (None,), (None,)]
 
 
 def test_lists_have_one_entry_per_completion_token() -> None:

@@ -284,7 +284,7 @@ def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str,
             "temperature": number_or_none(row.get("temperature")),
             "measured": bool(row.get("measured")),
             "turns": row.get("turns") or [],  # see turns.py
-            "counts": row.get("counts") or {},
+            "counts": dict(row.get("counts") or ()),
         }
         for group, start, length, row in zip(
             groups, starts, lengths.tolist(), _row_dicts(table, *names, *others), strict=True

@@ -56,6 +56,9 @@ FORKS = pa.list_(pa.struct({"token": pa.int32(), "after": pa.int32()}))
 Both are places in the completion, from 0. Below 0 the place is in the prompt, -1 its last token; null: no token.
 """
 
+COUNTS = pa.map_(pa.string(), pa.int32())
+"""The type of `counts`. A struct would differ between steps with different tools, which DuckDB and Polars refuse."""
+
 OF_THE_ENGINE = "engine/"
 """The beginning of the names of counts that can differ between equal runs."""
 
@@ -246,11 +249,11 @@ def _episodes(groups: Sequence[Group]) -> dict[str, pa.Array]:
     """Return what only episodes of several turns have: further conversations, rewards of turns, and counts."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = pa.array([each.token_rewards for each in rollouts], pa.list_(pa.float32()))
-    return {"forks": _forks(groups), "token_rewards": rewards, **_counts(rollouts)}
+    return {"forks": _forks(groups), "token_rewards": rewards, "counts": _counts(rollouts)}
 
 
-def _counts(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
-    """Return what was counted in the episodes, with the calls of each tool, as a struct; no column where nothing was.
+def _counts(rollouts: Sequence[Rollout]) -> pa.Array:
+    """Return what was counted in each episode, with the calls of each tool; null where nothing was.
 
     The seconds of calls are metrics alone: the record of a run that is repeated is the same.
     """
@@ -259,9 +262,7 @@ def _counts(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
         | {f"tools/calls/{name}": len(seconds) for name, seconds in each.tool_seconds.items()}
         for each in rollouts
     ]
-    names = sorted(set().union(*counts))
-    columns = [pa.array([each.get(name) for each in counts], pa.int32()) for name in names]
-    return {"counts": pa.StructArray.from_arrays(columns, names)} if names else {}
+    return pa.array([sorted(each.items()) or None for each in counts], COUNTS)
 
 
 def _forks(groups: Sequence[Group]) -> pa.Array:
