@@ -1,13 +1,15 @@
 """On a terminal a long command shows how much is done; elsewhere, and after it, there is nothing."""
 
+from functools import partial
 from io import StringIO
 from threading import Event
 
 import pytest
 from engine_cases import shared
 from rich.console import Console
-from run_cases import write_home
+from run_cases import write_home, write_rows
 
+from outdo.cli import main
 from outdo.cli.train import TrainArguments, run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -62,6 +64,30 @@ def test_a_run_on_a_terminal_shows_that_it_loads_tokenises_and_evaluates(tmp_pat
     said = screen.getvalue()
     for what in ("loading", "tokenising training questions", "tokenising held-out questions", "evaluating, greedy"):
         assert what in said
+
+
+@pytest.mark.parametrize(
+    ("command", "columns", "shown"),
+    [
+        pytest.param("sft", ("prompt", "answer"), ["tokenising examples"], id="sft"),
+        pytest.param(
+            "reward-model",
+            ("prompt", "chosen", "rejected"),
+            ["tokenising comparisons", "ranking the held-out answers"],
+            id="reward-model",
+        ),
+    ],
+)
+def test_supervised_training_on_a_terminal_shows_that_it_loads_and_tokenises(
+    tmp_path, monkeypatch, command, columns, shown
+):
+    monkeypatch.chdir(write_home(tmp_path))
+    write_rows(tmp_path / "rows.jsonl", [{name: f"{name} {n}" for name in columns} for n in range(4)])
+    monkeypatch.setattr(main, "Display", partial(Display, Console(file=(screen := StringIO()), force_terminal=True)))
+    arguments = ["model", "--data=rows.jsonl", "--out=made", "--steps=1", "--batch=2", "--lr=0.01", "--device=cpu"]
+    assert main.app([command, *arguments], standalone_mode=False) == 0
+    for what in ("loading model", *shown):
+        assert what in screen.getvalue()
 
 
 def test_between_steps_the_bar_of_the_steps_shows_what_goes_on():

@@ -11,6 +11,7 @@ from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.engines import named_engine, open_engine
 from outdo.trainer.find_model import find_model
+from outdo.trainer.progress_bar import progress
 from outdo.types import Request
 from outdo.utils.rng import Stream
 from outdo.utils.text import escape_control
@@ -31,7 +32,8 @@ def run_chat(
     """Answer each line until an empty one. A model with a chat template remembers the conversation, others do not."""
     source = find_model(model)
     piece = named_engine(engine, source.recipe)
-    policy = Policy.load(source.model, device=device)
+    with progress(f"loading {source.name}"):
+        policy = Policy.load(source.model, device=device)
     data = source.recipe.data if source.recipe else None
     template, system = (data.prompt_template, data.system) if data else (None, None)
     limit = max_tokens or (source.recipe.sampling.max_tokens if source.recipe else MAX_TOKENS)

@@ -15,7 +15,8 @@ def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> in
     try:
         for note in run.notes:
             display.say(note)
-        sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
+        with display.working("sampling one group"):
+            sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
         for group in sampled.groups:
             _show(group, display)
     finally:

@@ -38,7 +38,8 @@ def run_env_try(settings: list[str] | None, display: Display, *, question: int) 
     run = build_run(recipe, facts=report.facts, display=display)
     try:
         policy, prompts = run.models.policy, run.prompts.take(question)[-1:]
-        (group,) = Sampled.of(run.sampler(policy, prompts, step=1)).groups
+        with display.working("playing one episode"):
+            (group,) = Sampled.of(run.sampler(policy, prompts, step=1)).groups
     finally:
         run.close()
     prompt, text = group.prompt, TokenTexts(policy.tokenizer)

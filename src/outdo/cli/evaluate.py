@@ -273,7 +273,8 @@ def _evaluations(
         answering, sampling = first.answering, first.answering.sampling
         with progress(f"loading {source.name}"):
             policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
-        prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
+        with progress("tokenising"):
+            prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
         engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
         try:

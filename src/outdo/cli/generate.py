@@ -60,7 +60,9 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=how.sampling.stop_token_ids)
     engine = open_engine(piece, policy, seed=arguments.seed)
-    asked = list(product(how.prompts(questions, policy), range(arguments.k)))  # the answers to a prompt are neighbours
+    with progress("tokenising"):
+        prompts = how.prompts(questions, policy)
+    asked = list(product(prompts, range(arguments.k)))  # the answers to a prompt are neighbours
     requests = [
         Request(
             token_ids=prompt.token_ids,

@@ -109,6 +109,7 @@ class RewardModelTraining:
     held_out: list[Comparison]
     settings: RewardModelSettings
     loss: Loss
+    display: Display
     before: Ranking | None = None  # of what is held out, before the first step
 
     @property
@@ -143,7 +144,8 @@ class RewardModelTraining:
     def conclude(self) -> Iterator[str]:
         """Yield a line on how the model ranks what is held out, if it has pairs of answers."""
         if self.before and self.before.pairs:
-            after = self.model.ranking(self.held_out)
+            with self.display.working("ranking the held-out answers"):
+                after = self.model.ranking(self.held_out)
             yield f"held-out: {_sentence(after)} (before training {self.before.share:.1%})"
 
     def save(self, folder: Path) -> None:
@@ -171,7 +173,8 @@ def _show_first(reward: RewardModel, comparison: Comparison, display: Display) -
 
 def _short_enough(reward: RewardModel, comparisons: Sequence[Comparison], display: Display) -> list[Comparison]:
     """Return the comparisons that fit into the model's context; print how many are left out."""
-    kept = [each for each in comparisons if reward.fits(each)]
+    tracked = display.track(comparisons, total=len(comparisons), what="tokenising comparisons", stays=False)
+    kept = [each for each in tracked if reward.fits(each)]
     if left := len(comparisons) - len(kept):
         longer = f"longer than the model's context of {reward.context} tokens"
         display.say(f"left out: {left} of {len(comparisons)} comparisons, {longer}")
@@ -191,12 +194,13 @@ def _load(
     useful = [each for each in data.train if is_useful(each, data.loss)]
     if left := len(data.train) - len(useful):
         display.say(f"left out: {left} of {len(data.train)} prompts, whose answers have equal values")
-    model = _reward_model(str(folder or settings.model), settings, data.adapter)
+    with display.working(f"loading {settings.model}"):
+        model = _reward_model(str(folder or settings.model), settings, data.adapter)
     trained_on, tested_on = _short_enough(model, useful, display), _short_enough(model, data.held_out, display)
     if not trained_on:
         raise UserError([f"{settings.data}: no comparison fits into the model's context of {model.context} tokens"])
     _show_first(model, trained_on[0], display)
-    return RewardModelTraining(model, trained_on, tested_on, settings, data.loss)
+    return RewardModelTraining(model, trained_on, tested_on, settings, data.loss, display)
 
 
 def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfig | None") -> RewardModel:

@@ -174,7 +174,8 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
     start = {"device": settings.device, "adapter": data.adapter, "seed": settings.seed, "optimiser": optimiser}
     facts = inspect_folder(folder or settings.model)
     weights = choose_weights(settings.base_weights, facts, frozen=bool(data.adapter or facts.adapter))
-    policy = Policy.load(facts, weights=weights, **start)
+    with display.working(f"loading {settings.model}"):
+        policy = Policy.load(facts, weights=weights, **start)
     template, options = read_template(settings.template)
     set_chat_options(policy.tokenizer, options)
     encoded = [_encode(policy, examples, template, display) for examples in data.sources]
@@ -193,7 +194,12 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
 def _encode(policy: Policy, examples: Sequence[SftExample], template: str | None, display: Display) -> list[SftTokens]:
     """Encode the examples of a file; print how many are too long for the model."""
     encoded = encode_examples(
-        examples, policy.tokenizer, max_tokens=policy.context, template=template, end_ids=policy.end_ids
+        examples,
+        policy.tokenizer,
+        max_tokens=policy.context,
+        template=template,
+        end_ids=policy.end_ids,
+        track=lambda each: display.track(each, total=len(each), what="tokenising examples", stays=False),
     )
     if left := len(examples) - len(encoded):
         longer = f"longer than the model's context of {policy.context} tokens"

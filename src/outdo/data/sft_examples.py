@@ -1,6 +1,6 @@
 """Read examples to fine-tune on, and encode them: their tokens, and which of these are learned."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,7 @@ def encode_examples(
     max_tokens: int | None = None,
     template: str | None = None,
     end_ids: Collection[int] = (),
+    track: Callable[[Sequence[SftExample]], Iterable[SftExample]] = lambda examples: examples,
 ) -> list[SftTokens]:
     """Encode each example once; those of more than `max_tokens` tokens are left out, because a cut answer has no end.
 
@@ -97,11 +98,12 @@ def encode_examples(
       one, or with `template`, the completion follows the prompt, and an end-of-sequence token follows the completion.
     - Of plain text without a prompt, every token but the first is learned, with an end-of-sequence token after it.
 
-    Raises `UserError` with every example that cannot be encoded, or if all of them are too long.
+    `track` shows how many of the examples are encoded. Raises `UserError` with every example that cannot be encoded, or
+    if all of them are too long.
     """
     encoded: list[SftTokens] = []
     refused: list[str] = []
-    for example in examples:
+    for example in track(examples):
         try:
             ids, learned = _encode(example, tokenizer, template, end_ids)
         except ModelError as error:
