@@ -5,6 +5,7 @@ from rich.console import Console
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.trainer.preflight import check
 from outdo.trainer.preflight_report import show
+from outdo.trainer.progress_bar import progress
 from outdo.trainer.reward_trials import REFERENCES
 from outdo.utils.errors import UserError
 
@@ -15,7 +16,8 @@ WARNED = 1
 def run_check(settings: list[str] | None, console: Console, *, strict: bool = False) -> int:
     """Check a recipe and print the report; return the exit status."""
     recipe = recipe_of(settings)
-    report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
+    with progress("checking the recipe", console=console):
+        report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
     show(report, console)
     if report.errors:
         return UserError.exit_status

@@ -28,7 +28,8 @@ def run_env_try(settings: list[str] | None, display: Display, *, question: int) 
     recipe = recipe_of(settings)
     if recipe.environment is None:
         raise UserError(["env try: the recipe has no `environment`; see `outdo train --dry-run` for single answers"])
-    report = check(recipe, probe=probe_machine)
+    with display.working("checking the recipe"):
+        report = check(recipe, probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
     for line in [*report.notes, *(f"warning: {warning}" for warning in report.warnings)]:

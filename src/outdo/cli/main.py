@@ -31,6 +31,7 @@ from outdo.cli.arguments import (
 from outdo.cli.run_commands import app as run_commands
 from outdo.cli.sweep_commands import sweep, tune
 from outdo.trainer.display import Display
+from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from outdo.utils.text import for_terminal
@@ -82,7 +83,8 @@ def quickstart(
     engine: Engine = None,
 ) -> None:
     """Build a small model, fine-tune it, and train it by GRPO: to add numbers, to call a tool, to play, to program."""
-    from outdo.cli.quickstart.command import run_quickstart
+    with importing():
+        from outdo.cli.quickstart.command import run_quickstart
 
     display, overrides = Display(), settings or []
     raise typer.Exit(run_quickstart(folder, task=task, seed=seed, display=display, engine=engine, overrides=overrides))
@@ -172,7 +174,8 @@ def env_try(
     question: Annotated[int, typer.Option(min=1, help="which question, in the order of training")] = 1,
 ) -> None:
     """Play one episode of the recipe's environment, and show its tokens: which are trained, and which are read."""
-    from outdo.cli.env import run_env_try
+    with importing():
+        from outdo.cli.env import run_env_try
 
     raise typer.Exit(run_env_try(settings, Display(), question=question))
 
@@ -210,7 +213,8 @@ def resume(
     restarts: Restarts = 0,
 ) -> None:
     """Continue a run, or an unfinished sft or reward-model, from its newest whole checkpoint."""
-    from outdo.cli.resume import run_resume
+    with importing():
+        from outdo.cli.resume import run_resume
 
     status = run_resume(run, settings or [], Display(), changed=changed, profile=profile, restarts=restarts)
     raise typer.Exit(status)
@@ -239,7 +243,8 @@ def sft(
     checkpoint_every: CheckpointEvery = 100,
 ) -> None:
     """Fine-tune a model on given answers (supervised fine-tuning)."""
-    from outdo.cli.sft import SftSettings, run_sft
+    with importing():
+        from outdo.cli.sft import SftSettings, run_sft
 
     settings = SftSettings(
         model=model,
@@ -289,7 +294,8 @@ def reward_model(
     checkpoint_every: CheckpointEvery = 100,
 ) -> None:
     """Train a reward model on preferences or on rated answers."""
-    from outdo.cli.reward_model import RewardModelSettings, run_reward_model
+    with importing():
+        from outdo.cli.reward_model import RewardModelSettings, run_reward_model
 
     columns = {
         "prompt": prompt,
@@ -348,7 +354,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure how many questions a model answers right, and its mean reward, with confidence intervals."""
-    from outdo.cli.evaluate import EvalArguments, run_eval
+    with importing():
+        from outdo.cli.evaluate import EvalArguments, run_eval
 
     arguments = EvalArguments(
         data=data or (),
@@ -390,7 +397,8 @@ def generate(
     engine: Engine = None,
 ) -> None:
     """Answer a file of prompts."""
-    from outdo.cli.generate import GenerateArguments, run_generate
+    with importing():
+        from outdo.cli.generate import GenerateArguments, run_generate
 
     arguments = GenerateArguments(
         data=data,
@@ -418,7 +426,8 @@ def chat(
     engine: Engine = None,
 ) -> None:
     """Talk to a model, line by line; an empty line ends the conversation."""
-    from outdo.cli.chat import run_chat
+    with importing():
+        from outdo.cli.chat import run_chat
 
     run_chat(model, Console(), temperature=temperature, max_tokens=max_tokens, seed=seed, device=device, engine=engine)
 
@@ -439,7 +448,8 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Show what an objective does to one token: its gradient, its bounds, and where it stops."""
-    from outdo.cli.explain import ExplainArguments, named_objective, run_example, run_explain
+    with importing():
+        from outdo.cli.explain import ExplainArguments, named_objective, run_example, run_explain
 
     if example is not None:
         run_example(example, Console(), picture=picture, as_json=as_json)
@@ -476,7 +486,8 @@ def export(
     licence: Annotated[str | None, typer.Option("--license", help="the model's licence: apache-2.0, mit, ...")] = None,
 ) -> None:
     """Write the model of a run as an ordinary model folder with a model card; of a run with an adapter, the adapter."""
-    from outdo.cli.export import Upload, run_export
+    with importing():
+        from outdo.cli.export import Upload, run_export
 
     upload = Upload(name=push, public=public, licence=licence)
     run_export(run, folder, Console(), best=best, dtype=dtype, merge=merge, upload=upload)

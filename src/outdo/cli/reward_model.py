@@ -129,7 +129,8 @@ class RewardModelTraining:
     def train(self, start: int) -> Iterator[FitStep]:
         """Make the optimiser steps `start` to `steps`."""
         if self.before is None:
-            self.before = self.model.ranking(self.held_out)
+            with self.display.working("ranking the held-out answers"):
+                self.before = self.model.ranking(self.held_out)
         batch, seed = self.settings.batch, self.settings.seed
         yield from fit(
             self.model, self.comparisons, steps=self.steps, batch=batch, seed=seed, loss=self.loss, start=start

@@ -82,7 +82,8 @@ def run_sweep(settings: list[str] | None, display: Display, *, dry_run: bool) ->
     fixed, several = split_settings(overrides)
     if not several:
         raise UserError(["sweep: no setting has several values, such as optim.lr=1e-6,1e-5 or seed=0..2"])
-    runs = plan_runs([*([str(file)] if file else []), *fixed], several, folder_of=_folder)
+    with display.working("checking the recipes"):
+        runs = plan_runs([*([str(file)] if file else []), *fixed], several, folder_of=_folder)
     if dry_run:
         for number, run in enumerate(runs, 1):
             display.say(f"run {number} of {len(runs)}: {run}: {_begun(run)}; {run.folder}")

@@ -9,6 +9,7 @@ from outdo.cli.replicas import restarts_of, run_by_replicas
 from outdo.config.recipe import Recipe, run_folder
 from outdo.trainer.display import Display
 from outdo.trainer.preflight import check
+from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import UserError
 
 
@@ -58,7 +59,8 @@ def _train(recipe: Recipe, folder: Path, display: Display, *, arguments: TrainAr
 
         if holds_run(folder):
             return resume_by(recipe, folder, display, profile=arguments.profile)
-    report = check(recipe, probe=probe_machine)
+    with display.working("checking the recipe"):
+        report = check(recipe, probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
     place = [] if arguments.dry_run else [f"run folder: {folder}"]
@@ -68,6 +70,7 @@ def _train(recipe: Recipe, folder: Path, display: Display, *, arguments: TrainAr
         from outdo.cli.dry_run import run_dry
 
         return run_dry(recipe, display, facts=report.facts)
-    from outdo.trainer.run import start
+    with importing():
+        from outdo.trainer.run import start
 
     return start(recipe, folder, display, facts=report.facts, profile=arguments.profile)

@@ -47,7 +47,8 @@ def run_tune_lr(settings: list[str] | None, display: Display) -> int:
     if recipe.record.after == 0:
         short.append("record.after=0.0625")  # without it no movement is measured
     rates = several.get("optim.lr") or [f"{recipe.optim.lr * factor:.3g}" for factor in FACTORS]
-    runs = plan_runs([*before, *short], {"optim.lr": rates}, folder_of=_folder)
+    with display.working("checking the recipes"):
+        runs = plan_runs([*before, *short], {"optim.lr": rates}, folder_of=_folder)
     _, status = run_all(runs, display)
     trials = []
     for run in runs:

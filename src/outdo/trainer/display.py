@@ -47,8 +47,10 @@ class Display:
         columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(12), TextColumn("{task.fields[text]}"))
         with Progress(*columns, TimeRemainingColumn(compact=True), console=self.console) as bar:
             self._bar = (bar, bar.add_task("", total=total, completed=done, text=""))
-            yield
-        self._bar = None
+            try:
+                yield
+            finally:
+                self._bar = None
 
     @contextmanager
     def working(self, what: str, count: Count | None = None) -> Iterator[None]:
@@ -66,15 +68,10 @@ class Display:
                 yield
             bar.update(task, text=text)
 
-    def track(
-        self, items: Iterable[Item], *, total: int, done: int = 0, what: str = "step", stays: bool = True
-    ) -> Iterator[Item]:
-        """Iterate over `items`, the rest of `total` after `done` of them, with a progress bar on a terminal.
-
-        The bar `stays` on the screen afterwards, or it disappears.
-        """
+    def track(self, items: Iterable[Item], *, total: int, what: str, stays: bool = True) -> Iterator[Item]:
+        """Iterate over `items`, with a progress bar on a terminal, which `stays` there afterwards or disappears."""
         with Progress(console=self.console, disable=not self.live, transient=not stays) as bar:
-            yield from bar.track(items, total=total, completed=done, description=what)
+            yield from bar.track(items, total=total, description=what)
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
         """Print the line of a step."""
@@ -82,12 +79,17 @@ class Display:
         text = self._line(metrics, warn_mismatch=is_first and self._float32)
         self._reward = metrics.get("reward", self._reward)
         if self._bar:
-            bar, task = self._bar
-            bar.update(task, completed=index, text=text)
+            self.advance(index, text)
             return
         since, done = self._started
         left = (time.monotonic() - since) / max(1, index - done) * (total - index)
         self.say(f"step {index}/{total}  {text}  {_duration(left)} left")
+
+    def advance(self, index: int, text: str) -> None:
+        """Show on a terminal, beside the bar of `steps`, that a step has ended, with a text about it."""
+        if self._bar:
+            bar, task = self._bar
+            bar.update(task, completed=index, text=text)
 
     def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
         """Print the shares of right answers of an evaluation, or its mean rewards, with their confidence intervals.

@@ -1,7 +1,7 @@
-"""Progress on a terminal of what takes longer than a moment: loading a model, sampling many answers, exporting."""
+"""Progress on a terminal of what takes longer than a moment: imports, loading a model, sampling, exporting."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
 
 from rich.console import Console
@@ -37,6 +37,11 @@ def progress(what: str, count: Count | None = None, *, console: Console | None =
         task = bar.add_task(what, total=None)
         with followed(count, lambda done, total: bar.update(task, completed=done, total=total or None)):
             yield
+
+
+def importing() -> AbstractContextManager[None]:
+    """Show on a terminal while a `with` block imports modules that load torch and transformers, for seconds."""
+    return progress("importing torch and transformers")
 
 
 @contextmanager

@@ -214,17 +214,21 @@ class _Loop:
         """Make the steps that are left, up to a signal."""
         training, since = self.training, list[Any]()
         steps = signals.interrupting_each(training.train(self.done + 1), self.is_current)
-        for step in self.display.track(steps, total=training.steps, done=self.done):
-            self.done, self.version = self.done + 1, training.version
-            since.append(step)
-            if not self.display.live and (self.done % max(1, training.steps // 20) == 0 or self.done == training.steps):
-                self.display.say(f"step {self.done}/{training.steps}  {training.line(since)}")
-                since.clear()
-            if signals:
-                return
-            is_due = self.done % self.plan.checkpoint_every == 0 or self.times.are_long_ago()
-            if is_due and self.done < training.steps:
-                self.save()
+        with self.display.steps(self.done, training.steps):
+            for step in steps:
+                self.done, self.version = self.done + 1, training.version
+                since.append(step)
+                line = training.line(since)
+                self.display.advance(self.done, line)
+                if self.done % max(1, training.steps // 20) == 0 or self.done == training.steps:
+                    if not self.display.live:
+                        self.display.say(f"step {self.done}/{training.steps}  {line}")
+                    since.clear()
+                if signals:
+                    return
+                is_due = self.done % self.plan.checkpoint_every == 0 or self.times.are_long_ago()
+                if is_due and self.done < training.steps:
+                    self.save()
 
     def is_current(self) -> bool:
         """Return whether the weights are those of the last finished step."""
