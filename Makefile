@@ -24,6 +24,8 @@ INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
 
+# Each new process would compile all modules again where the environment forbids to write bytecode, as some images do.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: check $(ALSO)
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
