@@ -9,6 +9,7 @@ from outdo.config.recipe import Recipe
 from outdo.distributed.launch import Restarts, end_with_launcher, launch, started_replicas
 from outdo.storage.checkpoint_names import saved_steps
 from outdo.trainer.display import Display
+from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import UserError
 
 
@@ -34,7 +35,8 @@ def run_by_replicas(
         raise UserError([f"cluster.replicas = {wanted}, but {started} processes were started (WORLD_SIZE)"])
     if restarts is not None:
         raise UserError(["--restarts: torchrun has started this process; use its --max-restarts, and train --resume"])
-    from outdo.distributed.replicas import join
+    with importing():
+        from outdo.distributed.replicas import join
 
     with join(timeout=recipe.cluster.timeout) as replicas:
         return run(display if replicas.first else Display(Console(quiet=True)))

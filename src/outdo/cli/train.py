@@ -55,7 +55,8 @@ def _mistakes(recipe: Recipe, arguments: TrainArguments) -> list[str]:
 
 def _train(recipe: Recipe, folder: Path, display: Display, *, arguments: TrainArguments) -> int:
     if arguments.resume:
-        from outdo.trainer.resume import holds_run, resume_by
+        with importing():
+            from outdo.trainer.resume import holds_run, resume_by
 
         if holds_run(folder):
             return resume_by(recipe, folder, display, profile=arguments.profile)
