@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_cases import fresh, requests
 
-from outdo.models.adapter import adapter_config, attach
+from outdo.models.adapter import adapter_config, attach, set_base
 from outdo.models.policy import Policy
 from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.proof import FLOAT32, Proof
@@ -59,6 +59,16 @@ def test_requests_and_answers_go_through_the_process(engine):
     assert len({each.token_ids for each in answers}) > 1
     assert engine.generate([], SAMPLING) == []
     engine.health()
+
+
+def test_an_adapter_is_served_on_the_commit_of_its_base_on_the_hub(monkeypatch):
+    model, _ = tiny_model()
+    attach(model, adapter_config("lora", r=2))
+    set_base(model, "/models/base", None)
+    assert weights.base_folder(model) == "/models/base"
+    set_base(model, "me/small", "0123abc")
+    monkeypatch.setattr(weights, "cached_snapshot", {"me/small@0123abc": Path("/hub/0123abc")}.get)
+    assert weights.base_folder(model) == "/hub/0123abc"
 
 
 def test_new_weights_replace_the_old_ones(engine):

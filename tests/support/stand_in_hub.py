@@ -1,6 +1,6 @@
 """A stand-in for the API of the Hugging Face Hub, on this machine.
 
-It takes uploads, serves the files of data sets, and refuses models.
+It takes uploads, and serves the files of data sets and models, or refuses them.
 """
 
 import base64
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from time import sleep
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -27,10 +28,11 @@ class Hub:
         self.files: dict[str, bytes] = {}
         self.refuse_commits = 0
         self.missing: dict[str, str] = {}  # models that cannot be downloaded, and the code of the error
-        self.data_sets: dict[
+        self.repositories: dict[
             str, dict[str, dict[str, bytes]]
-        ] = {}  # by name: the files of each commit, the newest last
-        self.asked: list[str] = []  # what was asked of data sets
+        ] = {}  # by name, as datasets/me/sums: the files of each commit, the newest last
+        self.asked: list[str] = []  # what was asked of them
+        self.pause = 0.0  # seconds before each hundredth of a file
 
     def batch(self, each: dict[str, Any]) -> dict[str, Any]:
         """Where to upload a large file; nowhere if it is there."""
@@ -39,8 +41,8 @@ class Hub:
         return {**each, "actions": {"upload": {"href": f"{self.address}/upload/{each['oid']}"}}}
 
     def add_commit(self, name: str, files: dict[str, bytes]) -> str:
-        """Add a commit to a data set; return its name."""
-        commits = self.data_sets.setdefault(name, {})
+        """Add a commit to the data set `datasets/me/name` or the model `me/name`; return the commit's name."""
+        commits = self.repositories.setdefault(name, {})
         commit = hashlib.sha1(repr((name, len(commits), files)).encode()).hexdigest()
         commits[commit] = files
         return commit
@@ -78,13 +80,13 @@ class Handler(BaseHTTPRequestHandler):
         """Read the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def data_set(self, name: str) -> None:
-        """Answer a request for a data set: its commit, the list of its files, or a file."""
+    def repository(self, name: str) -> None:
+        """Answer a request for a data set or a model: its commit, the list of its files, or a file."""
         path = unquote(self.path).partition("?")[0]
         self.hub.asked.append(path)
         rest = path.partition(f"/{name}/")[2].split("/")
         kind, revision = (rest[0], rest[1]) if len(rest) > 1 else ("revision", "main")
-        commits = self.hub.data_sets[name]
+        commits = self.hub.repositories[name]
         commit = list(commits)[-1] if revision == "main" else revision
         if commit not in commits:
             self.answer({"error": revision}, 404, X_Error_Code="RevisionNotFound")
@@ -112,16 +114,19 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            part = max(1, len(content) // 100)
+            for start in range(0, len(content), part):
+                sleep(self.hub.pause)
+                self.wfile.write(content[start : start + part])
 
-    def named_data_set(self) -> str | None:
-        """Return the data set that the request is about."""
-        return next((name for name in self.hub.data_sets if f"/datasets/{name}" in unquote(self.path)), None)
+    def named_repository(self) -> str | None:
+        """Return the data set or the model that the request is about."""
+        return next((name for name in self.hub.repositories if f"/{name}/" in unquote(self.path)), None)
 
     def do_GET(self) -> None:
-        """Serve data sets; refuse what is missing."""
-        if (name := self.named_data_set()) is not None:
-            self.data_set(name)
+        """Serve data sets and models; refuse what is missing."""
+        if (name := self.named_repository()) is not None:
+            self.repository(name)
             return
         code = next((code for name, code in self.hub.missing.items() if name in self.path), None)
         if code is None:
@@ -142,8 +147,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Create, prepare and commit."""
-        if (name := self.named_data_set()) is not None:
-            self.data_set(name)
+        if (name := self.named_repository()) is not None:
+            self.repository(name)
             return
         hub, content = self.hub, self.body()
         if self.path.endswith("/repos/create"):

@@ -1,5 +1,6 @@
 """On a terminal a long command shows how much is done; elsewhere, and after it, there is nothing."""
 
+import sys
 from functools import partial
 from io import StringIO
 from threading import Event
@@ -8,6 +9,7 @@ import pytest
 from engine_cases import shared
 from rich.console import Console
 from run_cases import write_home, write_rows
+from tqdm import tqdm
 
 from outdo.cli import main
 from outdo.cli.train import TrainArguments, run_train
@@ -44,6 +46,16 @@ def test_elsewhere_nothing_is_written_and_nothing_is_counted():
     with progress("answering", count, console=Console(file=file)):
         pass
     assert file.getvalue() == ""
+
+
+def test_bars_of_tqdm_are_shown_beside_the_bar_and_other_lines_above_it():
+    screen = StringIO()
+    with progress("loading model", console=Console(file=screen, force_terminal=True, width=120)):
+        list(tqdm(range(2), desc="model.safetensors", position=1))
+        print("a warning", file=sys.stderr)
+    lines = screen.getvalue().splitlines()
+    assert any("loading model" in line and "model.safetensors: 100%" in line for line in lines)
+    assert any(line.endswith("a warning") for line in lines)
 
 
 def test_the_builtin_engine_counts_its_finished_answers():

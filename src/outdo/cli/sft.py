@@ -19,6 +19,7 @@ from outdo.data.prompts import Mixture, Prompts
 from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, examples_in
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.chat_options import set_chat_options
+from outdo.models.download import downloaded
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -172,9 +173,9 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
     """Load the model of a folder, or that of the settings, and encode the examples."""
     optimiser = OptimiserSettings(lr=settings.lr, schedule=partial(constant, warmup=settings.warmup))
     start = {"device": settings.device, "adapter": data.adapter, "seed": settings.seed, "optimiser": optimiser}
-    facts = inspect_folder(folder or settings.model)
-    weights = choose_weights(settings.base_weights, facts, frozen=bool(data.adapter or facts.adapter))
     with display.working(f"loading {settings.model}"):
+        facts = downloaded(inspect_folder(folder or settings.model))
+        weights = choose_weights(settings.base_weights, facts, frozen=bool(data.adapter or facts.adapter))
         policy = Policy.load(facts, weights=weights, **start)
     template, options = read_template(settings.template)
     set_chat_options(policy.tokenizer, options)

@@ -187,9 +187,10 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return cast("PreTrainedModel", model)
 
 
-def set_base(model: PreTrainedModel, name: str) -> None:
-    """Set the name of the base, a folder or a name on the Hub, that the saved adapter will have."""
+def set_base(model: PreTrainedModel, name: str, revision: str | None) -> None:
+    """Set the base that the saved adapter will have: a folder, or a name on the Hub and its commit."""
     _config(model).base_model_name_or_path = name
+    _config(model).revision = revision
 
 
 def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -17,7 +17,7 @@ BASE_FILE = "base.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """The name of a base, its commit on the Hub if it comes from there, and the SHA-256 of each file of its weights."""
+    """A base: its folder, or its name on the Hub with its commit, and the SHA-256 of each file of its weights."""
 
     name: str
     revision: str | None = None
@@ -30,7 +30,9 @@ class BaseModel:
         stats = [(path, path.stat()) for path in files]
         hashes = {path.name: _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
         is_snapshot = folder.parent.name == "snapshots"  # of the Hub's cache: snapshots/COMMIT
-        return cls(name=name, revision=folder.name if is_snapshot else None, sha256=hashes)
+        if not is_snapshot:
+            return cls(name=name, sha256=hashes)
+        return cls(name=name.partition("@")[0], revision=folder.name, sha256=hashes)
 
     def write(self, folder: Path) -> None:
         """Write `base.json` into the folder of an adapter."""

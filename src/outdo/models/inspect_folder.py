@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
@@ -161,7 +161,7 @@ def _inspect_adapter(name: str, folder: Path, kind: Kind) -> ModelFacts:
     """
     problems: list[str] = []
     config = _read_object(folder / ADAPTER_CONFIG, problems)
-    base, scores = config.get("base_model_name_or_path"), config.get("task_type") == "SEQ_CLS"
+    base, scores = _base_named_in(config), config.get("task_type") == "SEQ_CLS"
     if scores and kind is LANGUAGE_MODEL:
         problems.append("an adapter of a reward model, which gives scores and generates no text")
     _check_adapter_weights(folder, problems)
@@ -171,6 +171,14 @@ def _inspect_adapter(name: str, folder: Path, kind: Kind) -> ModelFacts:
     architecture = facts.architecture or ""
     kind_of_model = IN_ITS_NAME.sub(REWARD_MODEL.endings[0], architecture) if scores else architecture
     return replace(facts, adapter=folder, architecture=kind_of_model or None)
+
+
+def _base_named_in(config: Mapping[str, Any]) -> Any:
+    """Return the base of an adapter; if it is on the Hub, with the commit that the adapter was trained on."""
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if isinstance(base, str) and revision and "@" not in base and not is_local(base):
+        base = f"{base}@{revision}"
+    return base
 
 
 def _inspect_base(base: Any, kind: Kind, problems: list[str]) -> ModelFacts | None:

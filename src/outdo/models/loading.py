@@ -10,14 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,6 +26,7 @@ from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.device import _first_line
 from outdo.models.dividing import dividing, move_buffers
+from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import (
     EITHER,
@@ -51,8 +44,6 @@ from outdo.utils.errors import ModelError
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
-MODEL_FILES = ["*.json", "*.safetensors"]  # never pickle, never Python
 HEAD = "score"
 """The name of the head of a reward model."""
 
@@ -75,7 +66,7 @@ def load_tokenizer(
     Raises `ModelError` with the reason.
     """
     facts = _inspected(model, kind)
-    name, folder = facts.name, _on_this_machine(facts, TOKENIZER_FILES)
+    name, folder = facts.name, files_of(facts, TOKENIZER_FILES)
     if facts.adapter and (facts.adapter / "tokenizer_config.json").is_file():
         name, folder = str(facts.adapter), facts.adapter
     try:
@@ -149,7 +140,7 @@ def adapter_size(facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_
 
     None if its initialisation needs them. Raises `ModelError` if it does not fit the model.
     """
-    folder = _on_this_machine(facts, TOKENIZER_FILES)
+    folder = files_of(facts, TOKENIZER_FILES)
     auto: Any = AutoModelForCausalLM if kind is LANGUAGE_MODEL else AutoModelForSequenceClassification
     with torch.device("meta"):
         model = auto.from_config(_config(folder, facts.name))
@@ -164,7 +155,7 @@ def adapter_size(facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_
 
 def base_of(facts: ModelFacts) -> BaseModel:
     """Return the identity of a model that is the base of an adapter. Its weights are on this machine."""
-    folder = _on_this_machine(facts, MODEL_FILES)
+    folder = files_of(facts, MODEL_FILES)
     return BaseModel.of(str(folder.resolve()) if is_local(facts.name) else facts.name, folder)
 
 
@@ -246,7 +237,7 @@ def _kind_of_base(facts: ModelFacts, kind: Kind) -> Kind:
 
 def _with_weights(facts: ModelFacts, kind: Kind) -> Path:
     """Return the folder of a model, downloaded if it is on the hub."""
-    folder = _on_this_machine(facts, MODEL_FILES)
+    folder = files_of(facts, MODEL_FILES)
     if not is_local(facts.name):
         inspect_folder(folder, kind)  # the weights of a hub model could not be inspected before the download
     return folder
@@ -375,26 +366,3 @@ def _not_finite(model: PreTrainedModel) -> Iterator[str]:
     """Yield a sentence if a weight is not finite."""
     if fault := non_finite_weight(model):
         yield f"{fault}; the model was saved after it had diverged, or the file is damaged"
-
-
-def _on_this_machine(facts: ModelFacts, patterns: Sequence[str]) -> Path:
-    """Return the folder of a local model; download a hub model, unless it is there already."""
-    if is_local(facts.name):
-        assert facts.folder is not None
-        return facts.folder
-    try:
-        name, _, revision = facts.name.partition("@")
-        download = snapshot_download(name, revision=revision or None, allow_patterns=list(patterns), etag_timeout=10)
-        return Path(download)
-    except GatedRepoError as error:
-        accept = f"accept its conditions at https://huggingface.co/{name}, and log in with `hf auth login`"
-        raise ModelError(f"{facts.name}: this model of the Hub is gated; {accept}") from error
-    except RevisionNotFoundError as error:
-        raise ModelError(f"{facts.name}: the model {name} of the Hub has no revision {revision}") from error
-    except RepositoryNotFoundError as error:
-        private = "or it is private: check the name, and log in with `hf auth login`"
-        raise ModelError(f"{facts.name}: the Hub has no model {name}, {private}") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(
-            f"{facts.name} is no folder on this machine and cannot be downloaded from the hub: {_first_line(error)}"
-        ) from error

@@ -100,7 +100,7 @@ class Policy(Scorer):
         policy = cls(model, tokenizer, pool=pool, **settings)
         if has_adapter(model):
             policy.base = base_of(facts)
-            set_base(model, policy.base.name)
+            set_base(model, policy.base.name, policy.base.revision)
         return policy
 
     @property

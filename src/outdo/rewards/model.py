@@ -334,7 +334,7 @@ def _attached(model: PreTrainedModel, facts: ModelFacts, new: "PeftConfig | None
     if not has_adapter(model):
         return None
     base = base_of(facts)
-    set_base(model, base.name)
+    set_base(model, base.name, base.revision)
     return base
 
 

@@ -31,6 +31,7 @@ from outdo.models.attention.ulysses import check_parts
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
 from outdo.models.device import choose_device
+from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -132,7 +133,7 @@ def build_run(
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
     questions = questions or load_questions(recipe)
-    facts = facts if facts and model is None else inspect_folder(model or recipe.model)
+    facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
     replicas = _replicas(recipe)
@@ -182,6 +183,12 @@ def build_run(
             *data_notes,
         ),
     )
+
+
+def _with_files(facts: ModelFacts, display: Display) -> ModelFacts:
+    """Download a model of the Hub, so that the first run chooses by its files what the next one does."""
+    with display.working(f"downloading {facts.name}"):
+        return downloaded(facts)
 
 
 def _division_of_rewards(recipe: Recipe, replicas: ScoringPool | None) -> Division | None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from outdo.models.adapter import NAME, has_adapter, save_adapter
 from outdo.models.base_weights import is_quantised
+from outdo.models.inspect_folder import cached_snapshot
 from outdo.models.loading import without_bars
 from outdo.rollouts.engines.base import PolicyView
 from outdo.utils.errors import EngineError
@@ -55,8 +56,10 @@ def why_merged(model: PreTrainedModel) -> str:
 
 
 def base_folder(model: PreTrainedModel) -> str:
-    """Return the name or the folder of the base of a model with an adapter."""
-    return str(_adapter_config(model).base_model_name_or_path)
+    """Return the folder of the base of a model with an adapter."""
+    config = _adapter_config(model)
+    name = str(config.base_model_name_or_path)
+    return name if config.revision is None else str(cached_snapshot(f"{name}@{config.revision}"))
 
 
 def rank_of(model: PreTrainedModel) -> int:

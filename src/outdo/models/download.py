@@ -1,0 +1,54 @@
+"""Models of the Hugging Face Hub: which of their files are used, and their download."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from outdo.models.device import _first_line
+from outdo.models.inspect_folder import ModelFacts, inspect_folder, is_local
+from outdo.utils.errors import ModelError
+
+TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+MODEL_FILES = ("*.json", "*.safetensors")  # never pickle, never Python
+
+
+def downloaded(facts: ModelFacts) -> ModelFacts:
+    """Return what is in the files of a language model; if it is on the Hub and not on this machine, download it first.
+
+    Raises `ModelError` if it cannot be downloaded.
+    """
+    if facts.parameters is not None or is_local(facts.name):
+        return facts
+    files_of(facts, (*TOKENIZER_FILES, *MODEL_FILES))
+    return inspect_folder(facts.adapter or facts.name)
+
+
+def files_of(facts: ModelFacts, patterns: Sequence[str]) -> Path:
+    """Return the folder of a local model; download a hub model, unless it is there already."""
+    if is_local(facts.name):
+        assert facts.folder is not None
+        return facts.folder
+    try:
+        name, _, revision = facts.name.partition("@")
+        download = snapshot_download(name, revision=revision or None, allow_patterns=list(patterns), etag_timeout=10)
+        return Path(download)
+    except GatedRepoError as error:
+        accept = f"accept its conditions at https://huggingface.co/{name}, and log in with `hf auth login`"
+        raise ModelError(f"{facts.name}: this model of the Hub is gated; {accept}") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{facts.name}: the model {name} of the Hub has no revision {revision}") from error
+    except RepositoryNotFoundError as error:
+        private = "or it is private: check the name, and log in with `hf auth login`"
+        raise ModelError(f"{facts.name}: the Hub has no model {name}, {private}") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{facts.name} is no folder on this machine and cannot be downloaded from the hub: {_first_line(error)}"
+        ) from error
