@@ -12,8 +12,7 @@ from threading import Thread
 from zipfile import ZipFile
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browser import DESKTOP, PHONE, by_test_id, open_page, opened_browser, watched_page
+from browser import DESKTOP, PHONE, by_test_id, open_page, opened_browser, violations, watched_page
 from playwright.sync_api import Browser, expect
 
 from outdo import HOME
@@ -229,5 +228,5 @@ def check_by_axe(served: str, names: Iterable[str], browser: Browser, scheme: st
     with watched_page(browser, viewport=viewport, allowed=served, color_scheme=scheme) as page:
         for name in names:
             page.goto(f"{served}/{name}.html")
-            found = Axe().run(page)
-            assert found.violations_count == 0, f"{name}: {found.generate_report()}"
+            found = violations(page)
+            assert not found, f"{name}: {found}"

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Playwright, expect, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, expect, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
@@ -52,6 +54,7 @@ def opened_browser() -> Iterator[Browser]:
         browser = launch(playwright, executable)
         yield browser
         browser.close()
+        _quiet_contexts.clear()
 
 
 @dataclass
@@ -85,20 +88,49 @@ class PageLog:
         dialog.dismiss()
 
 
+_quiet_contexts: defaultdict[str, list[BrowserContext]] = defaultdict(list)
+"""Contexts of the browser that no test uses, by their settings. Each holds an empty page.
+
+Chromium starts a process for a context, and that process compiles the scripts of a page once.
+"""
+
+
 @contextmanager
 def watched_page(browser: Browser, *, viewport: Any = DESKTOP, allowed: str = "", **settings: Any) -> Iterator[Page]:
-    """A fresh page that is quiet to its end: no console error, no exception, no dialog, no request but to `allowed`."""
+    """A fresh page that is quiet to its end: no console error, no exception, no dialog, no request but to `allowed`.
+
+    No other open page shares its storage, which is empty. The context of a page that was not quiet is not used again.
+    """
     witness = PageLog()
-    context = browser.new_context(viewport=viewport, reduced_motion="reduce", **settings)
+    settings |= {"viewport": viewport, "reduced_motion": "reduce"}
+    unused = _quiet_contexts[json.dumps(settings, sort_keys=True)]
+    context = unused.pop() if unused else _context_with_a_page(browser, settings)
     try:
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         witness.watch(page, allowed=allowed)
         yield page
         page.evaluate("() => new Promise(done => setTimeout(done, 0))")  # what is still to be said is said now
-    finally:
+        page.evaluate("() => location.protocol === 'about:' || localStorage.clear()")
+        page.close()
+        assert witness == PageLog(), witness
+    except BaseException:
         context.close()
-    assert witness == PageLog(), witness
+        raise
+    context.clear_cookies()
+    unused.append(context)
+
+
+def _context_with_a_page(browser: Browser, settings: Any) -> BrowserContext:
+    context = browser.new_context(**settings)
+    context.new_page()
+    return context
+
+
+def violations(page: Page) -> str:
+    """What axe-core finds, in words; "" where it finds nothing."""
+    results = Axe().run(page)
+    return results.generate_report() if results.violations_count else ""
 
 
 def open_page(page: Page, path: Path, *, step: int | None = None) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browser import PHONE, by_test_id, open_page, watched_page
+from browser import PHONE, by_test_id, open_page, violations, watched_page
 from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run
 from test_held_out import answers, record
@@ -20,12 +19,6 @@ SMALL = """selector => [...document.querySelectorAll(selector)].filter(each => {
     const { width, height } = each.getBoundingClientRect();
     return each.checkVisibility({ visibilityProperty: true }) && width > 0 && Math.min(width, height) < 23.99;
 }).map(each => each.outerHTML.slice(0, 150))"""
-
-
-def violations(page: Page) -> str:
-    """What axe-core finds, in words; "" where it finds nothing."""
-    results = Axe().run(page)
-    return results.generate_report() if results.violations_count else ""
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow
 import pytest
-from browser import PHONE, by_test_id, open_page, watched_page
+from browser import PHONE, by_test_id, open_page, violations, watched_page
 from playwright.sync_api import Browser, Locator, Page, expect
 from run_folders import write_run
-from test_page_accessibility import SMALL, TARGETS, TOKENS, violations
+from test_page_accessibility import SMALL, TARGETS, TOKENS
 
 from outdo.observability.page.select import select_rows
 from outdo.observability.record import parquet
