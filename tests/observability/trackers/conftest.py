@@ -46,9 +46,14 @@ def tracked_home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No client sends anything, or writes outside of the test's folder."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """No client sends anything, or writes outside of the test's folder: the variables for that, which are set."""
+    variables = {
+        "WANDB_MODE": "offline",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return variables

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import wandb_file
-from run_cases import PATIENCE, cold, metrics, outdo_, timeless, weights
+from run_cases import Command, metrics, outdo_, timeless, together, weights
 
 from outdo.cli.train import TrainArguments, run_train
 from outdo.observability.trackers.base import dashboard_names
@@ -23,12 +23,11 @@ def finite(line):
     return dashboard_names({name: value for name, value in line.items() if name != "step" and value is not None})
 
 
-def with_clients(home: Path, *arguments: str) -> str:
-    """Run a command in a new interpreter, which has the variables of this test, and return what it said."""
-    process = cold(home, *arguments)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
-    return said
+def with_clients(home: Path, variables: dict[str, str], *arguments: str) -> str:
+    """Run a command to its end with some more environment variables; what it said."""
+    command = Command(home, *arguments, variables=variables)
+    assert command.wait() == 0, command.said
+    return command.said
 
 
 def wandb_files(run: Path) -> list[Path]:
@@ -42,14 +41,14 @@ def events(run: Path):
     return read.Reload()
 
 
-def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues_theirs(tracked_home):
+def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues_theirs(tracked_home, offline):
     pytest.importorskip("wandb")
     pytest.importorskip("tensorboard")
     mlflow = pytest.importorskip("mlflow")
     three = 'track=["wandb", "tensorboard", "mlflow"]'
-    with_clients(tracked_home, *SIX, "steps=3", three)
+    with_clients(tracked_home, offline, *SIX, "steps=3", three)
     run = tracked_home / "run"
-    said = with_clients(tracked_home, "resume", "run", "steps=6")
+    said = with_clients(tracked_home, offline, "resume", "run", "steps=6")
     assert "not delivered" not in said
     lines = {line["step"]: line for line in metrics(run)}
 
@@ -80,10 +79,10 @@ def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues
     assert {each.path for each in client.list_artifacts(there.info.run_id)} == {"completions", "report.html"}
 
 
-def test_trackio_has_the_metrics_and_continues_its_run(tracked_home):
+def test_trackio_has_the_metrics_and_continues_its_run(tracked_home, offline):
     trackio = pytest.importorskip("trackio")
-    with_clients(tracked_home, *SIX, "steps=3", "track=trackio")
-    with_clients(tracked_home, "resume", "run", "steps=6")
+    with_clients(tracked_home, offline, *SIX, "steps=3", "track=trackio")
+    with_clients(tracked_home, offline, "resume", "run", "steps=6")
     (run,) = trackio.Api().runs("outdo")
     logs = importlib.import_module("trackio.sqlite_storage").SQLiteStorage.get_logs("outdo", run.name)
     assert {line["step"] for line in logs} == set(range(7))
@@ -137,7 +136,7 @@ def test_a_command_runs_at_the_end_of_a_run_and_learns_its_state(tracked_home):
 
 
 def test_of_several_replicas_only_the_first_tracks(tracked_home):
-    said = outdo_(tracked_home, *SIX, "cluster.replicas=2", "track=hooks.py:note")
+    said = together(tracked_home, *SIX, "cluster.replicas=2", "track=hooks.py:note")
     assert "not delivered" not in said
     assert len((tracked_home / "noted.jsonl").read_text().splitlines()) == 7
 
