@@ -22,6 +22,9 @@ from outdo.observability.glossary import entries
 
 ROOT = Path(__file__).parents[2]
 EQUATION = '<div class="math">'
+GLYPHS = ".katex-html"
+"""What KaTeX draws, thousands of elements that a screen reader leaves out: it reads the MathML beside them."""
+COLOURS = "at => { const { color, backgroundColor } = getComputedStyle(at); return `${color} on ${backgroundColor}`; }"
 REPOSITORY = "https://github.com/OWNER/NAME"
 
 
@@ -176,10 +179,11 @@ def test_equations_are_drawn_in_the_fonts_of_the_site_and_in_the_colour_of_the_t
                 "[...document.fonts].filter(font => font.status != 'unloaded').map(font => font.status)"
             )
             assert (len(fonts) > 3, set(fonts), failed) == (True, {"loaded"}, [])
-            colours = [
-                each.evaluate("at => getComputedStyle(at).color") for each in (equations.first, page.locator("p").first)
-            ]
-            assert colours[0] == colours[1]
+            drawn = page.evaluate(
+                f"[...new Set([...document.querySelectorAll('{GLYPHS}, {GLYPHS} *')].map({COLOURS}))]"
+            )
+            text = page.locator("p").first.evaluate(COLOURS)
+            assert drawn == [text]
 
 
 def test_pages_without_equations_load_no_katex(site: Path):
@@ -228,5 +232,5 @@ def check_by_axe(served: str, names: Iterable[str], browser: Browser, scheme: st
     with watched_page(browser, viewport=viewport, allowed=served, color_scheme=scheme) as page:
         for name in names:
             page.goto(f"{served}/{name}.html")
-            found = violations(page)
+            found = violations(page, without=GLYPHS)  # whose colours are those of the text, as a test above says
             assert not found, f"{name}: {found}"
