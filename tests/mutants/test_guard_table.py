@@ -3,8 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import zip_longest
+from functools import cache
 from pathlib import Path
 
 from guard_table import ROOT, TABLES, Guard, read_guards
@@ -25,17 +24,31 @@ def test_there_are_guards_of_every_folder():
 
 def test_the_code_of_each_guard_occurs_once_and_what_is_left_is_python():
     for guard in GUARDS.values():
-        before = source(guard)
-        after = guard.taken_out_of(before)
-        if guard in PYTHON:
-            line = before.count("\n", 0, before.index(guard.code)) + 1
-            old, new = (statements(text, line) for text in (before, after))
-            assert any(one != other for one, other in zip_longest(old, new)), guard.name
+        guard.taken_out_of(source(guard))
+    for guard in PYTHON:
+        before = around(guard)
+        old, new = (ast.dump(ast.parse(text)) for text in (before, guard.taken_out_of(before)))
+        assert old != new, guard.name
 
 
-def statements(text: str, line: int) -> Iterator[str]:
-    """The syntax of each statement of a file that does not end before this line; of the others it is the same."""
-    return (ast.dump(node) for node in ast.parse(text).body if (node.end_lineno or 0) >= line)
+def around(guard: Guard) -> str:
+    """The whole statements of a file that the code of a guard is in: the file is Python as long as they are."""
+    text = source(guard)
+    first = text.count("\n", 0, text.index(guard.code)) + 1
+    last = first + guard.code.count("\n")
+    parts = [(start, end) for start, end in statements(guard.file) if start <= last and first <= end]
+    start, end = min(first, parts[0][0]), max(last, parts[-1][1])
+    return "\n".join(text.split("\n")[start - 1 : end])
+
+
+@cache
+def statements(file: str) -> list[tuple[int, int]]:
+    """The first and the last line of each statement of a file that stands in no other."""
+    found = ast.parse((ROOT / "src/outdo" / file).read_text(encoding="utf-8")).body
+    return [
+        (min(each.lineno for each in (node, *getattr(node, "decorator_list", ()))), node.end_lineno or node.lineno)
+        for node in found
+    ]
 
 
 def test_the_test_of_each_guard_exists():
