@@ -1,4 +1,7 @@
-"""`make release`: notes from the changelog, a valid bill of materials, and two builds that are the same."""
+"""`make release`: notes from the changelog, a valid bill of materials, and two builds that are the same.
+
+The library that validates one takes seconds to import: only the test that needs it does so.
+"""
 
 import hashlib
 import json
@@ -10,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +61,9 @@ def test_the_changelog_of_the_repository_has_the_section_of_this_version(release
 
 
 def test_the_bill_of_materials_is_valid_names_every_dependency_and_is_the_same_each_time(release):
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     said = release.bill_of_materials(b"a wheel", 1_700_000_000)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(said) is None
     assert said == release.bill_of_materials(b"a wheel", 1_700_000_000)

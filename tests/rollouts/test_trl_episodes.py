@@ -2,6 +2,7 @@
 
 The policy is scripted. Everything else is TRL's own code: the prompt, the calls that it reads, the messages between the
 turns and the mask. The chat templates are those of the models, as TRL ships them.
+TRL takes seconds to import: the tests do so, and not their collection.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
-from datasets import Dataset
 from episode_cases import add, fail
-from trl import GRPOConfig, GRPOTrainer
 
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.adapt import adapt
@@ -88,6 +86,8 @@ def written(template: str, name: str, **arguments: Any) -> str:
 
 def model_of(template: str) -> tuple[Any, Any]:
     """A tiny model, and a byte-level tokenizer with the special tokens and the chat template of a real one."""
+    import trl
+
     model, tokenizer = tiny_model(vocab=512, hidden=16, layers=1)
     model.config.max_position_embeddings = 1 << 15
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[template])})
@@ -100,6 +100,9 @@ def trl_plays(
     template: str, scripts: Sequence[Script], folder: Path, *, longest: int = LONGEST, turns: int = 8, **made_of: Any
 ) -> list[Episode]:
     """The episodes that TRL's GRPOTrainer makes of the scripts."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
     model, tokenizer = model_of(template)
     trainer: Any = GRPOTrainer(
         model=model,

@@ -17,10 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from datasets import Dataset
 from torch import Tensor
 from toys import batch_of, rollout
-from trl import RLOOTrainer
 
 from outdo.algorithms.advantages import Advantage, group_standardised, per_token
 from outdo.algorithms.objectives import presets, surrogates
@@ -115,6 +113,8 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 
 def trainer_of(trainer: type, config: type, folder: Path) -> Any:
     """Create a trainer on a tiny model. This is slow, so `trl` sets the options of each test on the same trainer."""
+    from datasets import Dataset
+
     tiny_model(folder / "model", hidden=16, layers=1)
     made = trainer(
         model=str(folder / "model"),
@@ -153,6 +153,8 @@ def inputs_of(trainer: Any, case: Case, *, rewards: Sequence[Sequence[float | No
     `rewards` are those of several reward functions, by default the batch's own; without `engine`, TRL receives no
     log-probabilities of the engine.
     """
+    from trl import RLOOTrainer
+
     batch = case.batch
     lengths = batch.attention_mask.sum(1).tolist()
     texts = ["?"] * len(batch)
