@@ -324,6 +324,7 @@ def _imported() -> Any:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that it uses the loopback interface
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "300")
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a process for each core, which no role uses
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of each start in another thread than the main one
