@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_cases import SMALL, outdo_process
+from command_cases import SMALL, new_interpreter, outdo_process
 
 from outdo.config.file import load
 from outdo.data.prompts import tokenise
@@ -66,10 +66,10 @@ def test_eval_answers_questions_of_the_whole_test_file(model, gsm8k):
     assert {"pass@1", "maj@1", "mean_length", "truncated", "ci95"} <= told.keys()
 
 
-@pytest.mark.parametrize("kind", ["model", "chat_model"])
-def test_train_runs_two_steps_on_the_whole_files(kind, gsm8k, tmp_path, request):
+@pytest.mark.parametrize(("kind", "command"), [("model", new_interpreter), ("chat_model", outdo_process)])
+def test_train_runs_two_steps_on_the_whole_files(kind, command, gsm8k, tmp_path, request):
     folder = tmp_path / "run"
-    done = outdo_process("train", *settings(request.getfixturevalue(kind), gsm8k), f"run={folder}")
+    done = command("train", *settings(request.getfixturevalue(kind), gsm8k), f"run={folder}")
     assert (done.status, done.error) == (0, "")
     assert [json.loads(line)["step"] for line in rows(folder / "metrics.jsonl")] == [1, 2]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

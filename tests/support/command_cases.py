@@ -1,15 +1,20 @@
 """How these tests run a command, the settings of a run that takes a second, and a model that says what it is told."""
 
+import importlib
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import constants
+from run_cases import PATIENCE, WARM
 
+import outdo.cli.main
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 VOCABULARY = 264
@@ -32,12 +37,33 @@ class Done:
 Command = Callable[..., Done]
 
 
-def outdo_process(*arguments: object, cwd: Path | None = None) -> Done:
-    """A command in a process of its own, as a user runs it."""
+def new_interpreter(*arguments: object) -> Done:
+    """A command as a user runs it. It takes seconds to import torch and transformers: see `outdo_process`."""
     command = [sys.executable, "-m", "outdo.cli.main", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def outdo_process(*arguments: object) -> Done:
+    """A command in a process of its own, with the environment of this one, where torch is loaded already."""
+    variables = os.environ | {"COLUMNS": "300"}
+    with tempfile.TemporaryDirectory() as folder:
+        written = [Path(folder, name) for name in ("out", "error")]
+        process = WARM.Process(target=_outdo, args=(list(map(str, arguments)), written, dict(variables)))
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode is not None, "still running"
+        return Done(process.exitcode, *(path.read_text(encoding="utf-8") for path in written))
+
+
+def _outdo(arguments: list[str], written: list[Path], variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)
+    importlib.reload(constants)  # the address of the Hub is read from the environment while this is imported
+    for standard, path in enumerate(written, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), standard)
+    sys.argv = ["outdo", *arguments]
+    outdo.cli.main.main()
 
 
 def chain_model(folder: Path, says: str, *, after: str, chat: bool = False, ends: bool = True) -> Path:
