@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,7 +21,6 @@ MODULES = {
     for path in sorted((root / folder).rglob("*.py"))
 }
 PAGE = {path.name: path for path in (SOURCE / "outdo/observability/page/static").glob("*.[jc]s*")}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 LINES, COMPLEXITY, POSITIONAL, KEYWORD_ONLY, FILE, LIST, LOOP = 60, 12, 7, 12, 400, 600, 40
 
@@ -39,8 +39,14 @@ BRANCHES = (
 )
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """All modules, parsed; not while tests are collected, which each process of `make test` does."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
 def functions() -> Iterator[tuple[str, Function]]:
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, Function):
                 yield f"{name}:{node.lineno} {node.name}", node
@@ -130,7 +136,7 @@ def test_functions_have_few_keyword_only_parameters():
     allowed = EXCEPTIONS["keyword_only_parameters"]
     over = {
         f"{module}.{node.name}": len(node.args.kwonlyargs)
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, Function) and len(node.args.kwonlyargs) > KEYWORD_ONLY
     }
@@ -139,7 +145,7 @@ def test_functions_have_few_keyword_only_parameters():
 
 
 def test_no_call_hides_branches_from_the_count():
-    calls = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [(name, node) for name, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert not [f"{name}:{node.lineno} {ast.unparse(node)}" for name, node in calls if packed(node)]
 
 
@@ -165,7 +171,7 @@ def test_the_training_loop_is_short():
 
 def test_no_module_imports_itself_in_a_circle():
     graph = {}
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         seen_by_types = {id(node) for node in hidden(tree)[1]}
         run = [node for node in imports(tree) if id(node) not in seen_by_types]
         graph[module] = {name for node in run for name in targets(module, node) if name in MODULES} - {module}
@@ -177,14 +183,14 @@ def test_no_module_imports_itself_in_a_circle():
 
 def test_imports_are_at_the_top_except_where_a_reason_is_written_down():
     allowed = EXCEPTIONS["deferred_imports"]
-    found = {f"{module}: {imported(module, node)}" for module, tree in TREES.items() for node in hidden(tree)[0]}
+    found = {f"{module}: {imported(module, node)}" for module, tree in trees().items() for node in hidden(tree)[0]}
     assert not [where for where in found if not any(fnmatchcase(where, pattern) for pattern in allowed)]
     assert not unused(allowed, found), "an exception that is no longer needed"
 
 
 def test_annotations_are_not_postponed():
     """Postponed annotations hide import cycles."""
-    assert not [module for module, tree in TREES.items() for node in imports(tree) if "__future__" in ast.dump(node)]
+    assert not [module for module, tree in trees().items() for node in imports(tree) if "__future__" in ast.dump(node)]
 
 
 def test_the_repository_stands_alone():
