@@ -81,10 +81,18 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
 class Command:
     """`outdo ARGUMENTS` in the folder `home`, under way; with some more environment variables."""
 
-    def __init__(self, home: Path, *arguments: str | Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str | Path,
+        variables: Mapping[str, str] | None = None,
+        main: Callable[[], None] = outdo.cli.main.main,
+    ) -> None:
         self.arguments = [str(each) for each in arguments]
         self.log = home / f"log-{time.monotonic_ns()}"
-        self.process = WARM.Process(target=_outdo, args=(self.arguments, str(home), str(self.log), variables or {}))
+        self.process = WARM.Process(
+            target=_outdo, args=(self.arguments, str(home), str(self.log), variables or {}, main)
+        )
         self.process.start()
         assert self.process.pid
         self.pid: int = self.process.pid
@@ -108,14 +116,14 @@ class Command:
         return self.log.read_text() if self.log.exists() else ""
 
 
-def _outdo(arguments: list[str], home: str, log: str, variables: Mapping[str, str]) -> None:
+def _outdo(arguments: list[str], home: str, log: str, variables: Mapping[str, str], main: Callable[[], None]) -> None:
     os.environ.update(variables)
     os.chdir(home)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     sys.argv = ["outdo", *arguments]
-    outdo.cli.main.main()
+    main()
 
 
 class Replicas:

@@ -5,8 +5,21 @@ import signal
 from pathlib import Path
 
 import pytest
+from forked_replicas import main
 from kill_cases import assert_same
-from run_cases import alive, cold, command_line, family, metrics, outdo_, saved, steps_done, timeless, wait_until
+from run_cases import (
+    Command,
+    alive,
+    cold,
+    command_line,
+    family,
+    metrics,
+    outdo_,
+    saved,
+    steps_done,
+    timeless,
+    wait_until,
+)
 from test_replicated_runs import finished, second_of, tokens, weights
 
 STEPS = 8
@@ -32,12 +45,13 @@ def test_replicas_beside_an_engine_train_as_one_process_also_after_it_is_killed(
     alone, both = home / f"engine-alone-{name}", home / f"engine-both-{name}"
     own = [each for each in settings if not each.startswith("cluster.")]
     outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *SETTINGS, *own, engine(processes))
-    command = cold(home, "train", "recipe.toml", f"run=./{both.name}", *SETTINGS, *settings, engine(processes))
+    arguments = ("train", "recipe.toml", f"run=./{both.name}", *SETTINGS, *settings, engine(processes))
+    command = Command(home, *arguments, main=main)
     wait_until(lambda: steps_done(both) >= 2, command)
     started = family(command.pid)
-    os.kill(sampling_process(started), signal.SIGKILL)
-    said, status = finished(command)
-    assert status == 0, said
+    os.kill(sampling_process(command.pid), signal.SIGKILL)
+    assert command.wait() == 0, command.said
+    said = command.said
     assert f"engine: processes on {', '.join(['cpu'] * processes)}" in said
     assert said.count("the engine is restarted") == 1  # one replica prints
     wait_until(lambda: not any(map(alive, started)))
@@ -72,9 +86,13 @@ def test_replicas_beside_an_engine_that_are_killed_resume_exactly(home: Path, ki
     assert_same(run, whole)
 
 
-def sampling_process(processes: list[int]) -> int:
-    """A process of the engine: a child of the process that forks them, the fork server."""
-    servers = [each for each in processes if b"forkserver" in command_line(each)]
+def sampling_process(launcher: int) -> int:
+    """A process of the engine: a child of the process that forks them, the fork server, which is a program of its own.
+
+    The launcher and its replicas are children of another fork server, that of the tests.
+    """
+    others = [each for each in family(launcher) if command_line(each) != command_line(launcher)]
+    servers = [each for each in others if b"forkserver" in command_line(each)]
     return next(each for each in servers if parent(each) in servers)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_replicas import main, replicas_of
 from kill_cases import assert_same
 from run_cases import Command, Replicas, alive, cold, family, outdo_, saved, steps_done, timeless, together, wait_until
 from safetensors.torch import load_file
@@ -121,14 +122,13 @@ def test_replicas_end_with_a_launcher_that_is_killed_and_resume_exactly(
 def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     settings = (*SETTINGS, "cluster.replicas=2", *METHODS["divided"])
     whole = undisturbed(home, "both-divided", settings)
-    command = cold(home, "train", "recipe.toml", "run=./divided-killed", *settings)
+    command = Command(home, "train", "recipe.toml", "run=./divided-killed", *settings, main=main)
     run = home / "divided-killed"
     wait_until(lambda: steps_done(run) >= 4, command)
-    os.kill(second_of(family(command.pid)), signal.SIGKILL)
-    said, status = finished(command)
-    assert status == 75
-    assert "replica 1 of 2 was ended by SIGKILL" in said
-    assert "each replica holds a part of the weights" in said
+    os.kill(replicas_of(command.pid)[1], signal.SIGKILL)
+    assert command.wait() == 75, command.said
+    assert "replica 1 of 2 was ended by SIGKILL" in command.said
+    assert "each replica holds a part of the weights" in command.said
     replicas = Replicas(home, "resume", run)
     wait_until(lambda: steps_done(run) >= 8, replicas)
     replicas.kill(0, signal.SIGTERM)

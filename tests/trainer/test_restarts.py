@@ -10,8 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from forked_replicas import main, replicas_of
 from kill_cases import assert_same, newest
-from run_cases import alive, cold, family, outdo_, steps_done, together, wait_until
+from run_cases import Command, alive, cold, family, outdo_, steps_done, together, wait_until
 from test_replicated_runs import finished, second_of
 
 from outdo.config.file import load, overrides_between
@@ -29,10 +30,10 @@ def undisturbed(home: Path) -> Path:
 def test_replicas_that_are_killed_or_frozen_start_again_and_change_nothing(home: Path, undisturbed: Path):
     """One restart suffices for both, as steps are saved in between."""
     run = home / "restarted"
-    command = cold(home, "train", "recipe.toml", f"run=./{run.name}", *SETTINGS, "--restarts", "1")
+    command = Command(home, "train", "recipe.toml", f"run=./{run.name}", *SETTINGS, "--restarts", "1", main=main)
     seen = disturbed_after(3, run, command, signal.SIGKILL) + disturbed_after(7, run, command, signal.SIGSTOP)
-    said, status = finished(command)
-    assert status == 0, said
+    assert command.wait() == 0, command.said
+    said = command.said
     assert f"replica 1 of 2 was ended by SIGKILL; {AGAIN} (1 of 1)" in said
     assert f"replica 1 of 2 does not answer; {AGAIN} (1 of 1)" in said
     assert said.count(AGAIN) == 2
@@ -40,13 +41,13 @@ def test_replicas_that_are_killed_or_frozen_start_again_and_change_nothing(home:
     assert_same(run, undisturbed)
 
 
-def disturbed_after(step: int, run: Path, command: "subprocess.Popen[str]", number: int) -> list[int]:
+def disturbed_after(step: int, run: Path, command: Command, number: int) -> list[int]:
     """Kill or freeze the second replica after a step, and wait until it is gone; return the processes of the run."""
     wait_until(lambda: steps_done(run) >= step, command)
-    assert command.poll() is None, finished(command)
-    processes = family(command.pid)
-    os.kill(second := second_of(processes), number)
-    wait_until(lambda: not alive(second))
+    assert command.running, command.said
+    processes, (_, second) = family(command.pid), replicas_of(command.pid)
+    os.kill(second, number)
+    wait_until(lambda: not alive(second), command)
     return processes
 
 
