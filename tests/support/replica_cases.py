@@ -2,6 +2,7 @@
 
 import copy
 import faulthandler
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path, *, 
 
 
 def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: str, timeout: float) -> None:
+    gc.freeze()  # the garbage collector need not look at what the server has loaded
     faulthandler.enable()
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}

@@ -1,5 +1,6 @@
 """A run of a few seconds, and the command line in processes that can be killed."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -59,6 +60,7 @@ WARM.set_forkserver_preload(
         "outdo.trainer.export",
         "transformers.models.qwen3",
         "peft",
+        "pandas",  # pyarrow imports it when it makes its first array
     ]
 )
 
@@ -117,6 +119,7 @@ class Command:
 
 
 def _outdo(arguments: list[str], home: str, log: str, variables: Mapping[str, str], main: Callable[[], None]) -> None:
+    gc.freeze()  # the garbage collector need not look at what the server has loaded
     os.environ.update(variables)
     os.chdir(home)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
