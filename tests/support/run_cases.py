@@ -50,17 +50,19 @@ TIMES = ("seconds", "tokens_per_second", "record/seconds", "time/", "tools/secon
 """How the names of metrics begin that depend on the clock, or on what an earlier process has asked already."""
 
 # A new interpreter loads torch and transformers for seconds. This server has them loaded, and forks for each command.
+# pyarrow imports pandas, where it is installed, when the first record of a run is made.
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
     [
         "outdo.cli.main",
+        "outdo.cli.train",
         "outdo.cli.resume",
         "outdo.trainer.preflight",
         "outdo.trainer.run",
         "outdo.trainer.export",
         "transformers.models.qwen3",
         "peft",
-        "pandas",  # pyarrow imports it when it makes its first array
+        "pyarrow.pandas_compat",
     ]
 )
 
@@ -93,7 +95,7 @@ class Command:
         self.arguments = [str(each) for each in arguments]
         self.log = home / f"log-{time.monotonic_ns()}"
         self.process = WARM.Process(
-            target=_outdo, args=(self.arguments, str(home), str(self.log), variables or {}, main)
+            target=run_outdo, args=(self.arguments, str(home), str(self.log), variables or {}, main)
         )
         self.process.start()
         assert self.process.pid
@@ -118,8 +120,15 @@ class Command:
         return self.log.read_text() if self.log.exists() else ""
 
 
-def _outdo(arguments: list[str], home: str, log: str, variables: Mapping[str, str], main: Callable[[], None]) -> None:
-    gc.freeze()  # the garbage collector need not look at what the server has loaded
+def run_outdo(
+    arguments: list[str],
+    home: str,
+    log: str,
+    variables: Mapping[str, str],
+    main: Callable[[], None] = outdo.cli.main.main,
+) -> None:
+    """Become `outdo ARGUMENTS` in the folder `home`, which writes to the file `log`."""
+    gc.freeze()  # a collection would visit, and so copy, all that was loaded before the fork
     os.environ.update(variables)
     os.chdir(home)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
