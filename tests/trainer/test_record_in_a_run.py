@@ -1,9 +1,6 @@
 """The record that a run leaves behind: what the metrics say follows from it, and no fault of the disk loses a run."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +8,8 @@ import pandas as pd
 import pytest
 from kill_cases import assert_same
 from run_cases import MAY_MOUNT, metrics, outdo_, saved, write_rows
+from small_disk import full_and_then_free
 
-import outdo
 from outdo.observability.record.parquet import recorded_steps
 
 NOISE = 1e-5
@@ -320,14 +317,6 @@ def score(completion, answer):
                 pass
     return sum(each.isalnum() for each in completion) / 8
 """
-ON_A_SMALL_DISK = """
-mkdir small && mount -t tmpfs -o size=100m tmpfs small || exit 77
-$OUTDO train recipe.toml run=./small/run $SETTINGS; echo "train: status $?"
-$OUTDO resume small/run; echo "resume on a full disk: status $?"
-rm small/filler
-$OUTDO resume small/run; echo "resume: status $?"
-cp -r small/run run
-"""
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="no permission to mount a small disk")
@@ -335,16 +324,7 @@ def test_a_disk_that_is_full_ends_the_run_in_order_and_with_space_it_continues(o
     """The disk fills after the second step, which has a checkpoint; no record and no checkpoint can be written then."""
     (own_home / "score.py").write_text(FILLS_THE_DISK)
     settings = ("steps=5", "checkpoint.every=2", "eval.every=0")
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(outdo.__file__).parent.parent),
-        "OUTDO": f"{sys.executable} -m outdo.cli.main",
-        "SETTINGS": " ".join(settings),
-        "COLUMNS": "300",
-    }
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", ON_A_SMALL_DISK], cwd=own_home, env=environment, capture_output=True, text=True
-    )
-    said = done.stdout + done.stderr
+    said = full_and_then_free(own_home, settings)
     assert "Traceback" not in said
     for ended in ("train: status 1", "resume on a full disk: status 1", "resume: status 0"):
         assert ended in said, said

@@ -8,7 +8,20 @@ import shutil
 import signal
 
 import pytest
-from run_cases import Command, contents, metrics, outdo_, saved, steps_done, timeless, wait_until, weights
+from run_cases import (
+    PATIENCE,
+    Command,
+    cold,
+    contents,
+    metrics,
+    outdo_,
+    saved,
+    steps_done,
+    timeless,
+    wait_until,
+    weights,
+    write_home,
+)
 
 import outdo.trainer.run as run_module
 import outdo.trainer.saving as saving
@@ -28,7 +41,8 @@ def score(completion, answer):
         time.sleep(6000)
     return 0.0
 """
-
+MAY_HANG = HANGS.replace("if completion", "if Path('hang').exists() and completion").replace("0.0", "len(completion)")
+HANGING = ("checkpoint.every=20", "reward_limits.timeout=5000", "eval.every=0", "steps=6")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -50,18 +64,27 @@ def test_after_a_signal_the_last_finished_step_is_saved(home, straight, number):
     assert 3 <= step < 20
     assert saved(run) == [step]
     assert f"stopped after step {step}; continue with `outdo resume {run.name}`" in command.said
-    outdo_(home, "resume", run.name)
+    resumed = cold(home, "resume", run.name)  # as a user starts it: with other hashes of strings, for example
+    said, _ = resumed.communicate(timeout=PATIENCE)
+    assert resumed.returncode == 0, said
     assert weights(run) == weights(straight)
     assert timeless(run) == timeless(straight)
 
 
+@pytest.fixture(scope="module")
+def never_hung(tmp_path_factory):
+    """A run of six steps whose reward could hang, and does not. Not to be changed."""
+    home = write_home(tmp_path_factory.mktemp("never-hung"))
+    (home / "score.py").write_text(MAY_HANG)
+    outdo_(home, "train", "recipe.toml", "run=./run", *HANGING)
+    return home / "run"
+
+
 @each_signal(signal.SIGTERM, signal.SIGHUP)
-def test_a_reward_that_hangs_does_not_delay_the_end(own_home, number):
+def test_a_reward_that_hangs_does_not_delay_the_end(own_home, never_hung, number):
     """The steps before are saved although the last checkpoint is older, and no weight of the step under way counts."""
-    hangs = HANGS.replace("if completion", "if Path('hang').exists() and completion").replace("0.0", "len(completion)")
-    (own_home / "score.py").write_text(hangs)
-    settings = ("checkpoint.every=20", "reward_limits.timeout=5000", "eval.every=0", "steps=6")
-    command = Command(own_home, "train", "recipe.toml", "run=./run", *settings)
+    (own_home / "score.py").write_text(MAY_HANG)
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *HANGING)
     wait_until(lambda: steps_done(own_home / "run") >= 2, command)
     (own_home / "hang").touch()
     wait_until(lambda: (own_home / "hanging").exists(), command)
@@ -72,9 +95,8 @@ def test_a_reward_that_hangs_does_not_delay_the_end(own_home, number):
     assert saved(own_home / "run") == [step]
     (own_home / "hang").unlink()
     outdo_(own_home, "resume", "run")
-    outdo_(own_home, "train", "recipe.toml", "run=./straight", *settings)
-    assert weights(own_home / "run") == weights(own_home / "straight")
-    assert timeless(own_home / "run") == timeless(own_home / "straight")
+    assert weights(own_home / "run") == weights(never_hung)
+    assert timeless(own_home / "run") == timeless(never_hung)
 
 
 def test_a_signal_before_the_first_step_is_finished_saves_nothing(own_home):
@@ -115,6 +137,7 @@ class Slow:
         return self.formula(scores, batch)
 """
 SLOW = ("steps=5", "train.passes=2", "checkpoint.every=20", "eval.every=0")
+WITH_COPIES = "train.objective=slow.py:Slow"
 WITHOUT_COPIES = 'train.objective={name = "slow.py:Slow", copies = false}'
 
 
@@ -126,16 +149,25 @@ def in_an_update(home, objective):
     return command
 
 
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The same run, which waits for nothing and is not stopped. Not to be changed."""
+    home = write_home(tmp_path_factory.mktemp("never-stopped"))
+    (home / "slow.py").write_text(SLOW_UPDATE)
+    (home / "go").touch()
+    outdo_(home, "train", "recipe.toml", "run=./run", WITH_COPIES, *SLOW)
+    return home / "run"
+
+
 def send(command, number, answer):
     os.kill(command.pid, number)
     wait_until(lambda: answer in command.said, command)
 
 
 @each_signal(signal.SIGTERM)
-def test_a_signal_in_an_update_ends_it_at_once_and_the_last_finished_step_is_saved(own_home, number):
+def test_a_signal_in_an_update_ends_it_at_once_and_the_last_finished_step_is_saved(own_home, never_stopped, number):
     """A preemption leaves half a minute, and an update may take longer."""
-    objective = "train.objective=slow.py:Slow"
-    command = in_an_update(own_home, objective)
+    command = in_an_update(own_home, WITH_COPIES)
     os.kill(command.pid, number)
     assert command.wait() == 128 + number, command.said
     assert "stopped after step 2; continue with `outdo resume run`" in command.said
@@ -143,12 +175,13 @@ def test_a_signal_in_an_update_ends_it_at_once_and_the_last_finished_step_is_sav
     assert json.loads((own_home / "run/summary.json").read_text())["steps"] == 2
     (own_home / "go").touch()
     outdo_(own_home, "resume", "run")
-    outdo_(own_home, "train", "recipe.toml", "run=./straight", objective, *SLOW)
-    assert weights(own_home / "run") == weights(own_home / "straight")
-    assert timeless(own_home / "run") == timeless(own_home / "straight")
+    assert weights(own_home / "run") == weights(never_stopped)
+    assert timeless(own_home / "run") == timeless(never_stopped)
 
 
-def test_without_memory_for_a_copy_the_step_is_finished_and_a_second_signal_does_not_throw_it_away(own_home):
+def test_without_memory_for_a_copy_the_step_is_finished_and_a_second_signal_does_not_throw_it_away(
+    own_home, never_stopped
+):
     command = in_an_update(own_home, WITHOUT_COPIES)
     send(command, signal.SIGTERM, "finishing this step and saving")
     send(command, signal.SIGINT, "a third signal ends at once")
@@ -156,8 +189,7 @@ def test_without_memory_for_a_copy_the_step_is_finished_and_a_second_signal_does
     assert command.wait() == 143, command.said
     assert saved(own_home / "run") == [3]
     outdo_(own_home, "resume", "run")
-    outdo_(own_home, "train", "recipe.toml", "run=./straight", "train.objective=slow.py:Slow", *SLOW)
-    assert weights(own_home / "run") == weights(own_home / "straight")
+    assert weights(own_home / "run") == weights(never_stopped)
 
 
 def test_a_third_signal_in_an_update_ends_at_once_and_saves_no_half_step(own_home):
