@@ -8,6 +8,7 @@ RENEWED = 3
 """The step after which the reference is renewed for the first time."""
 PLAIN = ("checkpoint.every=1",)
 FULL = (
+    "steps=20",
     "checkpoint.every=2",
     "train.passes=3",
     "train.minibatches=2",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,9 @@ from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import tiny_model
 from outdo.types import Prompt, Step
+
+TOKENS = 4
+"""The length of an answer."""
 
 METHODS: dict[str, Callable[[Policy], Models]] = {
     "grpo with a reference": lambda policy: Models.of(policy, grpo(beta=0.1)),
@@ -58,7 +61,7 @@ def score(completion: str) -> float:
     return sum(map(ord, completion)) % 7 / 7
 
 
-def two_steps(method: str, folder: Path, *, cuda: bool, tokens: int = 6, group: int = 4) -> Trained:
+def two_steps(method: str, folder: Path, *, cuda: bool, tokens: int = TOKENS, group: int = 4) -> Trained:
     """Make two steps, with a record of each."""
     model, tokenizer = tiny_model()
     if method == "lora":
@@ -90,10 +93,17 @@ def two_steps(method: str, folder: Path, *, cuda: bool, tokens: int = 6, group: 
     return Trained(step, weights, counts[-2], counts[-1])
 
 
+@pytest.fixture(scope="module")
+def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """Two steps by a method on the device that is not there, as several tests look at them. Not to be changed."""
+    return cache(lambda method: two_steps(method, tmp_path_factory.mktemp("on-cuda"), cuda=True))
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_and_its_record_mix_no_devices_and_compute_what_a_processor_does(method: str, tmp_path: Path):
-    make = partial(two_steps, method)
-    ours, theirs = make(tmp_path / "cpu", cuda=False), make(tmp_path / "cuda", cuda=True)
+def test_a_step_and_its_record_mix_no_devices_and_compute_what_a_processor_does(
+    on_cuda: Callable[[str], Trained], method: str, tmp_path: Path
+):
+    ours, theirs = two_steps(method, tmp_path, cuda=False), on_cuda(method)
     for one, other in zip(ours.step.groups, theirs.step.groups, strict=True):
         assert [each.token_ids for each in one.rollouts] == [each.token_ids for each in other.rollouts]
     for one, other in zip(ours.weights, theirs.weights, strict=True):
@@ -102,14 +112,16 @@ def test_a_step_and_its_record_mix_no_devices_and_compute_what_a_processor_does(
 
 
 @pytest.mark.parametrize("method", ["grpo with a reference", "ppo with a critic of its own"])
-def test_what_waits_for_the_device_does_not_grow_with_the_batch(method: str, tmp_path: Path):
-    small = two_steps(method, tmp_path / "small", cuda=True)
-    longer = two_steps(method, tmp_path / "longer", cuda=True, tokens=12)
+def test_what_waits_for_the_device_does_not_grow_with_the_batch(
+    on_cuda: Callable[[str], Trained], method: str, tmp_path: Path
+):
+    small = on_cuda(method)
+    longer = two_steps(method, tmp_path / "longer", cuda=True, tokens=2 * TOKENS)
     wider = two_steps(method, tmp_path / "wider", cuda=True, group=8)
     assert wider.step_waits == small.step_waits
     assert small.record_waits == longer.record_waits == wider.record_waits
     # Sampling reads the token and its log-probability, of all answers together, once for each place in an answer.
-    assert longer.step_waits == small.step_waits + Counter(tolist=2 * 6)
+    assert longer.step_waits == small.step_waits + Counter(tolist=2 * TOKENS)
 
 
 def test_the_pretence_refuses_what_cuda_refuses_and_counts_what_it_waits_for():
