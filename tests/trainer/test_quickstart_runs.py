@@ -18,7 +18,7 @@ from outdo.cli.quickstart.command import TASKS, home_of, run_quickstart
 from outdo.models.optimiser import OptimiserSettings
 from outdo.trainer.display import Display
 
-SHORT = ("steps=5", "train.prompts=4", "eval.rows=4", "eval.samples=1", "checkpoint.every=1")
+SHORT = ("steps=5", "train.prompts=4", "train.group_size=4", "eval.rows=4", "eval.samples=1", "checkpoint.every=1")
 HELD = '''
 """The game, which notes each guess in a file, and waits for ever when the file `limit` has fewer than were noted."""
 
