@@ -7,6 +7,7 @@ import pytest
 from command_cases import SMALL, outdo_process
 
 from outdo.config.file import load
+from outdo.models.base_model import BaseModel
 from outdo.models.inspect_folder import inspect_folder
 from outdo.testing import tiny_model
 
@@ -38,6 +39,13 @@ def test_a_run_decides_by_the_files_of_a_model_that_it_downloads_and_names_their
     config = json.loads((checkpoint / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("me/small", commit)
     assert inspect_folder(checkpoint).name == f"me/small@{commit}"
+
+
+def test_a_base_in_the_folder_of_a_commit_is_a_folder_and_one_on_the_hub_has_the_commit(tmp_path):
+    folder = tmp_path / "snapshots" / "0123abc"
+    folder.mkdir(parents=True)
+    assert BaseModel.of(str(folder), folder) == BaseModel(name=str(folder))
+    assert BaseModel.of("me/small@main", folder) == BaseModel(name="me/small", revision="0123abc")
 
 
 @pytest.mark.long

@@ -25,13 +25,16 @@ class BaseModel:
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "BaseModel":
-        """Read the weight files in `folder`; those that are unchanged since the last call are not read again."""
+        """Read the weight files in `folder`; those that are unchanged since the last call are not read again.
+
+        `name` is an absolute path, or `owner/name` or `owner/name@revision` on the Hub.
+        """
         files = sorted(folder.glob("*.safetensors"))
         stats = [(path, path.stat()) for path in files]
         hashes = {path.name: _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
-        is_snapshot = folder.parent.name == "snapshots"  # of the Hub's cache: snapshots/COMMIT
-        if not is_snapshot:
+        if Path(name).is_absolute():
             return cls(name=name, sha256=hashes)
+        assert folder.parent.name == "snapshots"  # of the Hub's cache: snapshots/COMMIT
         return cls(name=name.partition("@")[0], revision=folder.name, sha256=hashes)
 
     def write(self, folder: Path) -> None:

@@ -58,8 +58,11 @@ def why_merged(model: PreTrainedModel) -> str:
 def base_folder(model: PreTrainedModel) -> str:
     """Return the folder of the base of a model with an adapter."""
     config = _adapter_config(model)
-    name = str(config.base_model_name_or_path)
-    return name if config.revision is None else str(cached_snapshot(f"{name}@{config.revision}"))
+    if config.revision is None:
+        return str(config.base_model_name_or_path)
+    folder = cached_snapshot(f"{config.base_model_name_or_path}@{config.revision}")
+    assert folder is not None  # the base is loaded
+    return str(folder)
 
 
 def rank_of(model: PreTrainedModel) -> int:
