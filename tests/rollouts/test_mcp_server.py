@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from episode_cases import call, question, tool_template
+from run_cases import alive, state
 
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments import mcp_server
@@ -119,7 +120,7 @@ def server(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     server = McpServer(Program((sys.executable, str(code))), seconds=600.0)
     yield server
     server.close()
-    assert not any(map(running, started()))
+    assert not any(map(alive, started()))
 
 
 def started() -> list[int]:
@@ -127,20 +128,8 @@ def started() -> list[int]:
     return [int(line) for line in Path("started").read_text().split()]
 
 
-def running(process: int) -> bool:
-    return state(process) not in "ZX"
-
-
 def stopped(process: int) -> bool:
     return state(process) == "T"
-
-
-def state(process: int) -> str:
-    """The state of a process, as the kernel writes it; X if there is none."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "X"
 
 
 def play(server: McpServer, script: list[str], timeout: float = 30.0) -> Rollout:
@@ -218,7 +207,7 @@ def test_a_server_that_hangs_is_replaced(server: McpServer, monkeypatch: pytest.
     assert len(started()) == 2
     server.seconds = 600.0
     assert server.call("add", {"a": 1}) == "2"
-    assert not running(started()[0])
+    assert not alive(started()[0])
 
 
 def test_a_late_call_is_a_message_and_counted(server: McpServer) -> None:
@@ -292,8 +281,8 @@ def test_a_server_ends_with_the_process_that_started_it(code: Path, tmp_path: Pa
     assert processes
     try:
         assert not any(map(stopped, processes))  # the signal that ends it has woken it
-        while any(map(running, processes)):
+        while any(map(alive, processes)):
             time.sleep(0.05)
     finally:
-        for process in filter(running, processes):
+        for process in filter(alive, processes):
             os.kill(process, signal.SIGKILL)

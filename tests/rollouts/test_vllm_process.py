@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_cases import fresh, requests
+from run_cases import alive, wait_until
 
 from outdo.models.adapter import adapter_config, attach, set_base
 from outdo.models.policy import Policy
@@ -166,19 +167,7 @@ os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    pid = int(done.stdout)
-    for _ in range(6000):
-        if not _runs(pid):
-            return
-        time.sleep(0.1)
-    raise AssertionError("it still runs")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not alive(int(done.stdout)), seconds=600)
 
 
 # ------------------------------------------------------------------------------------------------- what is delivered

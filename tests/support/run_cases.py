@@ -208,20 +208,28 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def command_line(process: int) -> bytes:
-    """The arguments of a process, each with a zero after it; empty if it has ended."""
+def of_process(process: int, file: str) -> bytes:
+    """A file of a process in /proc; empty if the process has ended, be it while the file is read."""
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
+        return Path(f"/proc/{process}/{file}").read_bytes()
     except OSError:
         return b""
 
 
+def command_line(process: int) -> bytes:
+    """The arguments of a process, each with a zero after it; empty if it has ended."""
+    return of_process(process, "cmdline")
+
+
+def state(process: int) -> str:
+    """The state of a process, as the kernel writes it: T if it is stopped ...; X if there is none."""
+    stat = of_process(process, "stat").rpartition(b")")[2].split()
+    return stat[0].decode() if stat else "X"
+
+
 def alive(process: int) -> bool:
     """Still there, and more than what its parent has not asked about yet."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return state(process) not in ("X", "Z")
 
 
 def family(process: int) -> list[int]:

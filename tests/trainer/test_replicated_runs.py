@@ -9,7 +9,20 @@ import pytest
 import torch
 from forked_replicas import main, replicas_of
 from kill_cases import assert_same
-from run_cases import Command, Replicas, alive, cold, family, outdo_, saved, steps_done, timeless, together, wait_until
+from run_cases import (
+    Command,
+    Replicas,
+    alive,
+    cold,
+    family,
+    of_process,
+    outdo_,
+    saved,
+    steps_done,
+    timeless,
+    together,
+    wait_until,
+)
 from safetensors.torch import load_file
 from test_workers import ended
 
@@ -201,7 +214,7 @@ def test_a_run_whose_replicas_shared_sequences_goes_on_in_one_process(home: Path
 
 def second_of(processes: list[int]) -> int:
     """Return the replica whose rank is 1."""
-    return next(each for each in processes if b"\0RANK=1\0" in Path(f"/proc/{each}/environ").read_bytes())
+    return next(each for each in processes if b"\0RANK=1\0" in of_process(each, "environ"))
 
 
 def test_more_processes_than_the_recipe_names_are_refused(home: Path):

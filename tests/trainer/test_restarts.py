@@ -12,7 +12,18 @@ from random import Random
 import pytest
 from forked_replicas import main, replicas_of
 from kill_cases import assert_same, newest
-from run_cases import Command, alive, cold, family, outdo_, steps_done, together, wait_until
+from run_cases import (
+    Command,
+    alive,
+    cold,
+    command_line,
+    family,
+    of_process,
+    outdo_,
+    steps_done,
+    together,
+    wait_until,
+)
 from test_replicated_runs import finished, second_of
 
 from outdo.config.file import load, overrides_between
@@ -81,12 +92,8 @@ def starts(run: Path) -> int:
 
 def rank_of(process: int) -> int | None:
     """The rank of a replica that outdo has started; None of another process."""
-    place = Path(f"/proc/{process}")
-    try:
-        is_replica = (place / "cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"outdo"]
-        rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + (place / "environ").read_bytes())
-    except OSError:  # it has ended
-        return None
+    is_replica = command_line(process).split(b"\0")[1:3] == [b"-m", b"outdo"]
+    rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + of_process(process, "environ"))
     return int(rank[1]) if rank and is_replica else None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import slurm_stand_in
 from kill_cases import assert_same
-from run_cases import SOURCE, cold, family, steps_done, wait_until
+from run_cases import SOURCE, cold, command_line, family, of_process, steps_done, wait_until
 from test_replicated_runs import finished
 from two_machines import WHY_NOT, two_machines
 
@@ -46,16 +46,15 @@ def submit(
 
 def step_of(job: "subprocess.Popen[str]") -> int:
     """The process of `srun`, which gets the signals for a step of the job."""
-    return next(each for each in family(job.pid) if b"\0srun\0" in Path(f"/proc/{each}/cmdline").read_bytes())
+    return next(each for each in family(job.pid) if b"\0srun\0" in command_line(each))
 
 
 def replica(job: "subprocess.Popen[str]", rank: int) -> int:
     """The process of a replica."""
 
     def is_it(process: int) -> bool:
-        place = Path(f"/proc/{process}")
-        is_outdo = b"outdo" in (place / "cmdline").read_bytes()
-        return is_outdo and b"\0RANK=%d\0" % rank in b"\0" + (place / "environ").read_bytes()
+        is_outdo = b"outdo" in command_line(process)
+        return is_outdo and b"\0RANK=%d\0" % rank in b"\0" + of_process(process, "environ")
 
     return next(each for each in family(job.pid) if is_it(each))
 

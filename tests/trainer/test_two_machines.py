@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import SOURCE, cold, steps_done, wait_until
+from run_cases import SOURCE, cold, command_line, steps_done, wait_until
 from test_replicated_runs import finished
 from two_machines import WHY_NOT, Machine, two_machines
 
@@ -139,10 +139,7 @@ def cut_off_after(step: int, run: Path, machines: tuple[Machine, Machine], comma
 
 def is_replica(process: int) -> bool:
     """Whether a process is `outdo train`, and not torchrun, which has started it."""
-    try:
-        return b"-m\0outdo\0train" in Path(f"/proc/{process}/cmdline").read_bytes().partition(b"torch.distributed")[0]
-    except OSError:  # it has ended
-        return False
+    return b"-m\0outdo\0train" in command_line(process).partition(b"torch.distributed")[0]
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from run_cases import alive, wait_until
 
 from outdo.observability.trackers.delivery import MOST_WAITING, Delivery, Trackers
 from outdo.observability.trackers.process import TrackerSettings
@@ -60,12 +61,7 @@ def test_a_killed_tracker_leaves_no_process(hooks, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     trackers.close(wait=False)
-    deadline = time.monotonic() + 600
-    while Path(f"/proc/{child.read_text()}/stat").exists():
-        assert time.monotonic() < deadline
-        if Path(f"/proc/{child.read_text()}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.01)
+    wait_until(lambda: not alive(int(child.read_text())), seconds=600)
 
 
 def test_a_tracker_that_cannot_be_opened_is_reported_at_once(tmp_path):
