@@ -50,7 +50,9 @@ def test_elsewhere_nothing_is_written_and_nothing_is_counted():
 
 def test_bars_of_tqdm_are_shown_beside_the_bar_and_other_lines_above_it():
     screen = StringIO()
+    stderr = sys.stderr
     with progress("loading model", console=Console(file=screen, force_terminal=True, width=120)):
+        assert sys.stderr.fileno() == stderr.fileno()  # as faulthandler and subprocess ask
         list(tqdm(range(2), desc="model.safetensors", position=1))
         print("a warning", file=sys.stderr)
     lines = screen.getvalue().splitlines()

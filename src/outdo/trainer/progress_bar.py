@@ -1,6 +1,7 @@
 """Progress on a terminal of what takes longer than a moment: imports, loading a model, sampling, exporting."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from io import StringIO
@@ -62,11 +63,15 @@ class _Stderr(StringIO):
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         super().__init__()
-        self._bar, self._task = bar, task
+        self._bar, self._task, self._stderr = bar, task, sys.stderr
 
     def isatty(self) -> bool:
         """Return True: some bars are drawn on a terminal only."""
         return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of stderr, which a library may hand to a process that it starts."""
+        return self._stderr.fileno()
 
     def write(self, text: str) -> int:
         """Show the text."""
