@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 # ------------------------------------------------------------------------------------------------------ 1. Questions
 # A token is a character. "47+85:" is a question, "7+5=12,4+8+1=13#132." its answer, column by column; "." ends it.
@@ -103,11 +103,10 @@ def sample(model: nn.Module, prompt_ids: list[int], group_size: int, limit: int 
     """Sample `group_size` answers to a prompt at temperature 1. Each ends with END, or after `limit` tokens."""
     new = torch.tensor([prompt_ids] * group_size)  # [G, prompt]
     answers = torch.empty(group_size, 0, dtype=torch.int64)  # [G, tokens so far]
-    cache = None  # keys and values of all earlier tokens, so that the model reads each token once
+    cache = DynamicCache()  # keys and values of all earlier tokens, so that the model reads each token once
     while answers.shape[1] < limit and not (answers == END).any(1).all():
-        output = model(input_ids=new, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        new = output.logits[:, -1].softmax(-1).multinomial(1)  # [G, 1]
+        logits = model(new, None, None, cache, use_cache=True).logits  # by position: its name depends on the version
+        new = logits[:, -1].softmax(-1).multinomial(1)  # [G, 1]
         answers = torch.cat([answers, new], 1)
     return [until_end(tokens) for tokens in answers.tolist()]
 

@@ -1,5 +1,6 @@
 """An adapter: attached, left out or copied for the reference, saved and loaded; the base stays as it is."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,6 @@ METHODS = {
     "ia3": adapter_config("ia3", target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"]),
 }
 CHANGE_THE_BASE = ("pissa", "olora")
-OF_PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,6 @@ def test_a_restored_reference_is_what_it_was(base: Path, tmp_path: Path, updated
     assert not restored.reference.logprobs(batch()).equal(again.logprobs(batch()))
 
 
-@OF_PEFT
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_adapter_is_loaded_with_the_same_bits_here_and_close_to_them_by_peft(
     base: Path, tmp_path: Path, method: str
@@ -170,12 +169,29 @@ def test_a_saved_adapter_is_loaded_with_the_same_bits_here_and_close_to_them_by_
         assert (by_peft(input_ids=ids).logits - policy.model(input_ids=ids).logits).abs().max() < 1e-4
 
 
-@OF_PEFT
 def test_an_adapter_folder_names_its_base_so_that_peft_finds_it(base: Path, tmp_path: Path):
     trained(base).save(tmp_path / "adapter")
     assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").peft_config["default"].r == 4
     facts = inspect_folder(tmp_path / "adapter")
     assert (facts.adapter, facts.folder, facts.name) == (tmp_path / "adapter", base, str(base))
+
+
+def test_no_rule_of_transformers_about_versions_of_peft_stops_an_adapter(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(min_version: str) -> None:
+        raise ValueError("The version of PEFT you are using is not compatible")
+
+    monkeypatch.setattr("transformers.integrations.peft.check_peft_version", refuse)
+    policy = trained(base)
+    policy.save(tmp_path / "adapter")
+    assert frozen(Policy.load(tmp_path / "adapter")).logprobs(batch()).equal(policy.logprobs(batch()))
+
+
+def test_transformers_knows_of_the_adapter_and_saves_no_model_with_layers_that_none_has(base: Path, tmp_path: Path):
+    with contextlib.suppress(ValueError):  # what it says of a peft older than the one that it asks for
+        trained(base).model.save_pretrained(tmp_path / "by transformers")
+    assert not list((tmp_path / "by transformers").glob("model*"))
 
 
 def test_the_random_numbers_of_an_adapter_depend_on_its_seed_only(base: Path):

@@ -44,7 +44,6 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_it_trains_every_expert_that_answers_and_nothing_else_and_is_saved_for_peft(mixture: Path, tmp_path: Path):
     config = adapter_config("lora", r=2, lora_alpha=4, target_parameters=EXPERTS)
     policy = Policy.load(mixture, adapter=config, optimiser=OptimiserSettings(lr=0.05), seed=3)

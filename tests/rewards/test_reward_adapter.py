@@ -28,7 +28,6 @@ from outdo.utils.errors import ModelError, UserError
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
 LEARNING = OptimiserSettings(lr=1e-2)
 PAIRS = [Comparison(prompt=f"{n}?", completions=("12", "13"), values=(1, 0)) for n in range(8)]
-OF_PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,6 @@ def scores(model: RewardModel) -> torch.Tensor:
     return model.scores([model.encode("7?", text) for text in ("12", "13", "9")])
 
 
-@OF_PEFT
 def test_its_folder_is_that_of_peft_and_gives_the_same_scores(policy: Path, tmp_path: Path):
     model = RewardModel.from_policy(policy, device="cpu", adapter=LORA, optimiser=LEARNING, seed=1)
     start, base = scores(model), weights_hash(policy)

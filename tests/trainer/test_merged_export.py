@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
@@ -15,7 +14,6 @@ from outdo.trainer.export import export_merged
 from outdo.trainer.find_model import find_model
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_merged_weights_are_those_of_peft_and_differ_by_less_than_1e_5_nats(tmp_path: Path):
     base = build(tmp_path / "base", seed=0)
     policy = Policy.load(base, adapter=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))

@@ -76,7 +76,7 @@ def with_head(config: "PeftConfig", head: str) -> "PeftConfig":
 
 def has_adapter(model: nn.Module) -> bool:
     """Return whether an adapter is attached to a model."""
-    return bool(getattr(model, "_hf_peft_config_loaded", False))
+    return NAME in getattr(model, "peft_config", {})
 
 
 def check_divisible(config: "PeftConfig") -> None:
@@ -105,7 +105,7 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
     with torch.random.fork_rng(devices=[]), _without_warnings():
         torch.manual_seed(seed)
         try:
-            model.add_adapter(copy.deepcopy(config), NAME)
+            _inject(model, copy.deepcopy(config))
         except (TypeError, ValueError, ImportError, RuntimeError, AttributeError, LookupError) as error:
             raise ModelError(f"the adapter does not fit the model: {_sentence(error)}") from error
     trained = trained_weights(model).values()
@@ -115,8 +115,22 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         weight.data = weight.data.float()
 
 
+def _inject(model: PreTrainedModel, config: "PeftConfig") -> None:
+    """Put the layers of a new adapter into a model, by PEFT's own function.
+
+    `add_adapter` of transformers calls the same one, but refuses the newest PEFT where the next one is not out yet.
+    """
+    from peft import inject_adapter_in_model
+
+    config.base_model_name_or_path = model.name_or_path
+    config.inference_mode = False  # it is trained, also if its configuration is that of a saved adapter
+    inject_adapter_in_model(config, model, NAME)
+    # For methods of transformers that a program may call: `save_pretrained` would write layers that no model has.
+    model._hf_peft_config_loaded = True
+
+
 def saved_config(folder: Path) -> "PeftConfig":
-    """Read the configuration of the adapter in `folder`, to train it further.
+    """Read the configuration of the adapter in `folder`.
 
     Raises `ModelError` if peft is not installed, or cannot read it.
     """
@@ -125,11 +139,9 @@ def saved_config(folder: Path) -> "PeftConfig":
     except ImportError:
         raise ModelError(f"model {folder}: {MISSING}") from None
     try:
-        config = PeftConfig.from_pretrained(str(folder))
+        return PeftConfig.from_pretrained(str(folder))
     except (OSError, TypeError, ValueError, LookupError) as error:
         raise ModelError(f"model {folder}: the adapter cannot be loaded: {_sentence(error)}") from error
-    config.inference_mode = False
-    return config
 
 
 def attach_saved(model: PreTrainedModel, folder: Path) -> None:
