@@ -1,10 +1,14 @@
 """An adapter: attached, left out or copied for the reference, saved and loaded; the base stays as it is."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from installed import pretend
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -309,3 +313,17 @@ def test_a_checkpoint_with_an_adapter_takes_at_most_a_quarter_of_the_disk(tmp_pa
         return sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
 
     assert size(adapter_config("lora", r=16)) <= 0.25 * size(None)
+
+
+def test_a_package_that_peft_refuses_is_named_and_not_the_model(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a process of its own: PEFT remembers which packages it has found."""
+    pretend(tmp_path, monkeypatch, torchao="0.14.0")
+    (tmp_path / "torchao.py").write_text('__version__ = "0.14.0"')
+    program = f"import outdo; outdo.Policy.load({str(base)!r}, adapter=__import__('peft').LoraConfig(r=4))"
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, timeout=600)
+    assert "ModelError: peft" in ended.stderr
+    assert 'with torchao 0.14.0: peft attaches no LoRA beside it: pip install "torchao>=0.18"' in ended.stderr
+    assert "does not fit the model" not in ended.stderr.splitlines()[-1]

@@ -5,6 +5,7 @@ import json
 import struct
 
 import pytest
+from installed import pretend
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -376,3 +377,27 @@ def test_heads_that_cannot_be_divided_among_replicas_are_a_mistake_of_each_model
     assert [said in error for error in report.errors] == [True, True]
     assert report.errors[1].startswith("reference.model: ")
     assert not check(recipe(model, data, "cluster.replicas=2", "attention=ulysses")).errors
+
+
+def test_packages_that_do_not_fit_stop_a_run_that_uses_them_before_its_model_loads(model, data, tmp_path, monkeypatch):
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    pretend(folder, monkeypatch, peft="0.21.0", torchao="0.15.0")
+
+    def probe(recipe):
+        raise AssertionError("it is not reached")
+
+    report = check(recipe(model, data, "train.adapter=lora"), probe=probe)
+    pair = 'packages: peft 0.21.0 with torchao 0.15.0: peft attaches no LoRA beside it: pip install "torchao>=0.18"'
+    assert report.errors == [pair]
+    assert check(recipe(model, data)).errors == []
+    assert not [line for line in report.warnings if line.startswith("packages:")]
+
+
+def test_a_version_outside_a_range_is_a_warning_of_runs_that_use_the_package(model, data, tmp_path, monkeypatch):
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    pretend(folder, monkeypatch, peft="0.21.0,accelerate<0.2")
+    lines = check(recipe(model, data, "train.adapter=lora")).warnings
+    assert any(line.startswith("packages: peft 0.21.0 needs accelerate<0.2, and ") for line in lines)
+    assert not any(line.startswith("packages: peft") for line in check(recipe(model, data)).warnings)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from outdo.cli.arguments import AsJson, RunFolder
 from outdo.trainer.display import Display
+from outdo.utils.errors import UserError
 
 app = typer.Typer()
 
@@ -79,14 +80,22 @@ def compare(
 
 @app.command()
 def doctor(
-    runs: Annotated[list[Path], typer.Argument(help="run folders", show_default=False)],
+    runs: Annotated[list[Path] | None, typer.Argument(help="run folders", show_default=False)] = None,
+    packages: Annotated[bool, typer.Option("--packages", help="examine the installed packages instead")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there is a warning")] = False,
 ) -> None:
-    """Diagnose runs: what went well, what did not, why, and what to do."""
+    """Diagnose runs: what went well, what did not, why, and what to do. Or the installed packages."""
     from outdo.cli.doctor import run_doctor
+    from outdo.cli.packages import run_packages
 
-    raise typer.Exit(run_doctor(runs, Console(), as_json=as_json, strict=strict))
+    if packages == bool(runs):
+        raise UserError(["doctor: expected run folders, or --packages"])
+    if packages:
+        if strict:
+            raise UserError(["--strict: has no effect with --packages, whose status is 1 if packages do not fit"])
+        raise typer.Exit(run_packages(Console(), as_json=as_json))
+    raise typer.Exit(run_doctor(runs or [], Console(), as_json=as_json, strict=strict))
 
 
 @app.command()

@@ -126,6 +126,11 @@ def reward_place_mistakes(recipe: Recipe) -> list[str]:
     return [mistake for key in placed if (mistake := _missing_ray(key))]
 
 
+def is_placed(recipe: Recipe) -> bool:
+    """Return whether Ray places the engine or a reward of a recipe."""
+    return recipe.engine.options.get("place") == RAY or any(reward.place == RAY for reward in recipe.rewards)
+
+
 def _missing_ray(key: str) -> str | None:
     return None if find_spec("ray") else f'{key}.place: Ray is not installed: pip install "outdo[ray]"'
 

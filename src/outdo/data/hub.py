@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from outdo.models.inspect_folder import is_local
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.packages import not_imported
 
 HUB_NAME = re.compile(
     r"(?P<name>[^/@:]+/[^/@:]+)"
@@ -137,8 +138,8 @@ def _library(missing: str) -> Any:
     """Return the library `datasets`. Raises `UserError` with the sentence `missing` if it is not installed."""
     try:
         import datasets
-    except ImportError:
-        raise UserError([missing]) from None
+    except ImportError as error:
+        raise UserError([not_imported(error, "datasets", missing, ("hub",))]) from None
     return datasets
 
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from outdo.config.names import REASONING_GYM
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.packages import not_imported
 
 SIZE = 1000
 
@@ -67,8 +68,9 @@ def _task(path: str) -> tuple[ModuleType, str, str]:
     """Return the module with the tasks, the name of the task, and the text of its settings."""
     try:
         factory = import_module("reasoning_gym.factory")
-    except ImportError:
-        raise UserError([f'{path}: needs the package reasoning-gym: pip install "outdo[gym]"']) from None
+    except ImportError as error:
+        missing = f'{path}: needs the package reasoning-gym: pip install "outdo[gym]"'
+        raise UserError([not_imported(error, "reasoning_gym", missing, ("gym",))]) from None
     task, _, query = path.removeprefix(REASONING_GYM).partition("?")
     if task not in factory.DATASETS:
         raise UserError([f"{path}: reasoning-gym has no task {task!r}{did_you_mean(task, list(factory.DATASETS))}"])

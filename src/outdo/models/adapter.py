@@ -22,6 +22,7 @@ from outdo.models.attention.forward import Forward, Sharding
 from outdo.models.inspect_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from outdo.models.limits import DIVISIBLE_LORA
 from outdo.utils.errors import ModelError, UserError
+from outdo.utils.packages import explained, not_imported
 from outdo.utils.sharded_tensors import divided_like
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=nn.Module)
 
+EXTRA = ("adapters",)
+"""The extra of outdo whose packages adapters need."""
 MISSING = 'an adapter needs peft: pip install "outdo[adapters]"'
 NAME = "default"
 """The name of the adapter in the modules of the model; what is saved does not contain it."""
@@ -46,8 +49,8 @@ def adapter_config(name: str, **options: Any) -> "PeftConfig":
     """
     try:
         from peft import PEFT_TYPE_TO_CONFIG_MAPPING
-    except ImportError:
-        raise UserError([MISSING]) from None
+    except ImportError as error:
+        raise UserError([not_imported(error, "peft", MISSING, EXTRA)]) from None
     known: Mapping[Any, type[PeftConfig]] = PEFT_TYPE_TO_CONFIG_MAPPING
     methods = {kind.value.lower(): config for kind, config in known.items()}
     if name not in methods:
@@ -58,7 +61,7 @@ def adapter_config(name: str, **options: Any) -> "PeftConfig":
         with _without_warnings():
             return methods[name](**{"task_type": "CAUSAL_LM", **options})
     except (TypeError, ValueError, ImportError) as error:
-        raise UserError([f"{name}: {_sentence(error)}"]) from error
+        raise UserError([explained(name, error, EXTRA)]) from error
 
 
 def with_head(config: "PeftConfig", head: str) -> "PeftConfig":
@@ -107,7 +110,7 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         try:
             _inject(model, copy.deepcopy(config))
         except (TypeError, ValueError, ImportError, RuntimeError, AttributeError, LookupError) as error:
-            raise ModelError(f"the adapter does not fit the model: {_sentence(error)}") from error
+            raise ModelError(explained("the adapter does not fit the model", error, EXTRA)) from error
     trained = trained_weights(model).values()
     if not trained:
         raise ModelError("nothing to train: the adapter has no weight in any layer of the model")
@@ -136,12 +139,12 @@ def saved_config(folder: Path) -> "PeftConfig":
     """
     try:
         from peft import PeftConfig
-    except ImportError:
-        raise ModelError(f"model {folder}: {MISSING}") from None
+    except ImportError as error:
+        raise ModelError(f"model {folder}: {not_imported(error, 'peft', MISSING, EXTRA)}") from None
     try:
         return PeftConfig.from_pretrained(str(folder))
     except (OSError, TypeError, ValueError, LookupError) as error:
-        raise ModelError(f"model {folder}: the adapter cannot be loaded: {_sentence(error)}") from error
+        raise ModelError(explained(f"model {folder}: the adapter cannot be loaded", error, EXTRA)) from error
 
 
 def attach_saved(model: PreTrainedModel, folder: Path) -> None:
@@ -158,7 +161,7 @@ def attach_saved(model: PreTrainedModel, folder: Path) -> None:
             stored = {name.removeprefix(PREFIX): each for name, each in load_file(folder / ADAPTER_WEIGHTS).items()}
             report = set_peft_model_state_dict(model, stored, NAME)
     except (OSError, TypeError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
-        raise ModelError(f"model {folder}: the adapter cannot be loaded: {_sentence(error)}") from error
+        raise ModelError(explained(f"model {folder}: the adapter cannot be loaded", error, EXTRA)) from error
     missing = sorted(trained_weights(model).keys() & set(report.missing_keys))
     for fault, names in (("lacks", missing), ("has too many weights:", sorted(report.unexpected_keys))):
         if names:
@@ -194,8 +197,8 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     try:
         with _without_warnings():
             model = PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-        raise ModelError(f"model {folder}: the adapter cannot be merged: {_sentence(error)}") from error
+    except (TypeError, ValueError, ImportError, RuntimeError, AttributeError, LookupError) as error:
+        raise ModelError(explained(f"model {folder}: the adapter cannot be merged", error, EXTRA)) from error
     return cast("PreTrainedModel", model)
 
 
@@ -287,7 +290,3 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _sentence(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -40,6 +40,7 @@ from outdo.models.inspect_folder import (
 )
 from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError
+from outdo.utils.packages import explained
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -295,7 +296,9 @@ def _as_model_error(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
+        fault = f"model {name} cannot be loaded"
+        said = explained(fault, error) if isinstance(error, ImportError) else f"{fault}: {_first_line(error)}"
+        raise ModelError(said) from error
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from outdo.models.schedules import Schedule, constant
 from outdo.utils.errors import ModelError, NonFiniteError, UserError
+from outdo.utils.packages import not_imported
 from outdo.utils.sharded_tensors import divided_like, is_sharded, whole
 
 ROUNDING = 1e-4
@@ -62,8 +63,9 @@ def adamw8bit(
     """
     try:
         from bitsandbytes.optim import AdamW8bit
-    except ImportError:
-        raise UserError(['adamw8bit needs bitsandbytes: pip install "outdo[8bit]"']) from None
+    except ImportError as error:
+        missing = 'adamw8bit needs bitsandbytes: pip install "outdo[8bit]"'
+        raise UserError([not_imported(error, "bitsandbytes", missing, ("8bit",))]) from None
     return AdamW8bit(_decayed(weights, weight_decay), betas=_pair(betas), eps=eps)
 
 

@@ -13,6 +13,7 @@ from outdo.config.attention import divided_heads
 from outdo.config.engines import environment_mistakes, is_separate, reward_place_mistakes
 from outdo.config.names import QUANTISED, REWARD_MODEL
 from outdo.config.options import describe_method, needs_reference
+from outdo.config.packages import package_faults
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
 from outdo.config.trackers import missing_clients
@@ -103,7 +104,8 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         errors += chat_option_faults(recipe, facts)
     except ModelError as error:
         errors += str(error).splitlines()
-    errors += [*_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
+    unfit, doubtful = package_faults(recipe, adapter=facts is not None and facts.adapter is not None)
+    errors += [*unfit, *_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
     errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
     prompts = _rendered(train, None if errors else render, errors)
@@ -114,7 +116,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     reward_models = reward_sizes(recipe)
     notes += _not_downloaded(reward_models)
     memory, alternatives = _memory(recipe, facts, machine.adapter, reward_memory(reward_models, recipe))
-    warnings += _too_little_memory(memory, machine)
+    warnings += [*_too_little_memory(memory, machine), *doubtful]
     return Report(
         recipe=recipe,
         errors=errors,

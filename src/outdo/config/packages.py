@@ -1,0 +1,27 @@
+"""The extras of outdo whose packages a recipe uses, and what is known not to fit among them."""
+
+from collections.abc import Callable, Mapping
+
+from outdo.config.engines import is_placed
+from outdo.config.recipe import Recipe
+from outdo.config.trackers import CLIENTS
+from outdo.utils.packages import LEVELS, misfits
+
+EXTRAS: Mapping[str, Callable[[Recipe], bool]] = {
+    "adapters": lambda recipe: recipe.train.adapter is not None,
+    "int8": lambda recipe: recipe.weights == "int8",
+    "8bit": lambda recipe: recipe.weights == "nf4" or recipe.optim.algorithm.name == "adamw8bit",
+    "ray": lambda recipe: is_placed(recipe),
+}
+"""Extras with many packages, and whether a recipe uses them. An extra of each tracker has its name."""
+
+
+def package_faults(recipe: Recipe, *, adapter: bool = False) -> tuple[list[str], list[str]]:
+    """Return errors and warnings: the packages that a run needs and that do not fit. No package is imported.
+
+    `adapter` tells that its model is the folder of an adapter.
+    """
+    extras = {name for name, uses in EXTRAS.items() if uses(recipe)} | ({"adapters"} if adapter else set())
+    extras |= {piece.name for piece in recipe.track if piece.name in CLIENTS}
+    found = {level: [f"packages: {each}" for each in misfits(extras) if each.level == level] for level in LEVELS}
+    return found["error"], found["warning"]
