@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import shape_checks
+import smollm2 as real_model
 import torch
 from hypothesis import settings
 
@@ -46,3 +47,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct: see tests/support/smollm2.py."""
+    return real_model.model_folder()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct: see tests/support/smollm2.py."""
+    return real_model.gguf_file()

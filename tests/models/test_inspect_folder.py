@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outdo.models.inspect_folder import INDEX, inspect_folder, is_local
+from outdo.models.inspect_folder import inspect_folder, is_local
+from outdo.models.weight_headers import INDEX
 from outdo.testing import tiny_model
 from outdo.utils.errors import ModelError
 

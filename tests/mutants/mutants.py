@@ -126,7 +126,11 @@ def _run_pytest(tests: Sequence[str], root: Path, source: Path, *, output: bool)
         for standard in (0, 1, 2):
             os.dup2(log, standard)
     sys.path.insert(0, str(source))
-    needs = {"CI_NEEDS_BROWSER": "1", "CI_NEEDS_SANDBOX": "1"}  # a test that is skipped would be green
+    needs = {
+        "CI_NEEDS_BROWSER": "1",
+        "CI_NEEDS_SANDBOX": "1",
+        "CI_NEEDS_MODEL": "1",
+    }  # a test that is skipped would be green
     os.environ |= {"PYTHONPATH": str(source), **needs}
     # Assertions of the modules that are preloaded are not rewritten. They are not those of the tests.
     options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward, Sharding
-from outdo.models.inspect_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from outdo.models.inspect_folder import ADAPTER_CONFIG
 from outdo.models.limits import DIVISIBLE_LORA
+from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.packages import explained, not_imported
 from outdo.utils.sharded_tensors import divided_like

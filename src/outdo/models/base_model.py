@@ -30,8 +30,7 @@ class BaseModel:
         `name` is an absolute path, or `owner/name` or `owner/name@revision` on the Hub.
         """
         files = sorted(folder.glob("*.safetensors"))
-        stats = [(path, path.stat()) for path in files]
-        hashes = {path.name: _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
+        hashes = {path.name: sha256_of(path) for path in files}
         if Path(name).is_absolute():
             return cls(name=name, sha256=hashes)
         assert folder.parent.name == "snapshots"  # of the Hub's cache: snapshots/COMMIT
@@ -62,6 +61,12 @@ def check_base(adapter: Path, base: BaseModel) -> None:
             f"model {adapter}: an adapter of another base: {', '.join(changed)} of {base.name} is not the file that it "
             f"was trained on (then {trained_on}); restore that file, or name the right base in adapter_config.json"
         )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file; one that is unchanged since the last call is not read again."""
+    stat = path.stat()
+    return _sha256(path, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)

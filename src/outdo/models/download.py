@@ -13,6 +13,7 @@ from huggingface_hub.errors import (
 )
 
 from outdo.models.device import _first_line
+from outdo.models.gguf_folder import converted
 from outdo.models.inspect_folder import ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError
 
@@ -23,16 +24,18 @@ MODEL_FILES = ("*.json", "*.safetensors")  # never pickle, never Python
 def downloaded(facts: ModelFacts) -> ModelFacts:
     """Return what is in the files of a language model; if it is on the Hub and not on this machine, download it first.
 
-    Raises `ModelError` if it cannot be downloaded.
+    Of a GGUF file a folder is made. Raises `ModelError` if the model cannot be downloaded or made.
     """
-    if facts.parameters is not None or is_local(facts.name):
+    if facts.folder is not None and (facts.parameters is not None or is_local(facts.name)):
         return facts
     files_of(facts, (*TOKENIZER_FILES, *MODEL_FILES))
     return inspect_folder(facts.adapter or facts.name)
 
 
 def files_of(facts: ModelFacts, patterns: Sequence[str]) -> Path:
-    """Return the folder of a local model; download a hub model, unless it is there already."""
+    """Return the folder of a local model; download a hub model, or convert a GGUF file, unless it is there already."""
+    if facts.dequantised:
+        return converted(Path(facts.name).expanduser())
     if is_local(facts.name):
         assert facts.folder is not None
         return facts.folder

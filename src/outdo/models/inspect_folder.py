@@ -1,10 +1,9 @@
 """Inspect a model before it is loaded: where it is, whether its files are sound, how large it is.
 
-Only JSON and the headers of safetensors files are read. No pickle is opened and no code of the folder is run. This
-module needs neither torch nor transformers, and takes a fraction of a second.
+Only JSON and the headers of safetensors and GGUF files are read. No pickle is opened and no code of the folder is run.
+This module needs neither torch nor transformers, and takes a fraction of a second.
 """
 
-import json
 import os
 import re
 from collections import Counter
@@ -16,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
-from safetensors import SafetensorError, safe_open
 
+from outdo.models.gguf_header import folder_of, is_gguf, read_header
+from outdo.models.weight_headers import ADAPTER_WEIGHTS, Tensors, read_object, read_tensors, read_weights
 from outdo.utils.errors import ModelError, did_you_mean
-from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]+)?")
 """A model of the Hub, and a commit, tag or branch of it."""
-SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # each fits into float32, which outdo trains
 WITHOUT_LOSS = {*DTYPES, "BOOL", "U8", "I16", "I32", "I64"}  # masks and positions are integers
 SIZES = {  # fact: the names it has in the config.json of various architectures
@@ -40,8 +38,6 @@ SIZES = {  # fact: the names it has in the config.json of various architectures
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 """What the name of a weight in a layer contains: `model.layers.0.mlp.up_proj.weight`."""
-
-Tensors = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +86,13 @@ class ModelFacts:
     vocab_size: int | None  # rows of the embedding
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
     adapter: Path | None = None  # the folder of an adapter of this model
+    dequantised: str | None = None  # of a GGUF file: the type of most of its weights, for example Q4_1
 
 
 def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     """Inspect a model without loading it: a folder, or a hub name `owner/name` (read if it was downloaded before).
 
-    The folder may hold a whole model, or an adapter and the name of its base model.
+    The folder may hold a whole model, or an adapter and the name of its base model. A GGUF file is a model as well.
 
     Raises `ModelError` with all problems, one per line: a folder that does not exist (with the nearest name that does),
     a missing or broken `config.json`, an architecture that is not of this `kind`, weights that are damaged, incomplete,
@@ -107,13 +104,15 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     if not is_local(name):
         return _inspect_cached(name, kind)
     folder = Path(name).expanduser()
+    if is_gguf(name) and os.path.isfile(folder):
+        return _inspect_gguf(name, folder, kind)
     if not os.path.isdir(folder):
         raise ModelError(f"model {name}: {_why_not_a_folder(folder)}")
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
         return _inspect_adapter(name, folder, kind)
     problems: list[str] = []
     config = _read_config(folder, kind, problems)
-    tensors = _read_weights(folder, problems)
+    tensors = read_weights(folder, problems)
     facts = _facts(name, folder, config, tensors, problems)
     if problems:
         raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
@@ -147,11 +146,23 @@ def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
     problems: list[str] = []
     config = _read_config(folder, kind, problems)
     missing: list[str] = []
-    tensors = _read_weights(folder, missing)
+    tensors = read_weights(folder, missing)
     facts = _facts(name, folder, config, {} if missing else tensors, problems)
     if problems:
         raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
     return facts
+
+
+def _inspect_gguf(name: str, file: Path, kind: Kind) -> ModelFacts:
+    """Inspect a GGUF file by its header: the facts are those of the folder that is made of it when a run starts."""
+    header, problems = read_header(file), list[str]()
+    tensors = {name: ("F32", tensor.shape) for name, tensor in header.tensors.items()}
+    problems.extend(_unsupported(header.config, kind))
+    folder = folder_of(file)
+    facts = _facts(name, folder if folder.is_dir() else None, header.config, tensors, problems)
+    if problems:
+        raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
+    return replace(facts, dequantised=header.stored)
 
 
 def _inspect_adapter(name: str, folder: Path, kind: Kind) -> ModelFacts:
@@ -160,7 +171,7 @@ def _inspect_adapter(name: str, folder: Path, kind: Kind) -> ModelFacts:
     The adapter of a reward model holds its head; the base may be a language model.
     """
     problems: list[str] = []
-    config = _read_object(folder / ADAPTER_CONFIG, problems)
+    config = read_object(folder / ADAPTER_CONFIG, problems)
     base, scores = _base_named_in(config), config.get("task_type") == "SEQ_CLS"
     if scores and kind is LANGUAGE_MODEL:
         problems.append("an adapter of a reward model, which gives scores and generates no text")
@@ -198,7 +209,7 @@ def _inspect_base(base: Any, kind: Kind, problems: list[str]) -> ModelFacts | No
 
 def _check_adapter_weights(folder: Path, problems: list[str]) -> None:
     if (folder / ADAPTER_WEIGHTS).is_file():
-        _read_header(folder / ADAPTER_WEIGHTS, problems)
+        read_tensors(folder / ADAPTER_WEIGHTS, problems)
     else:
         pickled = "; save the adapter as safetensors" if (folder / "adapter_model.bin").exists() else ""
         problems.append(f"no weights of the adapter: {ADAPTER_WEIGHTS} is missing{pickled}")
@@ -206,7 +217,7 @@ def _check_adapter_weights(folder: Path, problems: list[str]) -> None:
 
 def _why_not_a_folder(path: Path) -> str:
     if os.path.exists(path):
-        return "this is a file; give the folder that holds config.json and model.safetensors"
+        return "this is a file; give the folder that holds config.json and model.safetensors, or a .gguf file"
     if "\0" in str(path):
         return "the name contains a NUL character"
     while not os.path.isdir(path.parent):
@@ -220,26 +231,15 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir())
 
 
-def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Read the JSON object in `path`; add to `problems` and return an empty one if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
-        return {}
-    if not isinstance(content, dict):
-        problems.append(f"{path.name} should be a JSON object, not a {type(content).__name__}")
-        return {}
-    return content
-
-
 def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
+        files = sorted(path for path in folder.iterdir() if is_gguf(path))
         inner = sorted(path for name in ("config.json", ADAPTER_CONFIG) for path in _below(folder, name))
-        hint = f"; did you mean {inner[-1].parent}?" if inner else ""
+        meant = files[:1] or [path.parent for path in inner[-1:]]
+        hint = f"; did you mean {meant[0]}?" if meant else ""
         problems.append(f"config.json is missing, so this is no model folder{hint}")
         return {}
-    config = _read_object(folder / "config.json", problems)
+    config = read_object(folder / "config.json", problems)
     if config:
         problems.extend(_unsupported(config, kind))
     return config
@@ -289,65 +289,6 @@ def _transformers_has(model_type: str) -> bool:
     places = (spec.submodule_search_locations or []) if spec else []
     module = model_type.removesuffix("_text").replace("-", "_")
     return module.isidentifier() and any((Path(place) / "models" / module).is_dir() for place in places)
-
-
-def _read_weights(folder: Path, problems: list[str]) -> Tensors:
-    """Return dtype and shape of every stored tensor by its name, read from the headers alone."""
-    if (folder / SINGLE_FILE).is_file():
-        return _read_header(folder / SINGLE_FILE, problems)
-    if (folder / INDEX).is_file():
-        return _read_shards(folder, problems)
-    files = sorted(path.name for path in folder.iterdir() if path.is_file())
-    pickles = [name for name in files if Path(name).suffix in PICKLE_SUFFIXES]
-    if ADAPTER_WEIGHTS in files:
-        problems.append("no weights but those of an adapter; an adapter folder has no config.json: remove it")
-    elif pickles:
-        problems.append(
-            f"the weights are stored as pickle ({', '.join(pickles)}), which can run any code when opened, and was not "
-            "opened; save them as safetensors: model.save_pretrained(folder)"
-        )
-    else:
-        problems.append(f"no weights: {SINGLE_FILE} is missing")
-    return {}
-
-
-def _read_shards(folder: Path, problems: list[str]) -> Tensors:
-    weight_map = _read_object(folder / INDEX, problems).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        problems.append(f"{INDEX}: weight_map should name the file of every tensor")
-        return {}
-    tensors: Tensors = {}
-    known = len(problems)
-    for shard in sorted(set(weight_map.values())):
-        if reason := _why_unsafe(folder, shard):
-            problems.append(f"{INDEX} names {shard!r}, which {reason}")
-        else:
-            tensors |= _read_header(folder / shard, problems)
-    missing = sorted(name for name in weight_map if name not in tensors)
-    if missing and len(problems) == known:
-        problems.append(f"{INDEX} names {missing[0]} and {len(missing) - 1} more tensors that no file holds")
-    return tensors
-
-
-def _why_unsafe(folder: Path, shard: str) -> str | None:
-    if shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
-        return "leads out of the folder; it was not opened"
-    if Path(shard).suffix != ".safetensors":
-        return "is no safetensors file; it was not opened"
-    if not (folder / shard).is_file():
-        return "is missing; copy or download it again"
-    return None
-
-
-def _read_header(path: Path, problems: list[str]) -> Tensors:
-    try:  # safetensors checks lengths, offsets, shapes and JSON against the size of the file
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
-        size = os.path.getsize(path)
-        problems.append(f"{path.name} ({size:,} bytes) is damaged: {error}; copy or download it again")
-        return {}
 
 
 def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tensors, problems: list[str]) -> ModelFacts:

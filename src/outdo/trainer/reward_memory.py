@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from outdo.config.fields import Piece
 from outdo.config.names import QUANTISED, REWARD_MODEL
 from outdo.config.recipe import Recipe
-from outdo.models.inspect_folder import ADAPTER_WEIGHTS, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
+from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.trainer import cost
 from outdo.utils.errors import ModelError
 
