@@ -17,7 +17,7 @@ BASE_FILE = "base.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """A base: its folder, or its name on the Hub with its commit, and the SHA-256 of each file of its weights."""
+    """A base: its path, or its name on the Hub with its commit, and the SHA-256 of each file of its weights."""
 
     name: str
     revision: str | None = None
@@ -35,6 +35,11 @@ class BaseModel:
             return cls(name=name, sha256=hashes)
         assert folder.parent.name == "snapshots"  # of the Hub's cache: snapshots/COMMIT
         return cls(name=name.partition("@")[0], revision=folder.name, sha256=hashes)
+
+    @classmethod
+    def of_file(cls, file: Path) -> "BaseModel":
+        """Read a GGUF file, whose folder in the cache may be made again. The path is absolute."""
+        return cls(name=str(file), sha256={file.name: sha256_of(file)})
 
     def write(self, folder: Path) -> None:
         """Write `base.json` into the folder of an adapter."""

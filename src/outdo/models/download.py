@@ -18,7 +18,8 @@ from outdo.models.inspect_folder import ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError
 
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-MODEL_FILES = ("*.json", "*.safetensors")  # never pickle, never Python
+SAFETENSORS = "*.safetensors"
+MODEL_FILES = ("*.json", SAFETENSORS)  # never pickle, never Python
 
 
 def downloaded(facts: ModelFacts) -> ModelFacts:
@@ -35,7 +36,7 @@ def downloaded(facts: ModelFacts) -> ModelFacts:
 def files_of(facts: ModelFacts, patterns: Sequence[str]) -> Path:
     """Return the folder of a local model; download a hub model, or convert a GGUF file, unless it is there already."""
     if facts.dequantised:
-        return converted(Path(facts.name).expanduser())
+        return converted(Path(facts.name).expanduser(), weights=SAFETENSORS in patterns)
     if is_local(facts.name):
         assert facts.folder is not None
         return facts.folder

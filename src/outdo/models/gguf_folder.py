@@ -36,21 +36,23 @@ QWEN2 = (
 """How the tokenizers of Qwen2 and Qwen3 split a text."""
 
 
-def converted(file: Path) -> Path:
-    """Return the model folder of a GGUF file; make it if this is the first time.
+def converted(file: Path, *, weights: bool = True) -> Path:
+    """Return the model folder of a GGUF file, made if this is the first time; without `weights`, one that may have none.
 
     It appears whole or not at all. Of several processes one converts, and the others wait.
 
     Raises `ModelError` if the file cannot be converted exactly, or the folder cannot be written.
     """
     header, folder = read_header(file), folder_of(file)
+    if not weights and not folder.is_dir():
+        folder = folder.with_name(f"{folder.name}-tokenizer")
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
             if not folder.is_dir():
-                _convert(file, header, folder)
+                _convert(file, header, folder, weights=weights)
     except OSError as error:
         raise ModelError(f"model {file}: its folder {folder} cannot be written: {error}") from error
     return folder
@@ -63,13 +65,14 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def _convert(file: Path, header: GgufHeader, folder: Path) -> None:
+def _convert(file: Path, header: GgufHeader, folder: Path, *, weights: bool) -> None:
     from gguf import GGUFReader
 
     aside = Path(mkdtemp(dir=folder.parent, prefix=".new-"))
     try:
         reader = GGUFReader(file)
-        save_file(_weights(file, reader, header), aside / "model.safetensors", metadata={"format": "pt"})
+        if weights:
+            save_file(_weights(file, reader, header), aside / "model.safetensors", metadata={"format": "pt"})
         _write(aside / "config.json", header.config)
         ends = {key: value for key, value in header.config.items() if key.endswith("token_id") and value is not None}
         _write(aside / "generation_config.json", ends)

@@ -110,6 +110,8 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
         raise ModelError(f"model {name}: {_why_not_a_folder(folder)}")
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
         return _inspect_adapter(name, folder, kind)
+    if not (folder / "config.json").exists() and (files := sorted(path for path in folder.iterdir() if is_gguf(path))):
+        raise ModelError(f"model {name}: this folder holds no config.json, but GGUF files; name the file: {files[0]}")
     problems: list[str] = []
     config = _read_config(folder, kind, problems)
     tensors = read_weights(folder, problems)
@@ -233,10 +235,8 @@ def _subfolders(folder: Path) -> list[str]:
 
 def _read_config(folder: Path, kind: Kind, problems: list[str]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
-        files = sorted(path for path in folder.iterdir() if is_gguf(path))
         inner = sorted(path for name in ("config.json", ADAPTER_CONFIG) for path in _below(folder, name))
-        meant = files[:1] or [path.parent for path in inner[-1:]]
-        hint = f"; did you mean {meant[0]}?" if meant else ""
+        hint = f"; did you mean {inner[-1].parent}?" if inner else ""
         problems.append(f"config.json is missing, so this is no model folder{hint}")
         return {}
     config = read_object(folder / "config.json", problems)

@@ -186,8 +186,11 @@ def build_run(
 
 
 def _with_files(facts: ModelFacts, display: Display) -> ModelFacts:
-    """Download a model of the Hub, so that the first run chooses by its files what the next one does."""
-    with display.working(f"downloading {facts.name}"):
+    """Download a model of the Hub, so that the first run chooses by its files what the next one does.
+
+    A GGUF file is converted.
+    """
+    with display.working(f"{'converting' if facts.dequantised else 'downloading'} {facts.name}"):
         return downloaded(facts)
 
 

@@ -7,6 +7,7 @@ user may want to know.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from outdo.config.attention import divided_heads
@@ -19,6 +20,7 @@ from outdo.config.rules import conflicts
 from outdo.config.trackers import missing_clients
 from outdo.data.questions import Question
 from outdo.data.splits import load_questions
+from outdo.models.gguf_header import folder_of
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
@@ -238,7 +240,12 @@ def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
     if recipe.cluster.replicas > 1:
         yield f"memory: that of each of the {recipe.cluster.replicas} replicas"
-    if facts.folder is None:
+    if facts.dequantised:
+        yield (
+            f"model {facts.name}: its weights are dequantised from {facts.dequantised} to float32, once, into a folder "
+            f"in {folder_of(Path(facts.name).expanduser()).parent}; what is saved is safetensors, not GGUF"
+        )
+    elif facts.folder is None:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
     if facts.adapter:
         yield f"model {facts.adapter}: an adapter of {facts.name}; only the adapter is trained"
@@ -248,7 +255,7 @@ def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 def _not_downloaded(reward_models: Sequence[RewardSize]) -> Iterator[str]:
     for each in reward_models:
-        if each.facts.folder is None:
+        if each.facts.folder is None and not each.facts.dequantised:
             yield f"reward model {each.facts.name}: not on this machine yet; the estimate of memory leaves it out"
 
 

@@ -12,6 +12,8 @@ from outdo.config.file import dump
 from outdo.config.recipe import Recipe
 from outdo.distributed.replicas import current
 from outdo.loop import train
+from outdo.models.base_model import sha256_of
+from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import ModelFacts, cached_snapshot, is_local
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
@@ -355,9 +357,11 @@ def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) ->
 
 
 def _revisions(recipe: Recipe) -> dict[str, str]:
-    """Return the commit of each model that comes from the Hub."""
-    names = [name for name in (recipe.model, recipe.reference.model) if name and not is_local(name)]
-    return {name: folder.name for name in names if (folder := cached_snapshot(name))}
+    """Return the commit of each model that comes from the Hub, and the SHA-256 of each GGUF file."""
+    named = [name for name in (recipe.model, recipe.reference.model) if name]
+    files = {name: sha256_of(Path(name)) for name in named if is_gguf(name) and Path(name).is_file()}
+    names = [name for name in named if not is_local(name)]
+    return files | {name: folder.name for name in names if (folder := cached_snapshot(name))}
 
 
 def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:

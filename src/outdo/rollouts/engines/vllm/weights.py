@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from outdo.models.adapter import NAME, has_adapter, save_adapter
 from outdo.models.base_weights import is_quantised
+from outdo.models.gguf_folder import converted
+from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import cached_snapshot
 from outdo.models.loading import without_bars
 from outdo.rollouts.engines.base import PolicyView
@@ -58,6 +60,8 @@ def why_merged(model: PreTrainedModel) -> str:
 def base_folder(model: PreTrainedModel) -> str:
     """Return the folder of the base of a model with an adapter."""
     config = _adapter_config(model)
+    if is_gguf(config.base_model_name_or_path):
+        return str(converted(Path(config.base_model_name_or_path)))
     if config.revision is None:
         return str(config.base_model_name_or_path)
     folder = cached_snapshot(f"{config.base_model_name_or_path}@{config.revision}")

@@ -1,0 +1,67 @@
+"""A run, and every command that takes a model, with a GGUF file; what is saved is a model folder like any other."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_cases import SMALL, outdo_process
+from gguf_cases import Q8_0, write_gguf
+from transformers import AutoModelForCausalLM
+
+REAL = ("steps=1", "train.prompts=2", "train.group_size=4", "sampling.max_tokens=16", "rewards=last_number")
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "tiny.gguf", type=Q8_0)
+    return tmp_path / "tiny.gguf"
+
+
+def test_a_run_is_checked_by_the_header_then_trained_saved_and_resumed(file, gsm8k, tmp_path):
+    run = tmp_path / "run"
+    settings = (f"model={file}", f"data.path={gsm8k / 'train.jsonl'}", "data.eval_rows=3", *SMALL, f"run={run}")
+    note = f"model {file}: its weights are dequantised from Q8_0 to float32, once, into a folder in {tmp_path}/cache/"
+    checked = outdo_process("check", *settings)
+    assert checked.status == 0, checked.error
+    assert note in checked.out
+    assert not list((tmp_path / "cache" / "outdo" / "gguf").glob("*/model.safetensors"))  # the tokenizer alone
+    trained = outdo_process("train", *settings, "steps=1")
+    assert trained.status == 0, trained.error
+    assert note in trained.out
+    revisions = json.loads((run / "environment.json").read_text())["revisions"]
+    assert revisions == {str(file): hashlib.sha256(file.read_bytes()).hexdigest()}
+    file.unlink()  # a checkpoint holds all weights
+    resumed = outdo_process("resume", run, "steps=2")
+    assert resumed.status == 0, resumed.error
+    checkpoint = run / "checkpoints" / "step_000002"
+    assert (checkpoint / "model.safetensors").is_file()
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).config.model_type == "llama"
+
+
+def test_commands_that_take_a_model_take_the_file(file, gsm8k, tmp_path):
+    prompts, questions = tmp_path / "prompts.jsonl", gsm8k / "train.jsonl"
+    prompts.write_text(json.dumps({"prompt": "hello"}) + "\n")
+    limits = ("--max-tokens", "4")
+    for command in (
+        ("eval", file, "--data", questions, "--rewards", "last_number", "--limit", "2", *limits),
+        ("generate", file, "--data", prompts, "--out", tmp_path / "answers.jsonl", *limits),
+        ("plan", "--model", file),
+    ):
+        done = outdo_process(*command)
+        assert done.status == 0, done.error + done.out
+
+
+def test_the_real_model_is_trained_from_its_file(smollm2_gguf, smollm2, gsm8k, tmp_path):
+    run = tmp_path / "run"
+    data = (f"data.path={gsm8k / 'train.jsonl'}", "data.eval_rows=2", "eval.rows=2", "device=cpu")
+    done = outdo_process("train", f"model={smollm2_gguf}", *data, *REAL, f"run={run}")
+    assert done.status == 0, done.error
+    assert "its weights are dequantised from Q4_1 to float32" in done.out
+    trained = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "step_000001").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(smollm2).state_dict()
+    assert trained.keys() == before.keys()
+    assert max((trained[name] - weight).abs().max() for name, weight in before.items()) < 1e-3
+    assert all(weight.dtype == torch.float32 for weight in trained.values())
