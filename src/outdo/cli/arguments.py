@@ -22,7 +22,9 @@ Restarts = Annotated[
     typer.Option(min=0, help="after a fault of the machine, start again so often without progress; see cluster.md"),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="the run folder", show_default=False)]
-RunOrModel = Annotated[str, typer.Argument(help="a run folder, a model folder or a hub name", show_default=False)]
+RunOrModel = Annotated[
+    str, typer.Argument(help="a run folder, a model folder, a .gguf file or a hub name", show_default=False)
+]
 Engine = Annotated[
     str | None,
     typer.Option(help='builtin, \'{name = "vllm", python = "path"}\' ...; unset: the engine of the run, or builtin'),

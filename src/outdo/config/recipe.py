@@ -304,7 +304,7 @@ def _reward_spec(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:
 class Recipe(Section):
     """All settings of a run."""
 
-    model: PathText = Field(description="a model folder that from_pretrained loads, or a name on the Hub")
+    model: PathText = Field(description="a model folder that from_pretrained loads, a .gguf file, or a name on the Hub")
     run: RunName | None = Field(
         default=None, description="run folder: a path, or a name in runs/; unset: chosen and printed"
     )

@@ -39,7 +39,8 @@ QWEN2 = (
 def converted(file: Path, *, weights: bool = True) -> Path:
     """Return the model folder of a GGUF file; make it if this is the first time.
 
-    Without `weights` it may have none, only the config and the tokenizer. It appears whole or not at all. Of several processes one converts, and the others wait.
+    Without `weights` it may have none, only the config and the tokenizer. It appears whole or not at all. Of several
+    processes one converts, and the others wait.
 
     Raises `ModelError` if the file cannot be converted exactly, or the folder cannot be written.
     """

@@ -110,8 +110,7 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
         raise ModelError(f"model {name}: {_why_not_a_folder(folder)}")
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
         return _inspect_adapter(name, folder, kind)
-    if not (folder / "config.json").exists() and (files := sorted(path for path in folder.iterdir() if is_gguf(path))):
-        raise ModelError(f"model {name}: this folder holds no config.json, but GGUF files; name the file: {files[0]}")
+    _refuse_gguf_files(name, folder)
     problems: list[str] = []
     config = _read_config(folder, kind, problems)
     tensors = read_weights(folder, problems)
@@ -153,6 +152,12 @@ def _inspect_cached(name: str, kind: Kind) -> ModelFacts:
     if problems:
         raise ModelError("\n".join(f"model {name}: {problem}" for problem in problems))
     return facts
+
+
+def _refuse_gguf_files(name: str, folder: Path) -> None:
+    files = sorted(path for path in folder.iterdir() if is_gguf(path))
+    if files and not (folder / "config.json").exists():
+        raise ModelError(f"model {name}: this folder holds no config.json, but GGUF files; name the file: {files[0]}")
 
 
 def _inspect_gguf(name: str, file: Path, kind: Kind) -> ModelFacts:
