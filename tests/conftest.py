@@ -42,8 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The tensors of tests are small: a second thread costs more than it gains, most of all on a busy machine."""
-    before = torch.get_num_threads()
+    """The tensors of tests are small: a second thread costs more than it gains, most of all on a busy machine.
+
+    A run in this process lets torch use only deterministic algorithms, which no later test is to depend on.
+    """
+    before, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
@@ -59,3 +62,4 @@ def smollm2() -> Path:
 def smollm2_gguf() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct: see tests/support/smollm2.py."""
     return real_model.gguf_file()
+    torch.set_deterministic_debug_mode(mode)

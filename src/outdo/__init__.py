@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from outdo.models.critic import Critic as Critic
     from outdo.models.critic import own_head as own_head
     from outdo.models.critic import own_model as own_model
+    from outdo.models.device import make_deterministic as make_deterministic
     from outdo.models.logprobs import chunked_scores as chunked_scores
     from outdo.models.logprobs import sequence_logprobs as sequence_logprobs
     from outdo.models.logprobs import token_entropy as token_entropy
@@ -215,6 +216,7 @@ HOME = {  # public name: the module that defines it
     "length_weighted": "outdo.algorithms.advantages",
     "likelihood": "outdo.algorithms.objectives.presets",
     "load_reference": "outdo.models.reference",
+    "make_deterministic": "outdo.models.device",
     "load_reward": "outdo.rewards",
     "luspo": "outdo.algorithms.objectives.presets",
     "max_rl": "outdo.algorithms.advantages",

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 from run_cases import alive, wait_until
 
 import outdo
@@ -42,6 +43,9 @@ class Echo:
 
     def past(self) -> list[object]:
         return self.calls
+
+    def deterministic(self) -> int:
+        return torch.get_deterministic_debug_mode()
 
     def fork(self, value: object) -> object:
         return "the child's" if os.fork() == 0 else value
@@ -318,3 +322,13 @@ def test_a_process_that_hangs_while_it_imports_is_killed_and_named(script: str, 
     assert found, done.stdout + done.stderr
     assert not alive(int(found[1]))  # killed
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+def test_a_process_uses_deterministic_algorithms_if_its_parent_does(mode: int):
+    torch.set_deterministic_debug_mode(mode)
+    process = Process(1)
+    process.hold(0, Echo())
+    process.call(0, "deterministic", ())
+    assert process.result(600.0) == mode
+    process.close()

@@ -20,6 +20,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
 from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Question, questions_from
+from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, matchers_in
@@ -273,6 +274,7 @@ def _evaluations(
         answering, sampling = first.answering, first.answering.sampling
         with progress(f"loading {source.name}"):
             policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
+            make_deterministic(policy.device)
         with progress("tokenising"):
             prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
         engine = open_engine(named, policy, seed=arguments.seed)

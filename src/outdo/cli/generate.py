@@ -14,6 +14,7 @@ from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
 from outdo.config.environments import row_environments
 from outdo.data.questions import questions_from
+from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.storage.atomic import write_text_atomically
@@ -59,6 +60,7 @@ def run_generate(model: str, arguments: GenerateArguments, console: Console) -> 
     questions = questions_from(arguments.data, limit=arguments.limit, environments=environments)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=arguments.device, stop_token_ids=how.sampling.stop_token_ids)
+        make_deterministic(policy.device)
     engine = open_engine(piece, policy, seed=arguments.seed)
     with progress("tokenising"):
         prompts = how.prompts(questions, policy)

@@ -33,6 +33,7 @@ from outdo.cli.sweep_commands import sweep, tune
 from outdo.trainer.display import Display
 from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import OutdoError
+from outdo.utils.not_deterministic import not_deterministic
 from outdo.utils.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from outdo.utils.text import for_terminal
 
@@ -506,9 +507,10 @@ def main() -> None:
         print(f"outdo: {for_terminal(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        reason = OUT_OF_MEMORY if is_out_of_memory(error) else not_deterministic(error)
+        if reason is None:
             raise
-        print(f"outdo: {OUT_OF_MEMORY}", file=sys.stderr)
+        print(f"outdo: {for_terminal(reason)}", file=sys.stderr)
         sys.exit(OutdoError.exit_status)
 
 

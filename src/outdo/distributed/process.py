@@ -31,11 +31,11 @@ from threading import Thread, Timer
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-import torch
 import torch.multiprocessing
 from torch import Tensor
 
 from outdo.distributed.launch import FOLDER
+from outdo.models.device import set_deterministic
 from outdo.utils.errors import WorkerError
 from outdo.utils.malloc import disable_trim
 from outdo.utils.wake import wake_when_closed
@@ -138,7 +138,7 @@ class Process:
             context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
         self._heartbeats, their_heartbeats = context.Pipe(duplex=False)
-        arguments = (theirs, their_heartbeats, threads, _own_temporary_folder())
+        arguments = (theirs, their_heartbeats, _own_temporary_folder(), threads, torch.get_deterministic_debug_mode())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
             with _fork_server_in_time(advice):
@@ -341,11 +341,12 @@ def _remove_temporary_folder(folder: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _serve(pipe: Connection, heartbeats: Connection, threads: int, temporary_folder: str) -> None:
+def _serve(pipe: Connection, heartbeats: Connection, temporary_folder: str, threads: int, deterministic: int) -> None:
     """Run in a child: execute calls until the parent closes the pipe."""
     wake_when_closed(heartbeats.fileno())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    set_deterministic(deterministic)
     held: dict[int, Any] = {}
     Thread(target=_send_heartbeats, args=(heartbeats, held, temporary_folder), daemon=True).start()
     _execute_calls(pipe, held, threads)

@@ -38,11 +38,28 @@ def resolve_precision(precision: Precision, device: torch.device) -> Literal["fl
     return precision
 
 
-def make_deterministic(device: torch.device) -> None:
-    """Choose deterministic algorithms on CUDA, with a warning from torch where there is none. A CPU has no others."""
-    if device.type == "cuda":
+def make_deterministic(device: torch.device | str) -> None:
+    """Let torch use only deterministic algorithms, in this whole process and in the processes that it starts from here.
+
+    With several threads a CPU, too, has others: the backward pass of `x[indices]` adds up what belongs to one index in
+    whatever order the threads arrive. An operation without a deterministic algorithm raises `RuntimeError` on a CPU; on
+    CUDA torch warns. On other devices nothing changes.
+    """
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        return
+    if kind == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    set_deterministic("warn" if kind == "cuda" else "error")
+
+
+def set_deterministic(mode: int | str) -> None:
+    """Set torch's debug mode of deterministic algorithms: what another process has, or what `make_deterministic` sets.
+
+    It is `torch.use_deterministic_algorithms`, without the import of the compiler, which takes a second.
+    """
+    torch.set_deterministic_debug_mode(mode)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it takes time, and no memory is read before a write
 
 
 def _first_line(error: Exception) -> str:

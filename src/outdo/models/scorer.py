@@ -279,7 +279,7 @@ class Scorer:
         hidden, source = self.forward.hidden(micro)
         row, column = micro.loss_mask.nonzero(as_tuple=True)
         parts = [
-            compute(self.forward.head(hidden[at]), micro.temperature[of])
+            compute(self.forward.head(hidden.index_select(0, at)), micro.temperature[of])
             for at, of in zip(source[row, column].split(LOGIT_CHUNK), row.split(LOGIT_CHUNK), strict=True)
         ]
         return tuple(torch.cat(each).cpu() for each in zip(*parts, strict=True))

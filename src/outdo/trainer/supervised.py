@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from outdo.config.resume import accepted_changes
+from outdo.models.device import choose_device, make_deterministic
 from outdo.storage import atomic, checkpoint, free_space
 from outdo.storage.checkpoint import CheckpointInfo
 from outdo.storage.model_folder import save_model_folder
@@ -138,6 +139,7 @@ def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = Fa
         if resumed and folder.notice:
             display.say(folder.notice)
         try:
+            make_deterministic(choose_device(plan.settings["device"])[0])
             newest = checkpoint.latest(folder.checkpoints)
             state = checkpoint.load_state(newest.path) if newest else {}
             for line in _notices(plan, newest, state, out, changed=changed):

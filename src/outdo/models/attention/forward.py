@@ -227,11 +227,13 @@ class Forward:
         hidden, source = self.hidden(batch)
         at, token_ids, temperature = source[rows, columns], batch.token_ids[rows, columns], batch.temperature[rows]
         if self.sequence is None:
-            return self.scores(hidden[at], token_ids, temperature, entropy=entropy, chunk=chunk)
+            # A prompt's last state is taken once for each of its answers: the backward pass of `hidden[at]` adds these
+            # in an order that depends on the threads.
+            return self.scores(hidden.index_select(0, at), token_ids, temperature, entropy=entropy, chunk=chunk)
         at = at - self.sequence.rank * len(hidden)
         own = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts
         logprobs, entropies = self.scores(
-            hidden[at[own]], token_ids[own], temperature[own], entropy=entropy, chunk=chunk
+            hidden.index_select(0, at[own]), token_ids[own], temperature[own], entropy=entropy, chunk=chunk
         )
         return self.sequence.joined(logprobs, own), self.sequence.joined(entropies, own)
 

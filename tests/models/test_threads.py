@@ -1,0 +1,24 @@
+"""Equal bits with several threads in one process."""
+
+from pathlib import Path
+
+import pytest
+import thread_cases
+from thread_cases import different_bits
+
+from outdo.config.names import OBJECTIVES
+
+TWO_AND_FOUR = pytest.mark.parametrize("threads", [2, 4])
+
+
+@TWO_AND_FOUR
+def test_an_update_of_every_method_has_the_same_gradient_each_time(tmp_path: Path, threads: int):
+    assert different_bits(tmp_path, thread_cases.every_objective, threads) == dict.fromkeys(OBJECTIVES, 1)
+
+
+@TWO_AND_FOUR
+def test_with_deterministic_algorithms_a_row_that_is_taken_often_has_the_same_gradient_each_time(
+    tmp_path: Path, threads: int
+):
+    """What the code of a model or of a user may do, and what outdo's own code does not."""
+    assert different_bits(tmp_path, thread_cases.indexed, threads, deterministic=True) == {"x[indices]": 1}
