@@ -131,7 +131,7 @@ def indexed(folder: Path) -> Mapping[str, Compute]:
     x = torch.arange(500.0 * HIDDEN).view(500, HIDDEN).sin().requires_grad_()
     indices = torch.arange(4000) % 7
 
-    def compute() -> tuple[Tensor]:
+    def compute() -> Iterable[Tensor]:
         return torch.autograd.grad(x[indices].square().cumsum(0).sum(), x)
 
     return {"x[indices]": compute}

@@ -59,7 +59,8 @@ def set_deterministic(mode: int | str) -> None:
     It is `torch.use_deterministic_algorithms`, without the import of the compiler, which takes a second.
     """
     torch.set_deterministic_debug_mode(mode)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it takes time, and no memory is read before a write
+    # It takes time, and no memory is read before a write.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _first_line(error: Exception) -> str:

@@ -4,10 +4,8 @@ import re
 import traceback
 from pathlib import Path
 
-import outdo
-
 SIGN = re.compile(r"(?P<operation>.+?) does not have a deterministic implementation, but you set")
-OWN = Path(outdo.__file__).parent
+OWN = Path(__file__).parents[1]
 
 
 def not_deterministic(error: BaseException) -> str | None:
