@@ -22,3 +22,14 @@ def test_with_deterministic_algorithms_a_row_that_is_taken_often_has_the_same_gr
 ):
     """What the code of a model or of a user may do, and what outdo's own code does not."""
     assert different_bits(tmp_path, thread_cases.indexed, threads, deterministic=True) == {"x[indices]": 1}
+
+
+@pytest.mark.parametrize("cases", [thread_cases.other_trainings, thread_cases.frozen_bases])
+def test_other_trainings_have_the_same_gradient_each_time(tmp_path: Path, cases: thread_cases.Cases):
+    counted = different_bits(tmp_path, cases, 2, times=10)
+    assert counted == dict.fromkeys(counted, 1)
+
+
+def test_mixtures_have_the_same_gradient_each_time_with_deterministic_algorithms(tmp_path: Path):
+    """Their own code, which outdo does not change, may take a token once for each of its experts."""
+    assert different_bits(tmp_path, thread_cases.mixtures, 2, deterministic=True) == {"mixtral": 1, "qwen3_moe": 1}

@@ -10,15 +10,33 @@ from threading import Event, Thread
 from typing import Any
 
 import torch
-from engine_cases import VOCABULARY, rollout, tokens
+from engine_cases import VOCABULARY, other_model, rollout, tokens
+from peft import LoraConfig
 from run_cases import PATIENCE, WARM
 from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
 
 from outdo.algorithms.advantages import group_standardised, per_token
+from outdo.algorithms.objectives.presets import grpo, likelihood
 from outdo.config.names import OBJECTIVES
+from outdo.data.prompts import Prompts, tokenise
+from outdo.data.questions import Question
+from outdo.data.sft_examples import SftTokens
+from outdo.loop import train
+from outdo.models.bundle import Models
+from outdo.models.critic import own_model
 from outdo.models.device import make_deterministic
+from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.testing import tiny_model
+from outdo.rewards.comparisons import Comparison
+from outdo.rewards.in_process import InProcessReward
+from outdo.rewards.model import RewardModel
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.testing import byte_bpe_tokenizer, tiny_model
+from outdo.trainer.sft import supervised
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.imports import resolve
 
@@ -29,22 +47,24 @@ Compute = Callable[[], Iterable[Tensor]]
 Cases = Callable[[Path], Mapping[str, Compute]]
 
 
-def different_bits(folder: Path, cases: Cases, threads: int, *, deterministic: bool = False) -> dict[str, int]:
-    """How many different results `TIMES` equal computations have, for each of the cases, in a process of their own."""
+def different_bits(
+    folder: Path, cases: Cases, threads: int, *, deterministic: bool = False, times: int = TIMES
+) -> dict[str, int]:
+    """How many different results `times` equal computations have, for each of the cases, in a process of their own."""
     found = folder / f"found-{threads}.json"
-    process = WARM.Process(target=_count, args=(folder, cases, threads, deterministic, found))
+    process = WARM.Process(target=_count, args=(folder, cases, threads, deterministic, times, found))
     process.start()
     process.join(PATIENCE)
     assert process.exitcode == 0
     return json.loads(found.read_text())
 
 
-def _count(folder: Path, cases: Cases, threads: int, deterministic: bool, found: Path) -> None:
+def _count(folder: Path, cases: Cases, threads: int, deterministic: bool, times: int, found: Path) -> None:
     torch.set_num_threads(threads)
     if deterministic:
         make_deterministic("cpu")
     with _busy_thread():
-        counted = {name: len({_hash(compute()) for _ in range(TIMES)}) for name, compute in cases(folder).items()}
+        counted = {name: len({_hash(compute()) for _ in range(times)}) for name, compute in cases(folder).items()}
     found.write_text(json.dumps(counted))
 
 
@@ -135,3 +155,75 @@ def indexed(folder: Path) -> Mapping[str, Compute]:
         return torch.autograd.grad(x[indices].square().cumsum(0).sum(), x)
 
     return {"x[indices]": compute}
+
+
+def other_trainings(folder: Path) -> Mapping[str, Compute]:
+    """One update of a critic, a reward model and supervised fine-tuning."""
+    policy = wide_policy()
+    batch = crowd(policy)
+    critic = own_model(policy)
+    nn.init.ones_(critic.head.weight)
+    reward_model = a_reward_model()
+    ranked = Comparison(prompt="1+1=", completions=tuple("ab" * n for n in range(30, 38)), values=tuple(range(8)))
+    return {
+        "critic": partial(gradients, critic.trained, critic.optimiser, partial(critic.update, batch)),
+        "reward model": partial(
+            gradients, reward_model.model, reward_model.optimiser, partial(reward_model.update, [ranked])
+        ),
+        "SFT": update_of(policy, supervised(examples()), likelihood()),
+    }
+
+
+def a_reward_model() -> RewardModel:
+    model, tokenizer = tiny_model(hidden=HIDDEN, layers=1, vocab=VOCABULARY)
+    config = model.config
+    config.num_labels = 1
+    torch.manual_seed(0)
+    return RewardModel(AutoModelForSequenceClassification.from_config(config).eval(), tokenizer)
+
+
+def examples() -> list[SftTokens]:
+    """Examples that begin alike."""
+    start = tokens(5, 0)
+    return [SftTokens(token_ids=(*start, *tokens(2, n)), learned=(False,) * 5 + (True,) * 2) for n in range(ANSWERS)]
+
+
+def frozen_bases(folder: Path) -> Mapping[str, Compute]:
+    """One update of an adapter on weights that are stored in each way."""
+    tiny_model(folder / "model", hidden=HIDDEN, layers=1, vocab=VOCABULARY)
+    found: dict[str, Compute] = {}
+    for stored in ("float32", "bfloat16", "int8", "nf4"):
+        policy = Policy.load(folder / "model", adapter=LoraConfig(r=4, lora_alpha=8), weights=stored, device="cpu")
+        found[f"LoRA, {stored}"] = update_of(policy, crowd(policy), grpo(beta=0.0))
+    return found
+
+
+def mixtures(folder: Path) -> Mapping[str, Compute]:
+    """One update of models whose own code gives a token to several experts."""
+    found: dict[str, Compute] = {}
+    for arch in ("mixtral", "qwen3_moe"):
+        changes = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        model = other_model(arch, hidden_size=HIDDEN, num_hidden_layers=1, head_dim=24, **changes)
+        policy = Policy(model, byte_bpe_tokenizer([], VOCABULARY))
+        found[arch] = update_of(policy, crowd(policy), grpo(beta=0.0))
+    return found
+
+
+def python_loop(folder: Path) -> Mapping[str, Compute]:
+    """The weights after two steps of the loop."""
+
+    def score(completion: str) -> float:
+        return float(len(completion) % 3)
+
+    def weights() -> list[Tensor]:
+        policy = wide_policy(optimiser=OptimiserSettings(lr=1e-3))
+        asked = tokenise([Question(id="0", text="1+1=", answer="2", columns={})], policy.tokenizer)
+        engine, environment = BuiltinEngine(policy, seed=1), SingleTurn(InProcessReward(score))
+        sampler = GroupSampler(engine, environment, group_size=ANSWERS, sampling=SamplingParams(max_tokens=2))
+        prompts = Prompts(asked, per_step=1, seed=1)
+        for step in train(Models(policy), prompts, sampler, per_token(group_standardised), grpo(beta=0.0)):
+            if step.index == 2:
+                break
+        return list(policy.model.parameters())
+
+    return {"weights": weights}
