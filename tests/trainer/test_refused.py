@@ -129,6 +129,15 @@ def test_other_threads_are_shown_with_what_they_change(home, copy):
     assert "threads: 1 in the saved run, 2 now" in said
     assert "with other threads, the steps from here on can differ in their last bits" in said
     assert "last bits" not in outdo_(home, "resume", copy.name, "steps=8")
+    told = outdo_(home, "doctor", copy.name)
+    assert "note: step 7: the run was resumed with other threads 1 before, 2 then." in told
+
+
+def test_other_hardware_is_shown_and_does_not_stop_a_run(home, copy):
+    rewrite_state(copy, 6, lambda state: state["identity"]["process"].update(hardware="abacus"))
+    said = outdo_(home, "resume", copy.name, "steps=7")
+    assert 'hardware: "abacus" in the saved run, ' in said
+    assert "with other hardware, the steps from here on can differ in their last bits" in said
 
 
 def test_a_changed_reward_model_is_refused(own_home):

@@ -12,7 +12,9 @@ from rich.text import Text
 from outdo.cli.arguments import no_run
 from outdo.cli.output import metrics_of, print_text, print_warning
 from outdo.observability.doctor import LEVELS, Finding, Level, diagnose
+from outdo.observability.doctor.resumes import changed_bits
 from outdo.observability.page import read
+from outdo.storage.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
 
@@ -44,6 +46,7 @@ def _diagnose(run: Path) -> tuple[list[Finding], int]:
     left_out: list[str] = []
     lines, steps = metrics_of(run, left_out.append)
     findings = diagnose(lines, recipe=read.table(run, "recipe.toml", left_out.append))
+    findings += changed_bits(read_metrics(run / "history.jsonl", report=left_out.append))
     for sentence in left_out:
         print_warning(f"{run}: {sentence}")
     return findings, steps

@@ -74,8 +74,9 @@ def accepted_changes(
 ) -> list[str]:
     """Compare the identity of a saved training with that of the resumed one; return a line for each difference.
 
-    An identity has `settings`, `versions`, and the SHA-256 of `data`, `code` and reward `models`; what `saved` lacks is
-    not compared. Settings that match one of the patterns `may_change` may differ, and versions may.
+    An identity has `settings`, `versions`, the `process` that computes, and the SHA-256 of `data`, `code` and reward
+    `models`; what `saved` lacks is not compared. Settings that match one of the patterns `may_change` may differ, and
+    so may versions and process.
 
     Raises: UserError with all other differences, which make it another training, unless `changed`.
     """
@@ -92,9 +93,11 @@ def accepted_changes(
     if refused and not changed:
         raise UserError([*refused, f"undo the changes, or `outdo resume {folder} --changed` if they are meant"])
     other_versions = differences(saved.get("versions", now["versions"]), now["versions"])
+    process = saved.get("process", {}), now.get("process", {}) if "process" in saved else {}
     others = [key for key, *_ in _changes(*settings) if key in LAST_BITS] + ["versions"] * bool(other_versions)
+    others += [key for key, *_ in _changes(*process) if key not in others]
     notice = f"with other {', '.join(others)}, the steps from here on can differ in their last bits"
-    return [*allowed, *other_versions, *([notice] if others else []), *refused]
+    return [*allowed, *other_versions, *differences(*process), *([notice] if others else []), *refused]
 
 
 def may_differ(key: str, patterns: Sequence[str] = MAY_CHANGE) -> bool:

@@ -1,6 +1,7 @@
 """The device to train on, the precision of its products, and determinism."""
 
 import os
+import platform
 from typing import Literal
 
 import torch
@@ -51,6 +52,16 @@ def make_deterministic(device: torch.device | str) -> None:
     if kind == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     set_deterministic("warn" if kind == "cuda" else "error")
+
+
+def describe_hardware(device: str) -> str:
+    """Return what a device is: the name of the GPU, or the instructions that torch's code for this CPU uses.
+
+    Two machines with another one may round differently.
+    """
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def set_deterministic(mode: int | str) -> None:

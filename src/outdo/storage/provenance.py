@@ -17,13 +17,17 @@ PACKAGES = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "nump
 """The packages that decide the bits of a result."""
 
 
-def describe_environment(*, seed: int, threads: int, device: str, world_size: int = 1) -> dict[str, Any]:
+def describe_environment(
+    *, seed: int, threads: int, device: str, workers: int = 1, hardware: str = "", world_size: int = 1
+) -> dict[str, Any]:
     """Return the content of `environment.json`. It holds no environment variables and no secrets."""
     return {
         **versions(),
         "platform": platform.platform(),
         "device": device,
+        "hardware": hardware,
         "threads": threads,
+        "workers": workers,
         "world_size": world_size,
         "seed": seed,
         "command": without_secrets(sys.argv),

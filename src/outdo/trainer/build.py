@@ -30,7 +30,7 @@ from outdo.models.attention.choice import AttentionSetting
 from outdo.models.attention.ulysses import check_parts
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
-from outdo.models.device import choose_device
+from outdo.models.device import choose_device, describe_hardware
 from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
@@ -209,6 +209,7 @@ def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
     return {
         "recipe": dump(recipe),
         "versions": versions(),
+        "process": {"hardware": describe_hardware(choose_device(recipe.device)[0].type)},
         "data": dict(questions.fingerprints),
         "code": code_hashes(source_files(recipe)),
         "models": {str(folder): folder_hash(folder) for folder in _frozen_reward_models(recipe)},

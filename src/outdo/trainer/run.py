@@ -14,6 +14,7 @@ from outdo.distributed.replicas import current
 from outdo.loop import train
 from outdo.models.base_model import sha256_of
 from outdo.models.gguf_header import is_gguf
+from outdo.models.device import describe_hardware
 from outdo.models.inspect_folder import ModelFacts, cached_snapshot, is_local
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
@@ -348,7 +349,13 @@ def _keep_refused_batch(folder: RunFolder, step: Step) -> None:
 def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) -> None:
     """Write the recipe and the environment, and append to the history that the run continues after `step`."""
     recipe = run.recipe
-    environment = describe_environment(seed=recipe.seed, threads=recipe.threads or 0, device=recipe.device)
+    environment = describe_environment(
+        seed=recipe.seed,
+        threads=recipe.threads or 0,
+        workers=recipe.workers or 1,
+        device=recipe.device,
+        hardware=describe_hardware(recipe.device),
+    )
     environment["revisions"] = _revisions(recipe) | dict(run.commits)
     environment["sandboxes"] = sandboxes([options for reward, options in recipe.reward_specs if not reward.place])
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 from outdo.config.resume import accepted_changes
-from outdo.models.device import choose_device, make_deterministic
+from outdo.models.device import choose_device, describe_hardware, make_deterministic
 from outdo.storage import atomic, checkpoint, free_space
 from outdo.storage.checkpoint import CheckpointInfo
 from outdo.storage.model_folder import save_model_folder
@@ -91,7 +93,10 @@ class Plan(Generic[StepT]):
     @property
     def identity(self) -> dict[str, Any]:
         """What makes it this training and no other."""
-        return {"settings": dict(self.settings), "data": dict(self.data), "versions": versions()}
+        device = choose_device(self.settings["device"])[0].type
+        process = {"device": device, "hardware": describe_hardware(device), "threads": torch.get_num_threads()}
+        settings = dict(self.settings)
+        return {"settings": settings, "data": dict(self.data), "versions": versions(), "process": process}
 
 
 def unfinished_folder(out: Path) -> Path:
