@@ -13,13 +13,19 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 VLLM     := .venv-vllm
 LOWEST   := .venv-lowest
+NEWEST   := .venv-newest
+TORCH    ?= locked
 EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,wasm,8bit,int8,adapters,gguf,wandb,tensorboard,mlflow,ray,peers
 LOWEST_EXTRAS := math,yaml,plot,inspect,agents,search,adapters,8bit
 LOWEST_TESTS  := test_light_start.py test_loop.py cli/test_gsm8k_recipe.py config/test_examples.py data/test_questions.py \
                  models/test_adapter.py models/test_optimiser.py rewards/test_matchers.py
-INSTALL  := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+NEWEST_TESTS  := $(LOWEST_TESTS) models/test_expert_adapter.py rewards/test_reward_adapter.py \
+                 trainer/test_adapter_runs.py trainer/test_merged_export.py
+# The variables pin what builds the package too: an old pip reads the first one, a new pip the second.
+LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long test-lowest mutants bench vllm docs release clean
+.PHONY: quickstart test check test-long test-lowest test-newest lock mutants bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -38,6 +44,16 @@ test-long: $(VENV)/.installed-for-tests
 # The oldest version of each dependency that pyproject.toml allows, and tests that use all of them.
 test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest -q -W default $(addprefix tests/,$(LOWEST_TESTS))
+
+# The newest version of each dependency, upper bounds ignored, and torch in the version of the lock: PyPI's newest one for
+# Linux brings gigabytes of CUDA. `make test-newest TORCH=newest` takes it.
+test-newest: $(VENV)/.installed $(NEWEST)/.created
+	$(BIN)/python .ci/newest.py --python $(NEWEST)/bin/python --extras $(LOWEST_EXTRAS) --torch $(TORCH) \
+	  --pip-args="$(PIP_ARGS)" $(addprefix tests/,$(NEWEST_TESTS))
+
+# Pins again what constraints.in and pyproject.toml ask for; ARGS=--upgrade takes the newest version of everything.
+lock: $(BIN)/uv
+	$(BIN)/python .ci/lock.py $(ARGS)
 
 mutants: $(VENV)/.installed-for-tests
 	$(BIN)/python tests/mutants/mutants.py $(ARGS)
@@ -59,7 +75,7 @@ check: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q tests/test_budgets.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LOWEST) dist site .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(LOWEST) $(NEWEST) dist site .mutants_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # Each install leaves a stamp, so that a second call starts at once and a changed dependency installs again.
 
@@ -79,6 +95,9 @@ $(VENV)/.installed-for-tests: $(VENV)/.installed
 	$(INSTALL) -e ".[$(EXTRAS)]"
 	@touch $@
 
+$(BIN)/uv: | $(VENV)/.created
+	$(INSTALL) uv
+
 # vLLM has an environment of its own, whose pins meet none of outdo's. The wheels of torchvision, torchaudio and
 # torchcodec that come along are built for CUDA: with the torch for CPUs they break `import transformers`.
 $(VLLM)/.installed: constraints-vllm.txt
@@ -92,7 +111,12 @@ $(VLLM)/.installed: constraints-vllm.txt
 $(LOWEST)/.installed: $(VENV)/.created pyproject.toml
 	@echo "Installing the oldest versions into $(LOWEST): some minutes, and 5 GB with PyPI's torch for Linux."
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e ".[$(LOWEST_EXTRAS)]"
-	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python pytest hypothesis beartype
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python -c constraints.txt pytest hypothesis beartype
+	@touch $@
+
+# What is in it is brought up to date by each `make test-newest`.
+$(NEWEST)/.created:
+	$(PYTHON) -m venv $(NEWEST)
 	@touch $@
