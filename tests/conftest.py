@@ -50,6 +50,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    torch.set_deterministic_debug_mode(mode)
 
 
 @pytest.fixture(scope="session")
@@ -62,4 +63,3 @@ def smollm2() -> Path:
 def smollm2_gguf() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct: see tests/support/smollm2.py."""
     return real_model.gguf_file()
-    torch.set_deterministic_debug_mode(mode)
