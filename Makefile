@@ -48,7 +48,7 @@ test-lowest: $(LOWEST)/.installed
 # The newest version of each dependency, upper bounds ignored, and torch in the version of the lock: PyPI's newest one for
 # Linux brings gigabytes of CUDA. `make test-newest TORCH=newest` takes it.
 test-newest: $(VENV)/.installed $(NEWEST)/.created
-	$(BIN)/python .ci/newest.py --python $(NEWEST)/bin/python --extras $(LOWEST_EXTRAS) --torch $(TORCH) \
+	$(BIN)/python .ci/newest.py --python $(NEWEST)/bin/python --extras $(LOWEST_EXTRAS),int8 --torch $(TORCH) \
 	  --pip-args="$(PIP_ARGS)" $(addprefix tests/,$(NEWEST_TESTS))
 
 # Pins again what constraints.in and pyproject.toml ask for; ARGS=--upgrade takes the newest version of everything.
