@@ -13,8 +13,8 @@ from outdo.config.recipe import Recipe
 from outdo.distributed.replicas import current
 from outdo.loop import train
 from outdo.models.base_model import sha256_of
-from outdo.models.gguf_header import is_gguf
 from outdo.models.device import describe_hardware
+from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import ModelFacts, cached_snapshot, is_local
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
