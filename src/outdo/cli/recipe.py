@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from outdo.data.prompts import ToolsOf
+    from outdo.trainer.fallbacks import Prediction
 
 
 def recipe_of(settings: list[str] | None) -> Recipe:
@@ -61,7 +62,22 @@ def probe_machine(recipe: Recipe) -> Machine:
         errors += device_mistakes(recipe.engine, recipe.device, replicas=recipe.cluster.replicas)
     except UserError as error:
         errors += error.problems
-    return Machine(errors, memory, size, notes)
+    prediction = None if errors else _prediction(recipe)
+    if prediction is None:
+        return Machine(errors, memory, size, notes)
+    return Machine(errors, memory, size, [*notes, *prediction.notes], prediction.warnings)
+
+
+def _prediction(recipe: Recipe) -> "Prediction | None":
+    """Predict how the model will be computed; None if it is not on this machine yet."""
+    from outdo.models.inspect_folder import inspect_folder
+    from outdo.models.loading import load_tokenizer
+    from outdo.trainer.fallbacks import predict
+
+    facts = inspect_folder(recipe.model)
+    if facts.folder is None:
+        return None
+    return predict(recipe, facts, load_tokenizer(facts, stop_token_ids=recipe.sampling.stop_token_ids))
 
 
 def prompt_renderer(recipe: Recipe) -> Render:

@@ -246,6 +246,11 @@ def _with_weights(facts: ModelFacts, kind: Kind) -> Path:
     return folder
 
 
+def config_of(facts: ModelFacts) -> PretrainedConfig:
+    """Return the configuration of a model, whose weights need not be on this machine, with every dropout at 0."""
+    return _config(files_of(facts, TOKENIZER_FILES), facts.name)
+
+
 def _config(folder: Path, name: str) -> PretrainedConfig:
     """Read a config, with every dropout at 0."""
     with _as_model_error(name):

@@ -62,8 +62,9 @@ from outdo.trainer.build_method import (
 from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed, whole_notes
 from outdo.trainer.display import Display
-from outdo.trainer.engines import engine_notes, replays_routes
+from outdo.trainer.engines import choice_of, engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment
+from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import resolve_hardware, resolve_weights
 from outdo.trainer.replicated import is_divided
 from outdo.trainer.sampling_ahead import open_engine_of_run, open_sampling
@@ -73,7 +74,7 @@ from outdo.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The objects of a run. `notes` are the lines that the user should read before it starts."""
+    """The objects of a run. `notes` and `warnings` are the lines that the user should read before it starts."""
 
     recipe: Recipe  # every setting that was left to outdo is filled in
     requires: Requires  # by the objective and the advantage together
@@ -95,6 +96,7 @@ class Run:
     recorder: Recorder
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]  # what lets the run start, and makes it slow
 
     @property
     def is_divided(self) -> bool:
@@ -182,6 +184,7 @@ def build_run(
             *memory_notes,
             *data_notes,
         ),
+        warnings=tuple(fallback_warnings(policy.forward, choice_of(engine))),
     )
 
 

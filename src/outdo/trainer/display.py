@@ -9,7 +9,6 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from outdo.models.limits import MISMATCH
 from outdo.trainer.progress_bar import Count, followed, progress
 from outdo.utils.outcome import EVALUATIONS
 from outdo.utils.text import for_terminal
@@ -26,21 +25,20 @@ class Display:
         self._bar: tuple[Progress, TaskID] | None = None
         self._reward: float | None = None
         self._started = (time.monotonic(), 0)
-        self._float32 = False
+        self._rounding = math.inf
 
     def say(self, line: str) -> None:
         """Print one line of text as it is, except for control characters."""
         self.console.print(for_terminal(line), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def steps(self, done: int, total: int, *, float32: bool = False) -> Iterator[None]:
+    def steps(self, done: int, total: int, *, rounding: float = math.inf) -> Iterator[None]:
         """Show the progress of steps `done + 1` to `total` inside a `with` block.
 
-        With `float32`, the line of the first of them has the difference between sampler and trainer if rounding does
-        not explain it; in bfloat16 it always may.
+        The line of the first of them has the difference between sampler and trainer if it is more than `rounding` nats.
         """
         self._started = (time.monotonic(), done)
-        self._float32 = float32
+        self._rounding = rounding
         if not self.live:
             yield
             return
@@ -76,7 +74,7 @@ class Display:
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
         """Print the line of a step."""
         is_first = index == self._started[1] + 1
-        text = self._line(metrics, warn_mismatch=is_first and self._float32)
+        text = self._line(metrics, explained=self._rounding if is_first else math.inf)
         self._reward = metrics.get("reward", self._reward)
         if self._bar:
             self.advance(index, text)
@@ -115,10 +113,10 @@ class Display:
         if rewards:
             self.say(f"held-out reward {when}: " + ", ".join(rewards))
 
-    def _line(self, metrics: Mapping[str, float], *, warn_mismatch: bool) -> str:
+    def _line(self, metrics: Mapping[str, float], *, explained: float) -> str:
         parts = self._outcome(metrics)
         mismatch = metrics.get("sampling/sampling_logp_difference/max", 0.0)
-        if warn_mismatch and mismatch > MISMATCH:
+        if mismatch > explained:
             parts.append(f"sampler and trainer differ by {mismatch:.2g} nats")
         if "sampling/corrected" in metrics:
             corrected = metrics["sampling/corrected"] * metrics["num_trained_tokens"]

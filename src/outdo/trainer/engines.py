@@ -91,7 +91,7 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirs
         sequences = max(SEQUENCES, len(options["devices"]))  # each process is proved
     else:
         make = resolve(ENGINES.get(piece.name, piece.name))
-    proof = Proof(_bound(piece, policy.forward.precision_name), sequences=sequences)
+    proof = Proof(_bound(piece, policy.forward), sequences=sequences)
     separate = _beside(policy, partial(make, seed=seed, **options), proof, on_first)
     try:
         if on_first is None:
@@ -117,11 +117,13 @@ def _beside(
         return SeparateEngine(make(on_first.view), proof)
 
 
-def _bound(piece: Piece, precision: str) -> Bound:
-    """Return how far the log-probabilities of an engine may be from those of a policy of this precision."""
+def _bound(piece: Piece, forward: Forward) -> Bound:
+    """Return how far the log-probabilities of an engine may be from those of a policy with this forward pass."""
+    precision = forward.precision_name
     bound = FLOAT32 if piece.options.get("dtype", precision) == precision == "float32" else BFLOAT16
     if piece.name == BUILTIN_ENGINE:  # it may be as far as where its way to sample was chosen
         bound = bound._replace(largest=max(bound.largest, TOLERANCE))
+    bound = Bound(*map(forward.tolerance, bound))
     if (given := piece.options.get("max_difference")) is not None:
         largest = float(given)
         bound = Bound(largest, min(largest, max(bound.mean, largest / 10)))
@@ -230,12 +232,18 @@ def _sampler(engine: Engine) -> Engine:
     return inner.engine if isinstance(inner, EngineOnFirst) else inner
 
 
+def choice_of(engine: Engine) -> SamplingChoice | None:
+    """Return how the built-in engine samples; None if another engine does."""
+    sampler = _sampler(engine)
+    return sampler.choice if isinstance(sampler, BUILTIN) else None
+
+
 def _continuous(choice: SamplingChoice | None) -> bool:
     return choice is not None and choice.way.continuous
 
 
 def engine_notes(engine: Engine) -> Sequence[str]:
-    """Return how an engine samples, if that is not the usual way."""
+    """Return where an engine samples, and how its weights get there, if it does not share those of the policy."""
     sampler, notes = _sampler(engine), list[str]()
     if isinstance(engine, SeparateEngine):
         proof = engine.proof
@@ -245,10 +253,6 @@ def engine_notes(engine: Engine) -> Sequence[str]:
         ]
     if isinstance(sampler, BuiltinProcesses):
         notes += [f"engine: processes on {', '.join(sampler.places)}, threads of each: {sampler.threads}"]
-    if isinstance(sampler, BUILTIN) and sampler.choice is not None and not sampler.choice.way.continuous:
-        choice = sampler.choice
-        reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
-        notes += [f"sampling: {choice.way.name}{reason}"]
     if isinstance(sampler, VllmEngine) and isinstance(sampler.server, ProcessServer):
         why = sampler.server.merged_because
         notes += [f"engine: the adapter is delivered merged into the weights, because {why}"] if why else []

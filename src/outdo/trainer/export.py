@@ -26,7 +26,8 @@ SEQUENCES = 8
 """Fixed sequences of 64 tokens on which a merged model is compared with its adapter."""
 
 MOST_ROUNDING = 1e-4
-"""Nats by which the rounding of merged weights to float32 may change a log-probability. It changes some 1e-6."""
+"""Nats by which the rounding of merged weights to float32 may change a log-probability. It changes some 1e-6 in small
+models; where products in float32 move it more, it may be as much as they do."""
 
 
 class MergeError(NamedTuple):
@@ -83,7 +84,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
     del adapter
     model = merged(load_model(replace(facts, adapter=None)), facts.adapter)
     rounding = _largest(_logprobs(model) - expected)
-    if not rounding < MOST_ROUNDING:
+    if not rounding < max(MOST_ROUNDING, products):
         other = f"the merged model differs from the adapter by {rounding:.2g} nats"
         raise UserError([f"--merge: {other}; this adapter cannot be merged"])
     model = model.to(getattr(torch, wanted))  # pyright: ignore[reportArgumentType]

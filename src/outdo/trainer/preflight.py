@@ -46,6 +46,7 @@ class Machine(NamedTuple):
     memory: int | None = None  # bytes of the device in all
     adapter: int | None = None  # weights of the recipe's adapter
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 Render = Callable[[Question], Rendered]
@@ -122,7 +123,13 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     return Report(
         recipe=recipe,
         errors=errors,
-        warnings=[*warnings, *_repetition(recipe, train), *_unknown_tokens(train, prompts), *rewards.warnings],
+        warnings=[
+            *machine.warnings,
+            *warnings,
+            *_repetition(recipe, train),
+            *_unknown_tokens(train, prompts),
+            *rewards.warnings,
+        ],
         notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes],
         prompts=[prompt.text for prompt in prompts[:PROMPTS_SHOWN]],
         trials=rewards.trials,

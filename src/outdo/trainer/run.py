@@ -1,5 +1,6 @@
 """`outdo train`: the body of `for step in train(...)`, and what is before and after."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from outdo.models.base_model import sha256_of
 from outdo.models.device import describe_hardware
 from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import ModelFacts, cached_snapshot, is_local
+from outdo.models.limits import MISMATCH
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
 from outdo.observability.mismatch import correction_metrics
@@ -94,6 +96,8 @@ def run_to_end(
     recipe = run.recipe
     for note in run.notes:
         display.say(note)
+    for warning in run.warnings:
+        display.say(f"warning: {warning}")
     if done := completion(recipe, progress, folder.path):
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
@@ -168,8 +172,9 @@ class _Training:
             stop=run.stop,
             start=progress.step + 1,
         )
-        float32 = run.models.policy.forward.precision_name == "float32"
-        with self.display.steps(progress.step, recipe.steps, float32=float32), Clock() as clock:
+        forward = run.models.policy.forward  # in bfloat16, sampler and trainer always may differ
+        explained = forward.tolerance(MISMATCH) if forward.precision_name == "float32" else math.inf
+        with self.display.steps(progress.step, recipe.steps, rounding=explained), Clock() as clock:
             for step in self.signals.interrupting_each(steps, self.can_be_saved):
                 evaluated = self.finish(step, clock)
                 self.raise_write_error()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any, Literal
@@ -15,12 +16,14 @@ from outdo.models.attention.kernels import kernel_for
 from outdo.models.attention.packed import pack
 from outdo.models.device import Precision, resolve_precision
 from outdo.models.limits import MISMATCH
+from outdo.models.rounding import distance, in_float64, rounding
 from outdo.models.routing import find_routers, is_mixture
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
 AttentionSetting = Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention", "ulysses"]
-TOLERANCE = 1e-4  # nats, in float32; where both ways are right they differ by some 1e-6
+TOLERANCE = 1e-4  # nats, in float32, between two ways to compute a small model; both right, they differ by some 1e-6
+TINY = 1e-7  # nats, in float64; so much is allowed where float32 rounds nothing
 NARROW_TOLERANCE = 0.5  # nats, between two kernels in bfloat16; whole forward passes were 0.36 apart
 
 
@@ -47,15 +50,16 @@ def choose_forward(
     settings: dict[str, Any] = {"autocast": autocast, "compile": compile}
     settings["gradient_checkpointing"] = gradient_checkpointing
     _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
-    padded = Forward(model, way="padded", plain_head=False, autocast=False)
-    _check_padding(padded, batch)
-    plain = not _difference(padded, Forward(model, way="padded", plain_head=True, autocast=False), batch)
+    own = _OwnWay(model, batch)
+    settings["rounding"] = own.forward.rounding
+    _check_padding(own.forward, batch)
+    plain = not own.fault(Forward(model, way="padded", plain_head=True, autocast=False))
     # The logits of these few tokens may be too small for a soft cap to make a difference.
     plain = plain and not getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     reason = "as requested"
     if attention != "padded":
         shared = Forward(model, way="shared", plain_head=plain, autocast=False)
-        reason = _difference(padded, shared, batch) or _other_connection(shared, batch)
+        reason = own.fault(shared) or _other_connection(shared, batch)
     if reason and attention not in ("auto", "padded"):
         raise ModelError(
             f'attention = "{attention}": the attention of {type(model).__name__} cannot be replaced ({reason}); '
@@ -81,7 +85,8 @@ def _choose_kernel(forward: Forward, attention: AttentionSetting, batch: Batch) 
         return
     other = copy(forward)
     other.kernel = kernel
-    fault = _difference(forward, other, batch, NARROW_TOLERANCE if forward.autocast else TOLERANCE)
+    most = NARROW_TOLERANCE if forward.autocast else forward.tolerance(TOLERANCE)
+    fault = _difference(partial(_logprobs, other, batch), _logprobs(forward, batch), most)
     if fault and named:
         raise ModelError(f'attention = "{attention}": does not work here ({fault}); attention = "auto" finds what does')
     if fault:
@@ -102,18 +107,39 @@ def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointi
         raise ModelError(f"compile = true: needs a C++ compiler, and there is neither {' nor '.join(compilers)} here")
 
 
+class _OwnWay:
+    """What a model computes of a few tokens as its authors made it, with which other ways are compared."""
+
+    def __init__(self, model: PreTrainedModel, batch: Batch) -> None:
+        self.forward = Forward(model, way="padded", plain_head=False, autocast=False)
+        self.batch = batch
+        compute = partial(_logprobs, self.forward, batch)
+        self.forward.rounding = rounding(model, compute)
+        self.wide = None if self.forward.sharding is not None else in_float64(compute)
+        self.narrow = _logprobs(self.forward, batch)
+
+    def fault(self, other: Forward) -> str:
+        """Return how another way differs from the model's own in what it computes; empty if it does not.
+
+        In float64, where both can be computed in it, they may differ by the rounding of float32.
+        """
+        compute = partial(_logprobs, other, self.batch)
+        if self.wide is not None and (found := in_float64(compute)) is not None:
+            return _difference(lambda: found, self.wide, max(self.forward.rounding, TINY))
+        return _difference(compute, self.narrow, self.forward.tolerance(TOLERANCE))
+
+
 @torch.no_grad()
-def _difference(reference: Forward, other: Forward, batch: Batch, tolerance: float = TOLERANCE) -> str:
-    """Return how `other` differs from `reference` in what it computes; empty if it does not."""
-    expected = _logprobs(reference, batch)
+def _difference(compute: Callable[[], Tensor], expected: Tensor, most: float) -> str:
+    """Return the `distance` of log-probabilities from those expected, if it is more than `most`; otherwise nothing."""
     try:
-        actual = _logprobs(other, batch)
+        actual = compute()
     except Exception as error:  # any error is a reason not to run the model this way
         return f"{type(error).__name__}: {error}"
     if actual.shape != expected.shape:
         return f"it returns {actual.shape[-1]} values, and the model has a vocabulary of {expected.shape[-1]}"
-    gap = float((actual - expected).abs().max())
-    return "" if gap < tolerance else f"its log-probabilities differ by {gap:.2g}"
+    gap = distance(expected, actual)
+    return "" if gap <= most else f"its log-probabilities differ by {gap:.2g} nats"  # NaN is not
 
 
 @torch.no_grad()
@@ -130,7 +156,7 @@ def _check_padding(padded: Forward, batch: Batch) -> None:
         return tuple(alone)
 
     gap = float((together - torch.cat(padded.with_weights(compute))).abs().max())
-    if not gap < MISMATCH:
+    if not gap < padded.tolerance(MISMATCH):
         raise ModelError(
             f"{type(padded.model).__name__}: padding changes its log-probabilities by {gap:.2g} nats, or they are not "
             "finite; outdo computes answers of different lengths together and cannot train such a model"

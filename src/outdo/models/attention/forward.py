@@ -25,6 +25,7 @@ from outdo.models.attention.kernels import Kernel, layout_for
 from outdo.models.attention.packed import Rule, pack
 from outdo.models.device import Precision
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
+from outdo.models.rounding import tolerance
 from outdo.models.routing import UNKNOWN, Routers
 from outdo.models.wrapped_forwards import wrapped_forwards
 from outdo.types import Batch
@@ -117,6 +118,7 @@ class Forward:
         kernel: Kernel = "sdpa",
         compile: bool = False,
         gradient_checkpointing: bool = False,
+        rounding: float = 0.0,
     ) -> None:
         self.model = model
         self.way: Way = way
@@ -127,6 +129,7 @@ class Forward:
         self.compile = compile  # of the layers, in training; not in sampling and measuring
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
+        self.rounding = rounding  # nats by which float32 moves its log-probabilities: see `models.rounding`
         self.device = device_of(model)
         self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
@@ -151,6 +154,10 @@ class Forward:
     def sharding(self) -> Sharding | None:
         """How the weights are divided among replicas; None if this process holds all of them."""
         return getattr(self.model, "sharding", None)
+
+    def tolerance(self, smallest: float) -> float:
+        """Return by how many nats two right computations of this model in float32 may differ; at least `smallest`."""
+        return tolerance(smallest, self.rounding)
 
     def in_float32(self) -> "Forward":
         """Return the forward pass of this model with float32 products, as its code runs without compilation."""

@@ -85,7 +85,7 @@ def check_parts(forward: Forward, sequence: SequenceGroup) -> None:
         for each in (forward, in_parts(forward, sequence))
     )
     gap = float((parts - whole).abs().max())
-    if not gap < (NARROW_TOLERANCE if forward.autocast else TOLERANCE):
+    if not gap < (NARROW_TOLERANCE if forward.autocast else forward.tolerance(TOLERANCE)):
         raise ModelError(
             f'attention = "ulysses": {len(sequence)} replicas compute other log-probabilities of a sequence than one '
             f"does, by {gap:.2g} nats"
