@@ -1,0 +1,162 @@
+"""Rounding is told from mistakes, on models with small numbers and on models with those of large ones."""
+
+from functools import partial
+
+import pytest
+import torch
+from engine_cases import SHARED, other_model
+from large_numbers import enlarged, large_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outdo.models.attention import choice
+from outdo.models.attention.choice import choose_forward, small_batch
+from outdo.models.attention.forward import Forward
+from outdo.models.attention.packed import Packed
+from outdo.models.policy import Policy
+from outdo.models.rounding import distance, in_float64, rounding, tolerance
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin.kv_cache import KVCache
+from outdo.testing import byte_bpe_tokenizer, tiny_model
+from outdo.utils.errors import ModelError
+
+EXPERTS = {"num_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "head_dim": 8}
+WRONG = [
+    ("bloom", {"n_head": 4, "n_layer": 2}),
+    ("gpt_oss", {"head_dim": 8, "num_experts_per_tok": 1, "num_local_experts": 2}),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    ("lfm2", {"layer_types": ["conv", "full_attention"], "initializer_range": 0.015}),
+    ("phimoe", {"sliding_window": 64, "num_experts_per_tok": 1, "num_local_experts": 2}),
+    ("roberta", {"is_decoder": True}),
+]
+
+
+def logprobs(model: PreTrainedModel, way: str) -> Tensor:
+    """Log-probabilities [N, V] of the tokens on which models are tried."""
+    forward = Forward(model, way=way, plain_head=False, autocast=False)
+    with torch.no_grad():
+        return choice._logprobs(forward, small_batch(model.config.get_text_config().vocab_size))
+
+
+def sampling_of(model: PreTrainedModel) -> str:
+    policy = Policy(model, byte_bpe_tokenizer([], model.config.vocab_size))
+    return BuiltinEngine(policy).choice.way.name
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_a_model_with_the_numbers_of_a_large_one_takes_the_fast_way(arch):
+    model = large_model(arch)
+    own, shared = logprobs(model, "padded"), logprobs(model, "shared")
+    assert own.min() < -40
+    assert (own - shared).abs().max() > 5e-5  # some 2e-6 in a model with small numbers
+    forward = choose_forward(model)
+    assert (forward.way, forward.reason) == ("shared", "")
+    assert sampling_of(model) == "continuous batching"
+
+
+def test_a_vocabulary_of_262144_tokens_takes_the_fast_way():
+    model = large_model("gemma3_text", vocab=262_144, layers=2)
+    assert choose_forward(model).way == "shared"
+
+
+@pytest.mark.parametrize(("arch", "changes"), WRONG)
+def test_each_wrong_way_that_is_known_is_refused_with_large_numbers_too(arch, changes):
+    forward = choose_forward(enlarged(other_model(arch, **changes)))
+    assert forward.way == "padded"
+    assert forward.reason
+
+
+def test_a_model_that_reads_its_padding_is_refused_with_large_numbers_too():
+    with pytest.raises(ModelError, match="padding changes its log-probabilities"):
+        choose_forward(enlarged(other_model("cpmant", dim_head=8, dim_ff=64)))
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("exact", [True, False], ids=["float64", "float32"])
+def test_attention_that_is_a_little_wrong_is_refused(monkeypatch, large, exact):
+    """One part in a thousand is seen in float64, and one in twenty among the rounding of float32."""
+    if not exact:
+        monkeypatch.setattr(choice, "in_float64", lambda compute: None)
+    error, attend = 1e-3 if exact else 5e-2, Packed.attend
+    wrong = lambda row, query, *rest: attend(row, query * (1 + error), *rest)  # noqa: E731
+    monkeypatch.setattr(Packed, "attend", wrong)
+    model = large_model("qwen3") if large else tiny_model()[0]
+    assert choose_forward(model).way == "padded"
+
+
+@pytest.mark.parametrize("arch", SHARED)
+def test_a_cache_that_forgets_is_noticed_with_large_numbers_too(monkeypatch, arch):
+    attend = KVCache.attend
+    forget = lambda cache, query, key, value, rule: attend(cache, query, key, value * 0, rule)  # noqa: E731
+    monkeypatch.setattr(KVCache, "attend", forget)
+    assert sampling_of(large_model(arch)) == "model.generate"
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_a_model_that_float64_cannot_compute_takes_the_fast_way_by_its_own_rounding(large):
+    """torch multiplies the matrices of a mixture of experts in float32 and less only."""
+    model = other_model("qwen3_moe", **EXPERTS)
+    model = enlarged(model) if large else model
+    assert in_float64(partial(logprobs, model, "padded")) is None
+    assert choose_forward(model).way == "shared"
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("arch", SHARED)
+def test_rounding_is_of_the_size_of_the_distance_from_float64(arch, large):
+    model = large_model(arch) if large else tiny_model(arch=arch)[0]
+    own = partial(logprobs, model, "padded")
+    wide = in_float64(own)
+    assert wide is not None
+    assert wide.dtype == torch.float64
+    apart = distance(wide, own().double())
+    assert apart / 4 < rounding(model, own) < 12 * apart
+
+
+def test_two_right_ways_are_equal_in_float64():
+    model = large_model("llama")
+    first, second = (in_float64(partial(logprobs, model, way)) for way in ("padded", "shared"))
+    assert first is not None
+    assert second is not None
+    assert distance(first, second) < 1e-11
+
+
+def test_float64_leaves_the_weights_as_they_are():
+    model = tiny_model()[0]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    in_float64(partial(logprobs, model, "padded"))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_what_changes_a_tensor_in_place_changes_it_in_float64_too():
+    total = torch.zeros(3)
+
+    def compute() -> Tensor:
+        mine = torch.zeros(3, dtype=torch.float32)
+        mine += torch.ones(3)
+        mine[0] = 5.0
+        mine.mul_(torch.full((3,), 2.0))
+        torch.add(mine, 1.0, out=mine)
+        total.add_(1.0)  # it was there before: float32, and changed all the same
+        return mine
+
+    found = in_float64(compute)
+    assert found is not None
+    assert found.tolist() == [11.0, 3.0, 3.0]
+    assert total.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_distance_counts_what_is_sampled():
+    """By hand: p = (3/4, 1/4, 0), moved by 0.1, 0.2 and 40 nats."""
+    expected = torch.tensor([[0.75, 0.25, 0.0]]).log()
+    actual = expected + torch.tensor([[0.1, -0.2, 0.0]])
+    assert distance(expected, actual) == pytest.approx(0.75 * 0.1 + 0.25 * 0.2)
+    expected, actual = torch.tensor([[0.0, -80.0]]), torch.tensor([[0.0, -120.0]])
+    assert distance(expected, actual) < 1e-30
+
+
+def test_a_small_model_keeps_the_tolerance_that_was_measured_on_small_ones():
+    """The least wrong way to sample that is known was 1.3e-3 nats wrong, in a small model."""
+    forward = choose_forward(other_model("llama", initializer_range=0.02))
+    assert forward.tolerance(1e-3) == 1e-3
+    assert tolerance(1e-3, 4e-4) == pytest.approx(4e-3)
