@@ -92,9 +92,10 @@ def test_a_game_that_is_killed_between_two_guesses_is_played_again_bit_for_bit(
     (home / "guesses").unlink()
     command = Command(home, "train", "recipe.toml", "run=./held", *game)
     wait_until((home / "waiting").exists, command)
+    # The game waits in its own process; the checkpoint of the step before is still being written in a thread.
+    wait_until(lambda: newest(home / "held") == steps_done(home / "held") > 0, command)
     command.process.kill()
     assert command.wait() == -signal.SIGKILL, command.said
-    assert newest(home / "held") == steps_done(home / "held") > 0
     (home / "limit").unlink()
     outdo_(home, "resume", "held")
     assert_same(home / "held", home / "one-go")
