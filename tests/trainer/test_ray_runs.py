@@ -78,7 +78,7 @@ def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(
     run = home / f"ray-ended-{ending}"
     folder = f'engine={{name = "builtin", processes = 1, place = "ray", folder = "{tmp_path}"}}'
     command = cold(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", folder)
-    wait_until(lambda: steps_done(run) >= 2, command)
+    wait_until(lambda: steps_done(run) >= 2 and saved(run), command)  # a step is saved after it is finished
     started = family(command.pid)
     assert len(actors(started)) == 1
     command.send_signal(ending)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forked_replicas import main
-from kill_cases import assert_same
+from kill_cases import assert_same, newest
 from run_cases import (
     Command,
     alive,
@@ -15,7 +15,6 @@ from run_cases import (
     family,
     metrics,
     outdo_,
-    saved,
     steps_done,
     timeless,
     wait_until,
@@ -80,7 +79,7 @@ def test_replicas_beside_an_engine_that_are_killed_resume_exactly(home: Path, ki
     said, status = finished(command)
     assert status == (-9 if killed == "launcher" else 75), said
     wait_until(lambda: not any(map(alive, processes)))
-    assert saved(run)[-1] < STEPS
+    assert newest(run) < STEPS
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said
     assert_same(run, whole)
