@@ -18,6 +18,7 @@ from run_cases import (
     of_process,
     outdo_,
     saved,
+    state,
     steps_done,
     timeless,
     together,
@@ -137,8 +138,7 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     whole = undisturbed(home, "both-divided", settings)
     command = Command(home, "train", "recipe.toml", "run=./divided-killed", *settings, main=main)
     run = home / "divided-killed"
-    wait_until(lambda: steps_done(run) >= 4, command)
-    os.kill(replicas_of(command.pid)[1], signal.SIGKILL)
+    second_killed_after_an_unsaved_step(run, command)
     assert command.wait() == 75, command.said
     assert "replica 1 of 2 was ended by SIGKILL" in command.said
     assert "each replica holds a part of the weights" in command.said
@@ -159,6 +159,25 @@ def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     said = outdo_(home, "resume", run, f"steps={STEPS + 1}", *alone)
     assert "can differ in their last bits" in said
     assert saved(run)[-1] == STEPS + 1
+
+
+def second_killed_after_an_unsaved_step(run: Path, command: Command) -> None:
+    """Kill the second replica when the last finished step, the fifth or a later one, is odd: it gets no checkpoint.
+
+    The first one is stopped meanwhile, so that it does not finish another step before the kill.
+    """
+    wait_until(lambda: len(replicas_of(command.pid)) == 2 and steps_done(run) >= 5, command)
+    first, second = replicas_of(command.pid)
+    while True:
+        wait_until(lambda: steps_done(run) % 2 == 1, command)
+        assert command.running, command.said
+        os.kill(first, signal.SIGSTOP)
+        wait_until(lambda: state(first) == "T", command)
+        if steps_done(run) % 2 == 1:
+            break
+        os.kill(first, signal.SIGCONT)
+    os.kill(second, signal.SIGKILL)
+    os.kill(first, signal.SIGCONT)
 
 
 def undisturbed(home: Path, name: str, settings: tuple[str, ...]) -> Path:
