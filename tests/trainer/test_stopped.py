@@ -41,7 +41,18 @@ def score(completion, answer):
         time.sleep(6000)
     return 0.0
 """
-MAY_HANG = HANGS.replace("if completion", "if Path('hang').exists() and completion").replace("0.0", "len(completion)")
+MAY_HANG = """
+import time
+from pathlib import Path
+
+LINES = Path("run/metrics.jsonl")
+
+def score(completion, answer):
+    if Path("hang").exists() and LINES.exists() and LINES.read_bytes().count(b"\\n") >= 2:  # in the third step
+        Path("hanging").touch()
+        time.sleep(6000)
+    return len(completion)
+"""
 HANGING = ("checkpoint.every=20", "reward_limits.timeout=5000", "eval.every=0", "steps=6")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -84,15 +95,13 @@ def never_hung(tmp_path_factory):
 def test_a_reward_that_hangs_does_not_delay_the_end(own_home, never_hung, number):
     """The steps before are saved although the last checkpoint is older, and no weight of the step under way counts."""
     (own_home / "score.py").write_text(MAY_HANG)
-    command = Command(own_home, "train", "recipe.toml", "run=./run", *HANGING)
-    wait_until(lambda: steps_done(own_home / "run") >= 2, command)
     (own_home / "hang").touch()
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *HANGING)
     wait_until(lambda: (own_home / "hanging").exists(), command)
-    step = steps_done(own_home / "run")
     os.kill(command.pid, number)
     assert command.wait() == 128 + number, command.said
     assert "Traceback" not in command.said
-    assert saved(own_home / "run") == [step]
+    assert saved(own_home / "run") == [steps_done(own_home / "run")] == [2]
     (own_home / "hang").unlink()
     outdo_(own_home, "resume", "run")
     assert weights(own_home / "run") == weights(never_hung)
@@ -207,21 +216,19 @@ def test_a_signal_in_an_evaluation_keeps_the_step_and_a_resumed_run_evaluates_it
     waits = (
         "import time\nfrom pathlib import Path\n"
         "def score(prompt, completion):\n"
-        "    if '5=' in prompt and Path('hang').exists():\n"
+        "    if '5=' in prompt and Path('hang').exists() and Path('run/metrics.jsonl').exists():\n"
         "        Path('hanging').touch()\n"
         "        time.sleep(6000)\n"
         "    return len(completion) % 3\n"
     )
     (own_home / "score.py").write_text(waits)
     settings = ("steps=6", "eval.every=2", "checkpoint.every=20", "reward_limits.timeout=5000")
-    command = Command(own_home, "train", "recipe.toml", "run=./run", *settings)
-    wait_until(lambda: steps_done(own_home / "run") >= 1, command)
     (own_home / "hang").touch()
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *settings)
     wait_until(lambda: (own_home / "hanging").exists(), command)
     os.kill(command.pid, signal.SIGTERM)
     assert command.wait() == 143, command.said
-    step = steps_done(own_home / "run")
-    assert saved(own_home / "run") == [step]
+    assert saved(own_home / "run") == [steps_done(own_home / "run")] == [2]
     assert "eval/greedy" not in metrics(own_home / "run")[-1]
     (own_home / "hang").unlink()
     outdo_(own_home, "resume", "run")
