@@ -77,9 +77,12 @@ def test_attention_that_is_a_little_wrong_is_refused(monkeypatch, large, exact):
     """One part in a thousand is seen in float64, and one in twenty among the rounding of float32."""
     if not exact:
         monkeypatch.setattr(choice, "in_float64", lambda compute: None)
-    error, attend = 1e-3 if exact else 5e-2, Packed.attend
-    wrong = lambda row, query, *rest: attend(row, query * (1 + error), *rest)  # noqa: E731
-    monkeypatch.setattr(Packed, "attend", wrong)
+    attend = Packed.attend
+
+    def a_little_wrong(row: Packed, query: Tensor, *rest: object) -> Tensor:
+        return attend(row, query * (1.001 if exact else 1.05), *rest)
+
+    monkeypatch.setattr(Packed, "attend", a_little_wrong)
     model = large_model("qwen3") if large else tiny_model()[0]
     assert choose_forward(model).way == "padded"
 
@@ -87,7 +90,10 @@ def test_attention_that_is_a_little_wrong_is_refused(monkeypatch, large, exact):
 @pytest.mark.parametrize("arch", SHARED)
 def test_a_cache_that_forgets_is_noticed_with_large_numbers_too(monkeypatch, arch):
     attend = KVCache.attend
-    forget = lambda cache, query, key, value, rule: attend(cache, query, key, value * 0, rule)  # noqa: E731
+
+    def forget(cache: KVCache, query: Tensor, key: Tensor, value: Tensor, rule: object) -> Tensor:
+        return attend(cache, query, key, value * 0, rule)
+
     monkeypatch.setattr(KVCache, "attend", forget)
     assert sampling_of(large_model(arch)) == "model.generate"
 

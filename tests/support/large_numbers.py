@@ -1,7 +1,6 @@
 """Small models whose numbers are as large as those of large models, so that float32 rounds as much."""
 
 import torch
-from engine_cases import SHARED, other_model
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -18,7 +17,9 @@ def large_model(arch: str, *, vocab: int = 264, layers: int = 6) -> PreTrainedMo
 
 
 @torch.no_grad()
-def enlarged(model: PreTrainedModel, *, sharper: float = 1.0, hidden: float = 1e4, span: float = 80.0) -> PreTrainedModel:
+def enlarged(
+    model: PreTrainedModel, *, sharper: float = 1.0, hidden: float = 1e4, span: float = 80.0
+) -> PreTrainedModel:
     """The same model with larger weights."""
     for name, weight in model.named_parameters():
         if name.endswith(QUERIES):
@@ -36,6 +37,3 @@ def enlarged(model: PreTrainedModel, *, sharper: float = 1.0, hidden: float = 1e
 def _multiply(weight: torch.Tensor | nn.Parameter, factor: float, *, centred: bool) -> None:
     """Multiply a weight; with `centred` it is stored as its distance from 1."""
     weight.copy_((weight + 1) * factor - 1 if centred else weight * factor)
-
-
-__all__ = ["SHARED", "enlarged", "large_model", "other_model"]

@@ -8,10 +8,12 @@ from engine_cases import other_model
 from rich.console import Console
 from run_cases import write_home, write_rows
 
+from outdo.cli.recipe import probe_machine
 from outdo.config.file import load
 from outdo.rollouts.engines.builtin import engine as builtin
 from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
 from outdo.testing import byte_bpe_tokenizer
+from outdo.trainer import fallbacks
 from outdo.trainer.display import Display
 from outdo.trainer.run import start
 
@@ -40,8 +42,32 @@ def run(tmp_path, monkeypatch):
 
 def test_a_run_says_how_it_samples_where_that_is_not_the_fastest_way(run):
     said = run()
-    assert "sampling: model.generate with prompts of one length at a time (model.generate: its log-prob" in said
+    assert (
+        "warning: sampling: model.generate with prompts of one length at a time (model.generate: its log-prob" in said
+    )
+    assert "without continuous batching; sampling takes several times as long" in said
+    assert "warning: attention: padded (its log-probabilities differ by" in said
     assert "sampler and trainer differ" not in said
+
+
+@pytest.mark.parametrize("arch", ["bart", "llama"])
+def test_a_check_warns_of_what_the_run_will_warn_of(tmp_path, arch, monkeypatch):
+    home = write_home(tmp_path)
+    monkeypatch.chdir(home)
+    other_model(arch, **(BART if arch == "bart" else {})).save_pretrained(home / arch)
+    byte_bpe_tokenizer([], 264).save_pretrained(home / arch)
+    recipe = load(home / "recipe.toml", [f"model={home / arch}"])
+    warnings = probe_machine(recipe).warnings
+    expected = ["attention: padded", "sampling: model.generate"] if arch == "bart" else []
+    assert [" ".join(each.split()[:2]) for each in warnings] == expected
+
+
+def test_a_model_too_large_to_be_tried_before_it_is_loaded_is_said_to_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(fallbacks, "MOST_WEIGHTS", 1000)
+    monkeypatch.chdir(write_home(tmp_path))
+    recipe = load(tmp_path / "recipe.toml")
+    notes = probe_machine(recipe).notes
+    assert any("is known when it is loaded: two of its layers are too large" in note for note in notes)
 
 
 @pytest.mark.parametrize(("precision", "lines"), [("float32", 1), ("bfloat16", 0)])
