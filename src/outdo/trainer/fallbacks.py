@@ -41,7 +41,7 @@ def fallback_warnings(forward: Forward, choice: SamplingChoice | None) -> list[s
         )
     if choice is not None and not choice.way.continuous:
         reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
-        cause = "" if forward.reason != "as requested" else ', which `attention = "padded"` in the recipe brings about'
+        cause = "" if forward.reason != "as requested" else ', which needs other attention than `attention = "padded"`'
         warnings.append(
             f"sampling: {choice.way.name}{reason}, without continuous batching{cause}; sampling takes several times as "
             'long (docs/models.md), and answers depend on their batch; `engine = "vllm"` may be faster'
@@ -68,7 +68,7 @@ def predict(recipe: Recipe, facts: ModelFacts, tokenizer: PreTrainedTokenizerBas
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        policy = Policy(model, tokenizer, attention=recipe.attention.name)
+        policy = Policy(model, tokenizer, attention="padded" if recipe.attention.name == "padded" else "auto")
         sampled_here = recipe.engine.name == BUILTIN_ENGINE
         return Prediction(fallback_warnings(policy.forward, BuiltinEngine(policy).choice if sampled_here else None))
     except Exception as error:  # a small model of an unusual architecture may not be possible; the run itself may be
