@@ -74,7 +74,7 @@ from outdo.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The objects of a run. `notes` and `warnings` are the lines that the user should read before it starts."""
+    """The objects of a run. `notes` are lines about what was chosen for it."""
 
     recipe: Recipe  # every setting that was left to outdo is filled in
     requires: Requires  # by the objective and the advantage together
@@ -96,7 +96,12 @@ class Run:
     recorder: Recorder
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]
-    warnings: tuple[str, ...]  # what lets the run start, and makes it slow
+
+    @property
+    def first_lines(self) -> list[str]:
+        """What the user should read before the run starts: the notes, and warnings of what makes it slow."""
+        warnings = fallback_warnings(self.models.policy.forward, choice_of(self.engine))
+        return [*self.notes, *(f"warning: {each}" for each in warnings)]
 
     @property
     def is_divided(self) -> bool:
@@ -184,7 +189,6 @@ def build_run(
             *memory_notes,
             *data_notes,
         ),
-        warnings=tuple(fallback_warnings(policy.forward, choice_of(engine))),
     )
 
 

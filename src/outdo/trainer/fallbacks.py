@@ -43,8 +43,8 @@ def fallback_warnings(forward: Forward, choice: SamplingChoice | None) -> list[s
         reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
         cause = "" if forward.reason != "as requested" else ', which needs other attention than `attention = "padded"`'
         warnings.append(
-            f"sampling: {choice.way.name}{reason}, without continuous batching{cause}; sampling takes several times as "
-            'long (docs/models.md), and answers depend on their batch; `engine = "vllm"` may be faster'
+            f"sampling: {choice.way.name}{reason}, without continuous batching{cause}; sampling takes twice as long "
+            'or more (docs/models.md), and answers depend on their batch; `engine = "vllm"` may be faster'
         )
     return warnings
 

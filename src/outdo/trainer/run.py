@@ -94,10 +94,8 @@ def run_to_end(
     `changes` are the differences from the run that was saved, for the history of the run folder.
     """
     recipe = run.recipe
-    for note in run.notes:
-        display.say(note)
-    for warning in run.warnings:
-        display.say(f"warning: {warning}")
+    for line in run.first_lines:
+        display.say(line)
     if done := completion(recipe, progress, folder.path):
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
