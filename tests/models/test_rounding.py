@@ -1,6 +1,7 @@
 """Rounding is told from mistakes, on models with small numbers and on models with those of large ones."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +53,13 @@ def test_a_model_with_the_numbers_of_a_large_one_takes_the_fast_way(arch):
     forward = choose_forward(model)
     assert (forward.way, forward.reason) == ("shared", "")
     assert sampling_of(model) == "continuous batching"
+
+
+def test_the_real_model_takes_the_fast_way(smollm2: Path):
+    policy = Policy.load(smollm2, device="cpu")
+    assert (policy.forward.way, policy.forward.reason) == ("shared", "")
+    assert BuiltinEngine(policy).choice.way.name == "continuous batching"
+    assert 1e-6 < policy.forward.rounding < 1e-4
 
 
 def test_a_vocabulary_of_262144_tokens_takes_the_fast_way():

@@ -1,5 +1,6 @@
 """Equal bits with several threads in one process."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ TWO_AND_FOUR = pytest.mark.parametrize("threads", [2, 4])
 @TWO_AND_FOUR
 def test_an_update_of_every_method_has_the_same_gradient_each_time(tmp_path: Path, threads: int):
     assert different_bits(tmp_path, thread_cases.every_objective, threads) == dict.fromkeys(OBJECTIVES, 1)
+
+
+def test_an_update_of_the_real_model_has_the_same_gradient_each_time(smollm2: Path, tmp_path: Path):
+    assert different_bits(tmp_path, partial(thread_cases.real_model, smollm2), 2, times=5) == {"SmolLM2": 1}
 
 
 @TWO_AND_FOUR

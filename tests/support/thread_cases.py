@@ -146,6 +146,12 @@ def every_objective(folder: Path) -> Mapping[str, Compute]:
     return {name: update_of(policy, batch, resolve(path)(**options.get(name, {}))) for name, path in OBJECTIVES.items()}
 
 
+def real_model(model: Path, folder: Path) -> Mapping[str, Compute]:
+    """One update of a pretrained model, whose width needs no more than 64 answers for a race."""
+    policy = Policy.load(model, device="cpu")
+    return {"SmolLM2": update_of(policy, crowd(policy, answers=64), grpo())}
+
+
 def indexed(folder: Path) -> Mapping[str, Compute]:
     """The gradient of `x[indices]`, where the same few rows are taken again and again."""
     x = torch.arange(500.0 * HIDDEN).view(500, HIDDEN).sin().requires_grad_()
