@@ -24,7 +24,7 @@ def test_packages_that_fit_are_listed_with_what_outdo_needs(monkeypatch: pytest.
     status, text = said()
     assert status == 0
     assert "\n  peft 0." in text
-    assert " (outdo needs >=0.21)\n" in text
+    assert " (outdo needs <0.22,>=0.21)\n" in text
     assert text.endswith("all packages that outdo uses fit\n")
 
 

@@ -258,7 +258,7 @@ def test_an_adapter_on_a_gguf_file_names_it_and_is_refused_on_another(tmp_path, 
     assert (facts.name, facts.adapter) == (str(file), adapter)
     for path in cache.iterdir():
         if path.is_dir():
-            path.rename(tmp_path / "gone")  # a cache may be emptied
+            path.rename(tmp_path / f"gone-{path.name}")  # a cache may be emptied
     assert Policy.load(adapter, device="cpu").base == policy.base
     write_gguf(file, type=Q4_1)
     with pytest.raises(ModelError, match=r"an adapter of another base: tiny\.gguf"):

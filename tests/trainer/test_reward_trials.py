@@ -81,7 +81,7 @@ def test_without_references_to_try_only_the_first_question_is_scored(warnings, t
 def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path):
     rows = [{"prompt": "double", "answer": ["assert double(2) == 4"]}, {"prompt": "half", "answer": "assert half(2)"}]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = ["model=m", f"data.path={tmp_path}/data.jsonl", "data.eval_rows=0"]
+    settings = ["model=m", f"data.path={tmp_path}/data.jsonl", "data.eval_rows=0", "device=cpu"]
     recipe = load(None, [*settings, "rewards=[{name='code', unsafe_local=true}]"])
     result = try_rewards(recipe, load_questions(recipe).train, references=REFERENCES)
     assert (list(result.errors), list(result.warnings)) == ([], [])

@@ -19,13 +19,13 @@ def texts(extras: tuple[str, ...] | None, level: str) -> list[str]:
 def test_the_packages_of_this_environment_are_those_that_outdo_was_made_for():
     found = {each.name: each for each in packages.packages()}
     assert found["torch"].version == version_of("torch")
-    assert found["peft"].range == ">=0.21"
+    assert found["peft"].range == "<0.22,>=0.21"
     assert "pytest" not in found
 
 
 def test_a_version_outside_the_range_of_outdo_is_named_with_what_to_install(tmp_path: Path, monkeypatch):
     pretend(tmp_path, monkeypatch, peft="0.3")
-    expected = 'needs peft>=0.21, and 0.3 is installed: pip install "peft>=0.21"'
+    expected = 'needs peft<0.22,>=0.21, and 0.3 is installed: pip install "peft<0.22,>=0.21"'
     assert [text.partition(" ")[0] for text in texts(ADAPTERS, "warning") if text.endswith(expected)] == [
         "outdo[adapters]"
     ]
@@ -85,4 +85,4 @@ def test_a_package_that_is_there_and_cannot_be_imported_is_not_called_missing():
 def test_odd_metadata_of_old_packages_stops_nothing(tmp_path: Path, monkeypatch):
     pretend(tmp_path, monkeypatch, peft="odd,no requirement at all", accelerate="1.15,numpy>=1")
     (said,) = (text for text in texts(ADAPTERS, "warning") if "peft" in text)
-    assert "needs peft>=0.21, and odd is installed" in said
+    assert "needs peft<0.22,>=0.21, and odd is installed" in said

@@ -195,6 +195,7 @@ def _other_connection(shared: Forward, batch: Batch) -> str:
     return f"its {unused[0]} is a mask that attention does not get as an argument" if unused else ""
 
 
+@torch.no_grad()  # a graph would keep the gathered weights of a divided model
 def _logprobs(forward: Forward, batch: Batch) -> Tensor:
     def compute() -> tuple[Tensor]:
         hidden, source = forward.hidden(batch)
