@@ -33,6 +33,15 @@ def test_paths_become_absolute(recipe: Recipe, tmp_path: Path):
     assert changed.train.objective.options["surrogate"] == f"{tmp_path}/mine.py:push"
 
 
+def test_a_link_to_a_file_keeps_its_ending_and_a_link_to_a_folder_is_followed(recipe: Recipe, tmp_path: Path):
+    (tmp_path / "blob").write_text("")
+    (tmp_path / "linked.jsonl").symlink_to("blob")
+    (tmp_path / "newest").symlink_to("model")
+    linked = load(None, ["model=newest", "data.path=linked.jsonl", "rewards=exact"])
+    assert with_absolute_paths(linked).data.path[0].path == str(tmp_path / "linked.jsonl")
+    assert with_absolute_paths(linked).model == str(tmp_path / "model")
+
+
 def test_file_names_stand_in_place_of_all_local_paths(recipe: Recipe, tmp_path: Path):
     published = dump(with_file_names(with_absolute_paths(recipe)))
     assert "/" not in published.replace("/tmp", "/")

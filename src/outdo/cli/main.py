@@ -224,7 +224,7 @@ def resume(
 @app.command()
 def sft(
     *,
-    model: Annotated[str, typer.Argument(help="a model folder or a hub name")],
+    model: Annotated[str, typer.Argument(help="a model folder, a .gguf file or a hub name")],
     data: Annotated[list[str], typer.Option(help="conversations, or prompts and answers; may be given several times")],
     weight: Annotated[
         list[float] | None, typer.Option(min=0.001, help="share of each --data in every batch; unset: by their sizes")
@@ -270,7 +270,7 @@ def sft(
 @app.command(name="reward-model")
 def reward_model(
     *,
-    model: Annotated[str, typer.Argument(help="a language model or a reward model: a folder or a hub name")],
+    model: Annotated[str, typer.Argument(help="a language model or a reward model: a folder, .gguf file or hub name")],
     data: Annotated[str, typer.Option(help="preference pairs, or rated answers")],
     out: Annotated[Path, typer.Option(help="folder for the reward model")],
     kind: Annotated[

@@ -17,7 +17,7 @@ from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.data.preferences import Kind, comparisons_in, describe_format, detect_kind
 from outdo.models.chat_options import set_chat_options
-from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
+from outdo.models.inspect_folder import EITHER, REWARD_MODEL, conversion_notes, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.schedules import constant
@@ -232,6 +232,7 @@ def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed
     try:
         if not resumed:  # then the model is that of the checkpoint
             adapter = read_adapter(settings.adapter, settings.model, settings.base_weights, EITHER)
+            notes += conversion_notes(inspect_folder(settings.model, EITHER))
             notes += template_notes(settings.template, settings.model, EITHER)
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()

@@ -20,7 +20,7 @@ from outdo.data.sft_examples import SftExample, SftTokens, encode_examples, exam
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.chat_options import set_chat_options
 from outdo.models.download import downloaded
-from outdo.models.inspect_folder import inspect_folder
+from outdo.models.inspect_folder import conversion_notes, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.schedules import constant
@@ -150,6 +150,7 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
     try:
         if not resumed:  # then the model is that of the checkpoint
             adapter = read_adapter(settings.adapter, settings.model, settings.base_weights)
+            notes += conversion_notes(inspect_folder(settings.model))
             notes += template_notes(settings.template, settings.model)
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()

@@ -34,8 +34,15 @@ def with_file_names(recipe: Recipe) -> Recipe:
 
 
 def absolute(path: str) -> str:
-    """Return an absolute path if the file or folder exists; else, as for a name on the Hub, the text itself."""
-    return str(Path(path).resolve()) if Path(path).exists() else path
+    """Return an absolute path if the file or folder exists; else, as for a name on the Hub, the text itself.
+
+    Links to folders are followed. A link to a file keeps its name, whose ending says what the file holds: in the Hub's
+    cache every file is a link to one without an ending.
+    """
+    found = Path(path)
+    if not found.exists():
+        return path
+    return str(found.resolve() if found.is_dir() else found.parent.resolve() / found.name)
 
 
 def absolute_data(path: str) -> str:

@@ -120,6 +120,15 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     return facts
 
 
+def conversion_notes(facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence for the user if a model is a GGUF file: what becomes of it, and where."""
+    if facts.dequantised:
+        yield (
+            f"model {facts.name}: its weights are dequantised from {facts.dequantised} to float32, once, into a folder "
+            f"in {folder_of(Path(facts.name).expanduser()).parent}; what is saved is safetensors, not GGUF"
+        )
+
+
 def is_local(name: str) -> bool:
     """Return whether `name` means a folder on this machine; otherwise it is a hub name, which is written `owner/name`.
 

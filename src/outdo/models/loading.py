@@ -157,7 +157,7 @@ def adapter_size(facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_
 def base_of(facts: ModelFacts) -> BaseModel:
     """Return the identity of a model that is the base of an adapter. Its weights are on this machine."""
     if facts.dequantised:
-        return BaseModel.of_file(Path(facts.name).expanduser().resolve())
+        return BaseModel.of_file(Path(facts.name).expanduser().absolute())  # a link to it has the ending, .gguf
     folder = files_of(facts, MODEL_FILES)
     return BaseModel.of(str(folder.resolve()) if is_local(facts.name) else facts.name, folder)
 

@@ -7,7 +7,6 @@ user may want to know.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from outdo.config.attention import divided_heads
@@ -20,8 +19,7 @@ from outdo.config.rules import conflicts
 from outdo.config.trackers import missing_clients
 from outdo.data.questions import Question
 from outdo.data.splits import load_questions
-from outdo.models.gguf_header import folder_of
-from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, inspect_folder
+from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
 from outdo.trainer import cost
@@ -247,12 +245,8 @@ def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
     if recipe.cluster.replicas > 1:
         yield f"memory: that of each of the {recipe.cluster.replicas} replicas"
-    if facts.dequantised:
-        yield (
-            f"model {facts.name}: its weights are dequantised from {facts.dequantised} to float32, once, into a folder "
-            f"in {folder_of(Path(facts.name).expanduser()).parent}; what is saved is safetensors, not GGUF"
-        )
-    elif facts.folder is None:
+    yield from conversion_notes(facts)
+    if facts.folder is None and not facts.dequantised:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
     if facts.adapter:
         yield f"model {facts.adapter}: an adapter of {facts.name}; only the adapter is trained"

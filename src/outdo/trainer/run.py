@@ -368,10 +368,10 @@ def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) ->
 
 def _revisions(recipe: Recipe) -> dict[str, str]:
     """Return the commit of each model that comes from the Hub, and the SHA-256 of each GGUF file."""
-    named = [name for name in (recipe.model, recipe.reference.model) if name]
-    files = {name: sha256_of(Path(name)) for name in named if is_gguf(name) and Path(name).is_file()}
-    names = [name for name in named if not is_local(name)]
-    return files | {name: folder.name for name in names if (folder := cached_snapshot(name))}
+    of_critic = recipe.critic.options.get("path") if recipe.critic else None
+    named = [str(name) for name in (recipe.model, recipe.reference.model, of_critic) if name]
+    files = {name: sha256_of(path) for name in named if is_gguf(path := Path(name).expanduser()) and path.is_file()}
+    return files | {name: folder.name for name in named if not is_local(name) and (folder := cached_snapshot(name))}
 
 
 def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
