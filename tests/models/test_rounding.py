@@ -49,7 +49,7 @@ def test_a_model_with_the_numbers_of_a_large_one_takes_the_fast_way(arch):
     model = large_model(arch)
     own, shared = logprobs(model, "padded"), logprobs(model, "shared")
     assert own.min() < -40
-    assert (own - shared).abs().max() > 5e-5  # some 2e-6 in a model with small numbers
+    assert (own - shared).abs().max() > 2e-5  # some 2e-6 in a model with small numbers
     forward = choose_forward(model)
     assert (forward.way, forward.reason) == ("shared", "")
     assert sampling_of(model) == "continuous batching"
