@@ -6,6 +6,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from command_cases import chain_model
 
 TASK = """task: answers
@@ -65,6 +66,7 @@ def test_the_scores_of_the_harness_are_shown_for_each_model(outdo, model, chat_m
     assert "gsm8k: exact_match (strict-match)" in shown.out
     assert "0.5 ± 0.245" in shown.out
     first, second = asked
+    assert torch.get_deterministic_debug_mode() == 2
     assert (first["tasks"], first["limit"], first["torch_random_seed"]) == (["gsm8k", "my_task"], 3, 7)
     assert (first["apply_chat_template"], second["apply_chat_template"]) == (False, True)
     assert first["model"].pretrained.config.vocab_size == first["model"].tokenizer.vocab_size

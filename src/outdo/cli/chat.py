@@ -6,6 +6,7 @@ from itertools import count
 from rich.console import Console
 
 from outdo.cli.output import print_line
+from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -34,6 +35,7 @@ def run_chat(
     piece = named_engine(engine, source.recipe)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device)
+        make_deterministic(policy.device)
     data = source.recipe.data if source.recipe else None
     template, system = (data.prompt_template, data.system) if data else (None, None)
     limit = max_tokens or (source.recipe.sampling.max_tokens if source.recipe else MAX_TOKENS)

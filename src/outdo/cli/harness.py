@@ -15,7 +15,7 @@ from rich.table import Table
 from outdo.cli.evaluate import EvalArguments
 from outdo.cli.output import print_line
 from outdo.models.chat_options import set_chat_options
-from outdo.models.device import choose_device
+from outdo.models.device import choose_device, make_deterministic
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.trainer.find_model import ModelRef, find_model
@@ -137,6 +137,7 @@ def _scores(source: ModelRef, names: Sequence[str], manager: Any, arguments: Eva
     device = choose_device(arguments.device)[0]
     with progress(f"loading {source.name}"):
         model = load_model(facts, device)
+        make_deterministic(device)
     batch_size = BATCH_ON_CPU if device.type == "cpu" else "auto"
     found = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
