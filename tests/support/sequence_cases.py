@@ -12,6 +12,7 @@ from divided_cases import saved_model
 from engine_cases import other_model, rollout
 from policy_cases import ALL_TERMS, prepared, updated
 from replica_cases import _random_shares, shared
+from thread_cases import crowd, different_results, update_of, wide_policy
 from torch import Tensor
 
 from outdo.algorithms.advantages import gae
@@ -100,7 +101,19 @@ def updates_of_other_architectures(replicas: Replicas) -> None:
     for arch in ("mistral", "gemma2", "gpt2"):
         assert_same_update(replicas, arch, ALL_TERMS, 1e-6)
     assert_same_update(replicas, "qwen3", ALL_TERMS, 1e-6, num_key_value_heads=1)
-    assert_same_update(replicas, "qwen3_moe", ALL_TERMS, 1e-6, num_experts=4, num_experts_per_tok=2)
+    # Each replica multiplies fewer rows by an expert, which rounds in another way.
+    assert_same_update(replicas, "qwen3_moe", ALL_TERMS, 1e-5, num_experts=4, num_experts_per_tok=2)
+
+
+def equal_gradients_with_two_threads(replicas: Replicas) -> None:
+    """The gradient has the same bits each time, though very many answers take the last state of their prompt."""
+    made = wide_policy(pool=in_groups(replicas))
+    compute = update_of(made, crowd(made, answers=512), grpo(beta=0.0))
+    torch.set_num_threads(2)
+    try:
+        assert different_results(compute, 20) == 1
+    finally:
+        torch.set_num_threads(1)
 
 
 def given_routes_are_replayed(replicas: Replicas) -> None:

@@ -63,9 +63,14 @@ def _count(folder: Path, cases: Cases, threads: int, deterministic: bool, times:
     torch.set_num_threads(threads)
     if deterministic:
         make_deterministic("cpu")
-    with _busy_thread():
-        counted = {name: len({_hash(compute()) for _ in range(times)}) for name, compute in cases(folder).items()}
+    counted = {name: different_results(compute, times) for name, compute in cases(folder).items()}
     found.write_text(json.dumps(counted))
+
+
+def different_results(compute: Compute, times: int) -> int:
+    """How many different results `times` equal computations have, beside a busy thread."""
+    with _busy_thread():
+        return len({_hash(compute()) for _ in range(times)})
 
 
 def _hash(tensors: Iterable[Tensor]) -> str:
