@@ -290,7 +290,7 @@ def test_several_workers_score_at_the_same_time_and_in_order(reward_of: Make, sa
     source = """
         import os, time
         def score(completion, answer):
-            time.sleep(5 if completion == "slow" else 0)
+            time.sleep(2 if completion == "slow" else 0)
             return float(answer)
     """
     reward: Any = reward_of(source, workers=4)
@@ -304,7 +304,7 @@ def test_several_workers_score_at_the_same_time_and_in_order(reward_of: Make, sa
 def test_an_error_of_a_worker_that_does_not_start_again_is_raised_from_any_thread(
     reward_of: Make, sample: Sample, tmp_path: Path
 ):
-    source = "import time\ndef score(completion):\n    time.sleep(5)\n    return 1.0"
+    source = "import time\ndef score(completion):\n    time.sleep(1)\n    return 1.0"
     reward = reward_of(source, workers=2)
     (tmp_path / "my_reward.py").write_text("import no_such_package")
     with pytest.raises(RewardError, match="does not start again"):

@@ -26,7 +26,7 @@ from outdo.utils.errors import EngineError, EngineLostError
 
 STAND_IN = Path(__file__).parent.parent / "support" / "stand_in_server.py"
 SAMPLING = SamplingParams(max_tokens=12)
-SILENCE = 20.0  # seconds until a stopped process is killed
+SILENCE = 2.0  # seconds until a stopped process is killed
 
 
 @pytest.fixture
