@@ -60,6 +60,18 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         ),
         "exact fell from 0.55 to 0.15 while format rose",
     ),
+    "stopped_reading": (
+        steps((1, {"reads/about a _ Use": 20.1}), (8, {}), (1, {"reads/about a _ Use": 0.3})),
+        r'no longer read the question at "about a _ Use".* lost 20.1 nats at the start.* loses 0.3 now.*reward check',
+    ),
+    "repeats_itself": (
+        steps((5, {"completions/repeated_ratio": 0.02}), (9, {"completions/repeated_ratio": 0.6})),
+        "60% of the pairs of words .* before; at the start it was 2%",
+    ),
+    "same_whatever_is_asked": (
+        steps((5, {"completions/identical_across_ratio": 0.0}), (9, {"completions/identical_across_ratio": 0.8})),
+        "80% of the answers are answers to another question .* at the start it was 0%",
+    ),
     "identical_answers": (
         steps((6, {"completions/identical_ratio": 0.99, "frac_all_right": 0.4})),
         r"99% of the further answers .* repeat an earlier one.*temperature = 0.3",
@@ -197,6 +209,15 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "conflicting_reward_parts": steps(
         (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
         (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),
+    ),
+    "stopped_reading": steps(
+        (1, {"reads/about a _ Use": 20.0, "reads/a _": 3.0}),
+        (8, {}),
+        (1, {"reads/about a _ Use": 5.0, "reads/a _": 0.1}),  # what was hardly read is not missed
+    ),
+    "repeats_itself": steps((9, {"completions/repeated_ratio": 0.6})),  # it always was so
+    "same_whatever_is_asked": steps(
+        (5, {"completions/identical_across_ratio": 0.3}), (9, {"completions/identical_across_ratio": 0.8})
     ),
     "identical_answers": steps(  # as at the end of the quickstart: the others are neither equal nor all right
         (9, {"completions/identical_ratio": 0.96, "frac_all_right": 0.72, "frac_reward_zero_std": 0.78})

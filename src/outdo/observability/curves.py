@@ -155,7 +155,7 @@ def _label(axes: "Axes", name: str) -> None:
     axes.set_title(entry.title if entry else name, pad=14)
     if entry:
         axes.text(0, 1.03, name, transform=axes.transAxes, fontsize=7, color=GREY, family="monospace")
-    if name.startswith(SHARES):
+    if name.startswith(SHARES) and not name.startswith("eval/reads/"):
         axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.margins(x=0.02)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.target.progress import target_metrics
+from outdo.observability.across_questions import across_question_metrics
 from outdo.observability.mismatch import mismatch_metrics
 from outdo.observability.within_groups import within_group_metrics
 from outdo.types import FinishReason, Group, Rollout, Step
@@ -25,7 +26,7 @@ def step_metrics(step: Step) -> dict[str, float]:
         | _token_metrics(step)
         | _update_metrics(step)
     )
-    metrics |= within_group_metrics(step.groups)
+    metrics |= within_group_metrics(step.groups) | across_question_metrics(step.groups)
     return {name: value for name, value in metrics.items() if value is not None} | {**step.sampled.metrics}
 
 

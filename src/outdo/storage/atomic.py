@@ -8,7 +8,7 @@ tests let each of them fail in turn, and kill the process at each of them.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,37 @@ def write_json_atomically(path: Path, content: Any) -> None:
 def write_text_atomically(path: Path, content: str) -> None:
     """Replace `path` by `content` in UTF-8; a reader sees the old file or the new one, also after a crash."""
     write_bytes_atomically(path, content.encode("utf-8", "backslashreplace"))  # half a surrogate pair has no UTF-8
+
+
+def write_lines_atomically(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `path`, in a folder that is made if it is missing, by one JSON object on each line."""
+    try:
+        make_folder(path.parent)
+    except OSError as error:
+        raise RunFolderError(f"{path.parent}: cannot be created: {error.strerror}") from error
+    text = (json.dumps(finite(each), ensure_ascii=False, default=str) for each in lines)
+    write_text_atomically(path, "".join(f"{line}\n" for line in text))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects in a file, one on each line. Raises `RunFolderError` if it is missing or damaged."""
+    try:
+        lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunFolderError(f"{path}: is damaged: {error}") from error
+    if not all(isinstance(each, dict) for each in lines):
+        raise RunFolderError(f"{path}: is damaged: a line is no JSON object")
+    return lines
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder. Raises `RunFolderError` if the disk refuses."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be removed: {error.strerror}") from error
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:

@@ -7,7 +7,6 @@
 it is not defined, `reward` is null where `status` is not "ok". Step 0 is the evaluation before the first step.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,7 @@ def path_of(run: Path, step: int) -> Path:
 
 def write(path: Path, answers: Iterable[Answer]) -> None:
     """Write the answers, completely or not at all; an existing file is replaced. Raises `RunFolderError`."""
-    lines = (json.dumps(atomic.finite(each), ensure_ascii=False, default=str) for each in answers)
-    try:
-        atomic.make_folder(path.parent)
-    except OSError as error:
-        raise RunFolderError(f"{path.parent}: cannot be created: {error.strerror}") from error
-    atomic.write_text_atomically(path, "".join(f"{line}\n" for line in lines))
+    atomic.write_lines_atomically(path, answers)
 
 
 def evaluated_steps(run: Path) -> list[int]:
@@ -48,13 +42,8 @@ def read(run: Path, step: int) -> list[dict[str, Any]]:
     Raises: RunFolderError if there is no such file, or if a line of it is not an answer.
     """
     path = path_of(run, step)
-    try:
-        answers = [json.loads(line) for line in path.read_bytes().splitlines()]
-    except OSError as error:
-        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunFolderError(f"{path}: is damaged: {error}") from error
-    if not all(isinstance(each, dict) and {"kind", "id", "sample", "completion"} <= each.keys() for each in answers):
+    answers = atomic.read_lines(path)
+    if not all({"kind", "id", "sample", "completion"} <= each.keys() for each in answers):
         raise RunFolderError(f"{path}: is damaged: a line is not an answer")
     return answers
 
@@ -62,7 +51,4 @@ def read(run: Path, step: int) -> list[dict[str, Any]]:
 def drop_after(run: Path, step: int) -> None:
     """Delete the files of evaluations after `step`, for a run that continues from there."""
     for path in [path_of(run, later) for later in evaluated_steps(run) if later > step]:
-        try:
-            atomic.remove_tree(path)
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be removed: {error.strerror}") from error
+        atomic.remove(path)

@@ -6,6 +6,7 @@ history.jsonl       the same for each start         summary.json    before and a
 metrics.jsonl       one JSON object for each step   report.html     the page
 lock                the process that runs here
 held_out/           the answers of each evaluation
+reads/              what answers read of their questions
 """
 
 import fcntl

@@ -60,6 +60,7 @@ from outdo.trainer.build_method import (
     stop_of,
 )
 from outdo.trainer.build_prompts import build_prompts
+from outdo.trainer.build_record import recorder_of
 from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed, whole_notes
 from outdo.trainer.display import Display
 from outdo.trainer.engines import choice_of, engine_notes, replays_routes
@@ -177,7 +178,7 @@ def build_run(
         reward=reward,
         adaptive=adaptive_of(objective, penalty),
         online_reward_models=online_reward_models,
-        recorder=Recorder(policy, objective, seed=recipe.seed, **recipe.record.model_dump()),
+        recorder=recorder_of(recipe, policy, objective, prompts),
         identity=identity_of(recipe, questions),
         notes=(
             *hardware_notes,

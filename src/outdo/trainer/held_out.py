@@ -1,6 +1,6 @@
 """The evaluations of a run: greedy and sampled answers to its held-out questions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,12 +8,13 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.rollouts.engines.base import PolicyView
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_answers, reads
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.engines import answers_of
 from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.state import Progress
+from outdo.types import Group
 from outdo.utils.errors import UserError
 from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.timing import Clock, span
@@ -30,7 +31,8 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     if not run.held_out:
         return {}
     with span("evaluate"):
-        numbers, answers = run.ahead.with_engine(partial(_evaluate, run, step, display))
+        numbers, answers, sampled = run.ahead.with_engine(partial(_evaluate, run, step, display))
+        numbers |= _read(run, folder, step, sampled)
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
         known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
@@ -40,12 +42,24 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     return numbers
 
 
+def _read(run: Run, folder: Path, step: int, groups: Sequence[Group]) -> dict[str, float]:
+    """Measure what sampled answers to held-out questions read; write it and return its metrics."""
+    reading = run.recorder.reading
+    found = reading.of_evaluation(groups) if reading else []
+    if not reading or not found:
+        return {}
+    reads.write(folder, "held_out", step, [each.line() for each in found])
+    return reading.metrics(found)
+
+
 def _evaluate(
     run: Run, step: int, display: Display, policy: PolicyView
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
+) -> tuple[dict[str, float], list[dict[str, Any]], Sequence[Group]]:
+    """Return the numbers of an evaluation, its answers as they are written, and the groups of its sampled ones."""
     run.engine.update_weights(policy)
     settings, sets = run.recipe.eval, run.held_out_sets
     numbers, answers = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
+    sampled: Sequence[Group] = ()
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
         kinds["greedy"] = (0.0, 1)
@@ -57,11 +71,12 @@ def _evaluate(
         with watched, Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
+        sampled = evaluation.groups if temperature else sampled
         for each, part in _by_set(evaluation, sets).items():
             of_set = {"questions": float(len(part.groups))} | part.metrics(name)
             numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
         answers += [({"set": sets[answer["id"]]} if sets else {}) | dict(answer) for answer in evaluation.answers(name)]
-    return numbers, answers
+    return numbers, answers, sampled
 
 
 def _by_set(evaluation: Evaluation, sets: Mapping[str, str]) -> dict[str, Evaluation]:

@@ -13,7 +13,7 @@ from outdo.data.splits import load_questions
 from outdo.distributed.replicas import current
 from outdo.observability.record import parquet
 from outdo.observability.trackers.delivery import Trackers
-from outdo.storage import checkpoint, held_out_answers
+from outdo.storage import checkpoint, held_out_answers, reads
 from outdo.storage.provenance import saved_revisions
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
@@ -102,6 +102,7 @@ def _rewind(folder: RunFolder, progress: Progress, every: int) -> list[str]:
     missing = folder.rewind(progress.step)
     parquet.drop_after(folder.path, progress.step)
     held_out_answers.drop_after(folder.path, progress.step)
+    reads.drop_after(folder.path, progress.step)
     parquet.remove_leftovers(folder.path)
     lines = [f"{folder.metrics}: the metrics of {_listed(missing)} are missing"] if missing else []
     recorded = parquet.recorded_steps(folder.path)

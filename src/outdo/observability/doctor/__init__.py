@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outdo.observability.doctor import answers, outcome, policy, rewards, tokens, tools
+from outdo.observability.doctor import answers, hacks, outcome, policy, rewards, tokens, tools
 from outdo.observability.doctor.causes import CAUSES, LEVELS, causes_first
 from outdo.observability.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
 
@@ -26,6 +26,9 @@ RULES: tuple[Rule, ...] = (
     tools.reward_follows_calls,
     rewards.reward_follows_length,
     rewards.conflicting_reward_parts,
+    hacks.stopped_reading,
+    hacks.repeats_itself,
+    hacks.same_whatever_is_asked,
     outcome.memorised,
     tools.no_calls,
     tools.calls_not_read,

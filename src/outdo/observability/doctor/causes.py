@@ -20,6 +20,7 @@ WRONG_STEPS = (
     "kl_explosion",
 )
 BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
+HACKS = ("stopped_reading", "repeats_itself")
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
 CAUSES: Mapping[str, Sequence[str]] = {
@@ -33,9 +34,9 @@ CAUSES: Mapping[str, Sequence[str]] = {
         "entropy_explosion",
         "reward_against_right",
     ),
-    "identical_answers": (*WRONG_REWARD, "memorised", "entropy_collapse", "steps_too_large"),
+    "identical_answers": (*WRONG_REWARD, *HACKS, "memorised", "entropy_collapse", "steps_too_large"),
     "memorised": WRONG_REWARD,
-    "too_easy": (*WRONG_REWARD, "memorised", "identical_answers"),
+    "too_easy": (*WRONG_REWARD, *HACKS, "memorised", "identical_answers"),
     "too_hard": (*WRONG_REWARD, "no_calls", "calls_not_read", "calls_fail", "truncation", "identical_answers"),
     "no_signal": (*WRONG_REWARD, "memorised", *NO_SPREAD, "steps_too_large"),
     "nothing_trained": ("failed_rewards", *NO_SPREAD, "no_signal"),
@@ -45,20 +46,23 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "reward_outweighed": NO_SPREAD,
     "kl_explosion": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "entropy_explosion"),
     "entropy_explosion": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "kl_explosion"),
-    "entropy_collapse": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "kl_explosion"),
+    "entropy_collapse": (*NO_EFFECT, *WRONG_REWARD, "steps_too_large", "kl_explosion", *HACKS),
     "overshooting": (*WRONG_REWARD, "steps_too_large", "kl_explosion", "entropy_explosion"),
     "clipped_too_much": ("steps_too_large", "kl_explosion"),
     "clip_never_acts": (*NO_EFFECT, *NO_SPREAD),
     "spent_on_certain": (*BROKEN_POLICY, *NO_SPREAD, *NO_EFFECT, "memorised"),
     "out_of_reach": (*BROKEN_POLICY, *NO_SPREAD, *NO_EFFECT, "memorised"),
     "empty_answers": BROKEN_POLICY,
-    "shorter_answers": BROKEN_POLICY,
+    "repeats_itself": ("stopped_reading", *WRONG_STEPS),
+    "same_whatever_is_asked": ("stopped_reading", "repeats_itself"),
+    "shorter_answers": ("stopped_reading", *BROKEN_POLICY),
     "longer_not_better": BROKEN_POLICY,
     "accuracy_fell": (*BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
     "answers_got_worse": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "worse_at_next_visit": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "reward_fell": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
-    "reward_rose": (*WRONG_REWARD, "memorised", "accuracy_fell"),
+    "held_out_rose": HACKS,
+    "reward_rose": (*WRONG_REWARD, "memorised", "accuracy_fell", *HACKS),
     "slow_steps": ("slow_replica", "truncation"),
 }
 """The rules that can explain a rule's finding, the likeliest first."""

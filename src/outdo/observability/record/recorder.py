@@ -11,14 +11,19 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.models.policy import Policy
+from outdo.observability.reading.measure import QuestionRead, Reading
 from outdo.observability.record import parquet
 from outdo.observability.record.movement import movement_metrics
 from outdo.observability.record.table import TopTokens, record_table
 from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.observability.record.transfer import Transfer
+from outdo.storage import reads
 from outdo.types import Batch, Group, Step
 from outdo.utils.rng import Stream, stream_key, uniforms
+
+READ_EVERY = 10
+"""Steps between two measurements of what answers read."""
 
 
 class Recorder:
@@ -31,6 +36,8 @@ class Recorder:
 
     With `top` the record also has that many most probable tokens at each token of these groups, before and after the
     step. Those before it are computed by `before`, which has to be called between sampling and update.
+
+    `reading` measures what answers read of their questions, in `before` too.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class Recorder:
         after: float | Literal["all"] = 0.0625,
         top: int = 0,
         seed: int = 0,
+        reading: Reading | None = None,
     ) -> None:
         self.policy = policy
         self.objective = objective
@@ -49,9 +57,11 @@ class Recorder:
         self.share = 1.0 if after == "all" else after
         self.top = top
         self.seed = seed
+        self.reading = reading
         self.transfer = Transfer()
         self.token_texts = TokenTexts(policy.tokenizer)
         self._before: tuple[int, TopTokens] | None = None  # the step, and what `before` has measured of it
+        self._read: Sequence[QuestionRead] = ()  # what the answers of this step read, measured by `before`
 
     def __call__(self, step: Step, folder: Path) -> dict[str, float]:
         """Record a step in the run folder `folder`, if it is due; return its metrics.
@@ -64,12 +74,15 @@ class Recorder:
         return metrics
 
     def before(self, step: int, groups: Sequence[Group]) -> None:
-        """Measure the most probable tokens of the groups that were sampled for a step, before its first update.
+        """Measure what the answers of a step read, and their most probable tokens, before its first update.
 
-        Which groups will be measured after the step depends on the pushes. These are foreseen: groups whose rewards
-        differ get one, and all groups if the objective has other terms. Other groups have no such tokens before it.
+        What they read is measured in the first step and in every `READ_EVERY`th. Which groups will be measured after
+        the step depends on the pushes. These are foreseen: groups whose rewards differ get one, and all groups if the
+        objective has other terms. Other groups have no such tokens before it.
         """
-        self._before = None
+        self._before, self._read = None, ()
+        if self.reading is not None and (step == 1 or step % READ_EVERY == 0):
+            self._read = self.reading.of_step(groups)
         if not self.top or not self.every or step % self.every or not groups:
             return
         batch = Batch.from_groups(groups)
@@ -86,6 +99,9 @@ class Recorder:
         The function is None if the step gets no record.
         """
         metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
+        if self.reading is not None and self._read:
+            metrics |= self.reading.metrics(self._read)
+            reads.write(folder, "training", step.index, [each.line() for each in self._read])
         if not self.every or step.index % self.every or not len(step.batch):
             return metrics, None
         groups = self._groups_to_measure(step)

@@ -1,0 +1,55 @@
+"""Compare the answers to different questions with each other, and the words of an answer among themselves.
+
+Answers that are alike whatever was asked, and words that come again and again, are what a policy writes that has found
+out how to earn a reward without the question.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+
+from outdo.types import Group
+
+BEGINNING = 3
+"""Words that make the beginning of an answer."""
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the metrics of the texts of some groups; of the first two only where there are several questions:
+
+    completions/identical_across_ratio   share of the answers whose text is an answer to another question too
+    completions/same_beginning_ratio     share of the answers whose first three words begin one to another question too
+    completions/repeated_ratio           share of the pairs of neighbouring words of an answer that it has had before;
+                                         the mean over the answers
+    """
+    texts = [[rollout.text for rollout in group.rollouts] for group in groups if group.rollouts]
+    if not texts:
+        return {}
+    words = [[tuple(WORD.findall(text.lower())) for text in group] for group in texts]
+    repeated = [_repeated(each) for group in words for each in group]
+    metrics = {"completions/repeated_ratio": sum(repeated) / len(repeated)}
+    if len(texts) > 1:
+        beginnings = [[each[:BEGINNING] for each in group] for group in words]
+        metrics |= {
+            "completions/identical_across_ratio": _shared(words),
+            "completions/same_beginning_ratio": _shared(beginnings),
+        }
+    return metrics
+
+
+def _shared(groups: Sequence[Sequence[Hashable]]) -> float:
+    """Return the share of the members of groups that another group has too."""
+    having: defaultdict[Hashable, set[int]] = defaultdict(set)
+    for number, group in enumerate(groups):
+        for each in group:
+            having[each].add(number)
+    return sum(len(having[each]) > 1 for group in groups for each in group) / sum(map(len, groups))
+
+
+def _repeated(words: Sequence[str]) -> float:
+    """Return the share of the pairs of neighbouring words that occurred before; 0 without a pair."""
+    pairs = list(pairwise(words))
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0

@@ -1,0 +1,75 @@
+"""Rules about answers that earn the reward without what the question asks for.
+
+The reward of such a run rises, its held-out answers are right as the reward defines it, and no group lacks a signal. So
+these rules compare the answers with those at the start, and with the question.
+"""
+
+from collections.abc import Iterator
+
+from outdo.observability.doctor.series import Finding, RunMetrics, Span
+
+READ = "reads/"
+LEAST_READ = 5.0
+"""Nats that an answer loses without a word at the start: of what is read less, a change says nothing."""
+STOPPED = 0.2
+"""The share of this loss below which answers have stopped reading the word."""
+REPEATED, REPEATED_BEFORE = 0.3, 0.15
+"""The share of repeated pairs of words in a run that repeats itself, and the highest one at its start."""
+ALIKE, ALIKE_BEFORE = 0.5, 0.1
+"""The same of the share of answers that other questions get too."""
+
+
+def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
+    """Report each part of the question that answers depended on at the start and no longer do.
+
+    Held-out questions decide where they are measured: there are more of them.
+    """
+    names = {name for line in run.lines for name in line}
+    for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
+        held_out = run.span(f"eval/{name}")
+        span = held_out if len(held_out.values) > 1 else run.span(name)
+        if len(span.values) < 2 or span.values[0] < LEAST_READ or span.values[-1] >= STOPPED * span.values[0]:
+            continue
+        place = name.removeprefix(READ)
+        part = "their question" if place == "mean" else f'the question at "{place}"'
+        first_below = next(n for n, value in enumerate(span.values) if value < STOPPED * span.values[0])
+        yield Span(span.metric, span.steps[first_below:], span.values[first_below:]).finding(
+            "warning",
+            f"the answers no longer read {part}: with the word of another question there, an answer lost "
+            f"{span.values[0]:.1f} nats at the start, and loses {span.values[-1]:.1f} now.",
+            "Read some answers, and let the reward check this part of the question too; a KL term "
+            "(train.objective.beta) keeps the policy closer to the start.",
+        )
+
+
+def repeats_itself(run: RunMetrics) -> Iterator[Finding]:
+    """Report that answers repeat their own words, and did not at the start."""
+    span = run.lasting("completions/repeated_ratio", above=REPEATED)
+    if span and _start(run, "completions/repeated_ratio") < REPEATED_BEFORE:
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the pairs of words in an answer occurred in it before; at the start it was "
+            f"{_start(run, 'completions/repeated_ratio'):.0%}: the answers repeat themselves.",
+            "Read some answers; let the reward give nothing for repeated text, or end it earlier "
+            "(sampling.max_tokens).",
+        )
+
+
+def same_whatever_is_asked(run: RunMetrics) -> Iterator[Finding]:
+    """Report that different questions get the same answers, and did not at the start.
+
+    Where few answers are possible at all, this is no fault: it is a note.
+    """
+    span = run.lasting("completions/identical_across_ratio", above=ALIKE)
+    if span and _start(run, "completions/identical_across_ratio") < ALIKE_BEFORE:
+        yield span.finding(
+            "note",
+            f"{span.mean:.0%} of the answers are answers to another question of the step too, word for word; at the "
+            f"start it was {_start(run, 'completions/identical_across_ratio'):.0%}.",
+            "Unless there are few possible answers, the reward pays without the question: read some of them.",
+        )
+
+
+def _start(run: RunMetrics, metric: str) -> float:
+    """Return the first value of a metric."""
+    return run.span(metric).values[0]

@@ -1,0 +1,1 @@
+"""What do the answers read? How much an answer depends on each word of its question."""
