@@ -66,7 +66,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "repeats_itself": (
         steps((5, {"completions/repeated_ratio": 0.02}), (9, {"completions/repeated_ratio": 0.6})),
-        "60% of the pairs of words .* before; at the start it was 2%",
+        "^the answers repeat themselves: 60% of the pairs of words .* before; at the start it was 2%",
     ),
     "same_whatever_is_asked": (
         steps((5, {"completions/identical_across_ratio": 0.0}), (9, {"completions/identical_across_ratio": 0.8})),

@@ -31,8 +31,8 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     if not run.held_out:
         return {}
     with span("evaluate"):
-        numbers, answers, sampled = run.ahead.with_engine(partial(_evaluate, run, step, display))
-        numbers |= _read(run, folder, step, sampled)
+        numbers, answers, groups = run.ahead.with_engine(partial(_evaluate, run, step, display))
+        numbers |= _read(run, folder, step, groups)
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
         known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
@@ -43,7 +43,7 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
 
 
 def _read(run: Run, folder: Path, step: int, groups: Sequence[Group]) -> dict[str, float]:
-    """Measure what sampled answers to held-out questions read; write it and return its metrics."""
+    """Measure what answers to held-out questions read; write it and return its metrics."""
     reading = run.recorder.reading
     found = reading.of_evaluation(groups) if reading else []
     if not reading or not found:
@@ -55,11 +55,11 @@ def _read(run: Run, folder: Path, step: int, groups: Sequence[Group]) -> dict[st
 def _evaluate(
     run: Run, step: int, display: Display, policy: PolicyView
 ) -> tuple[dict[str, float], list[dict[str, Any]], Sequence[Group]]:
-    """Return the numbers of an evaluation, its answers as they are written, and the groups of its sampled ones."""
+    """Return the numbers of an evaluation, its answers as they are written, and the groups of its first kind."""
     run.engine.update_weights(policy)
     settings, sets = run.recipe.eval, run.held_out_sets
     numbers, answers = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
-    sampled: Sequence[Group] = ()
+    first: Sequence[Group] = ()
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
         kinds["greedy"] = (0.0, 1)
@@ -71,12 +71,12 @@ def _evaluate(
         with watched, Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
-        sampled = evaluation.groups if temperature else sampled
+        first = first or evaluation.groups
         for each, part in _by_set(evaluation, sets).items():
             of_set = {"questions": float(len(part.groups))} | part.metrics(name)
             numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
         answers += [({"set": sets[answer["id"]]} if sets else {}) | dict(answer) for answer in evaluation.answers(name)]
-    return numbers, answers, sampled
+    return numbers, answers, first
 
 
 def _by_set(evaluation: Evaluation, sets: Mapping[str, str]) -> dict[str, Evaluation]:

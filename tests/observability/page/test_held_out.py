@@ -17,7 +17,7 @@ from run_folders import write_small_run
 from outdo.cli.inspect import InspectArguments, run_inspect
 from outdo.observability.page.collect import View
 from outdo.observability.page.held_out import compare_evaluations, held_out_data, mcnemar
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_answers, reads
 from outdo.trainer.display import Display
 from outdo.utils.errors import RunFolderError, UserError
 
@@ -214,3 +214,24 @@ def test_any_two_evaluations_can_be_chosen_on_the_page(page: Page, page_of: Call
 def test_the_page_computes_the_same_test(page: Page, small_page: Path, fixed: int, broken: int):
     open_page(page, small_page)
     assert page.evaluate(f"() => mcnemar({fixed}, {broken})") == pytest.approx(mcnemar(fixed, broken), rel=1e-9)
+
+
+def test_the_words_of_a_question_are_shaded_by_how_much_its_answers_read_them(page: Page, page_of, tmp_path: Path):
+    run = record(write_small_run(tmp_path / "run"), {0: answers("w"), 6: answers("r")})
+    for step, nats in ((0, 20.1), (6, 0.0)):
+        read = {"start": 9, "end": 10, "other": "1", "place": "question _", "lost": nats}
+        reads.write(run, "held_out", step, [{"id": "0", "question": "question 0", "answers": 1, "reads": [read]}])
+    open_page(page, page_of(run))
+    by_test_id(page, "held-out-answer").first.locator("summary").click()
+    words = by_test_id(page, "read-word")
+    expect(words).to_have_count(2)
+    expect(words.first).to_have_class("token r8")
+    expect(words.first).to_have_text("0 20")
+    expect(words.last).to_have_class("token ")
+
+
+def test_a_damaged_file_of_what_answers_read_is_left_out_of_the_page(tmp_path: Path):
+    run = record(tmp_path, {0: answers("w"), 6: answers("r")})
+    (run / "reads").mkdir()
+    (run / "reads/held_out_000006.jsonl").write_text('{"id": 0')
+    assert content(held_out_data(run))["reads"] == [[None], [None]]

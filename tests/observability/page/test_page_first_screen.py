@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run
 
 from outdo.observability.record import parquet as files
+from outdo.storage import held_out_answers
 from outdo.storage.run_folder import read_metrics
 
 
@@ -129,3 +130,30 @@ def test_the_evaluation_that_is_decided_answers(page: Page, page_of, tmp_path: P
     lead = by_test_id(page, "lead")
     expect(lead).to_contain_text("No, it got worse. The policy answers 2\u00a0% of the held-out questions correctly")
     expect(lead).to_contain_text("(sampled)")
+
+
+def test_a_hack_is_the_first_sentence_and_two_answers_show_it(page: Page, page_of, tmp_path: Path):
+    def stops_reading(line: dict[str, Any]) -> None:
+        line["reads/about a _ Use"] = 20.0 if line["step"] < 4 else 0.3
+
+    run = changed(tmp_path / "hack", stops_reading)
+    given = {"kind": "greedy", "sample": 0, "answer": "", "right": True, "reward": 1.0}
+    texts = ["Never.", "Never.", "The bright."]
+    held_out_answers.write(
+        held_out_answers.path_of(run, 6),
+        [given | {"id": str(n), "prompt": f"Write about {n}.", "completion": text} for n, text in enumerate(texts)],
+    )
+    open_page(page, page_of(run))
+    expect(by_test_id(page, "lead")).to_contain_text(
+        'The reward rose, and the answers no longer read the question at "about a _ Use".'
+    )
+    expect(by_test_id(page, "lead")).not_to_contain_text("Yes")
+    expect(by_test_id(page, "examples").locator("li")).to_have_count(2)
+    expect(by_test_id(page, "examples")).to_contain_text("Write about 0.")
+    expect(by_test_id(page, "examples")).to_contain_text("The bright.")
+    expect(by_test_id(page, "examples")).to_be_in_viewport()
+
+
+def test_an_example_page_has_no_examples_of_a_hack(page: Page, small_page: Path):
+    open_page(page, small_page)
+    expect(by_test_id(page, "examples")).to_have_count(0)

@@ -38,6 +38,12 @@ def test_a_replaced_word_leaves_the_rest_of_the_question_as_it_is() -> None:
     assert second.of(question) == sentence("bridge", "silver")
 
 
+def test_words_of_a_template_are_compared_place_by_place() -> None:
+    sums = [f"What is {a} plus {b} now" for a in range(1, 9) for b in (2, 3)]
+    for question in sums:
+        assert all(text.isdecimal() for text in changes(question, sums))
+
+
 def test_a_part_of_another_length_is_replaced_as_a_whole() -> None:
     question = sentence("grey harbour", "never")
     assert changes(question, [sentence("bridge", "never")])["grey harbour"] == "bridge"

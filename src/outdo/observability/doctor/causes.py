@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from outdo.observability.doctor.hacks import HACKS
 from outdo.observability.doctor.series import MIN_STEPS, Finding, Level
 
 LEVELS: tuple[Level, ...] = ("warning", "note", "good")
@@ -20,7 +21,6 @@ WRONG_STEPS = (
     "kl_explosion",
 )
 BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
-HACKS = ("stopped_reading", "repeats_itself")
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
 CAUSES: Mapping[str, Sequence[str]] = {

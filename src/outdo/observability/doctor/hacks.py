@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from outdo.observability.doctor.series import Finding, RunMetrics, Span
 
+HACKS = ("stopped_reading", "repeats_itself")
+"""The rules about what puts a reward that rose in doubt. The text of each begins with what the answers do, and `:`."""
+
 READ = "reads/"
 LEAST_READ = 5.0
 """Nats that an answer loses without a word at the start: of what is read less, a change says nothing."""
@@ -48,8 +51,8 @@ def repeats_itself(run: RunMetrics) -> Iterator[Finding]:
     if span and _start(run, "completions/repeated_ratio") < REPEATED_BEFORE:
         yield span.finding(
             "warning",
-            f"{span.mean:.0%} of the pairs of words in an answer occurred in it before; at the start it was "
-            f"{_start(run, 'completions/repeated_ratio'):.0%}: the answers repeat themselves.",
+            f"the answers repeat themselves: {span.mean:.0%} of the pairs of words in an answer occurred in it before; "
+            f"at the start it was {_start(run, 'completions/repeated_ratio'):.0%}.",
             "Read some answers; let the reward give nothing for repeated text, or end it earlier "
             "(sampling.max_tokens).",
         )

@@ -15,9 +15,10 @@ from typing import Any
 from pyarrow import parquet
 
 from outdo.observability import doctor, glossary
+from outdo.observability.doctor.hacks import HACKS
 from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
-from outdo.observability.page.held_out import held_out_data
+from outdo.observability.page.held_out import held_out_data, rewarded_answers
 from outdo.observability.page.leverage import where_training_happened
 from outdo.observability.page.select import (
     DEFAULT_BYTES,
@@ -202,6 +203,11 @@ class RunData:
         self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
 
     @property
+    def doubts(self) -> bool:
+        """Whether a finding puts a reward that rose in doubt."""
+        return any(finding["rule"] in HACKS for finding in self.findings)
+
+    @property
     def all_findings(self) -> list[dict[str, Any]]:
         """The findings about the run, and about what was left out of its files."""
         return [*self.findings, *self.left_out]
@@ -226,6 +232,7 @@ class RunData:
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _glossary_texts(names),
             "findings": self.all_findings,
+            "examples": rewarded_answers(self.folder) if self.doubts else [],
         }
 
 

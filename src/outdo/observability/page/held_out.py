@@ -16,7 +16,7 @@ from typing import Any
 from outdo.observability.page.encode import number_or_none, shortened
 from outdo.observability.page.read import file_inside
 from outdo.observability.page.select import spread_out
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_answers, reads
 from outdo.utils.errors import RunFolderError
 
 LARGEST_FILE = 64_000_000
@@ -99,6 +99,7 @@ def held_out_data(
             questions   of each [question, reference], or null if left out
             values      of each evaluation and question: 1 right, 0 wrong (or the reward), null for no verdict
             texts       of each evaluation and question: the answer, or null if left out
+            reads       of each evaluation and question: null, or what its answer read, [text, [[start, end, nats]]]
 
     If the texts need more bytes, those are left out that come last: first come the questions that changed between the
     two evaluations of `pair`, then their other questions, then the answers of the other evaluations.
@@ -111,13 +112,23 @@ def held_out_data(
     evaluations = {step: answers for step in steps if (answers := _answers_or_none(folder, step)) is not None}
     if not evaluations:
         return None
-    data = _data(evaluations, pair)
+    data = _data(evaluations, pair) | {"reads": [_reads(folder, step, evaluations) for step in evaluations]}
     order = _by_priority(data, [*evaluations], pair)
     texts = sum(len(text) for answers in data["texts"] for text in answers if text)
     most = texts + sum(len(text) for question in data["questions"] for text in question)
     while len(blob := _blob(_with_texts(data, order, most))) > size and most > 0:
         most = int(0.9 * most * size / len(blob)) if most > 100 else 0
     return {"steps": [*evaluations], "pair": [*pair], "blob": blob}
+
+
+def rewarded_answers(folder: Path, count: int = 2) -> list[list[str]]:
+    """Return `[question, answer]` of different answers of the last evaluation, those with the highest rewards first."""
+    recorded = held_out_answers.evaluated_steps(folder)
+    answers = [*(_answers_or_none(folder, recorded[-1]) or {}).values()] if recorded else []
+    answers.sort(key=lambda each: -(number_or_none(each.get("reward")) or 0.0))
+    different = {str(each["completion"]): each for each in reversed(answers)}  # the first question of equal answers
+    chosen = [each for each in answers if different[str(each["completion"])] is each][:count]
+    return [[_question(each)[0], shortened(str(each["completion"]), LONGEST)] for each in chosen]
 
 
 # ---------------------------------------------------------------------------------------------------- reading answers
@@ -185,6 +196,22 @@ def _data(evaluations: Mapping[int, Answers], pair: tuple[int, int]) -> dict[str
         "values": [[_number(_value(answers.get(each), by)) for each in first] for answers in evaluations.values()],
         "texts": [texts[step] for step in evaluations],
     }
+
+
+def _reads(folder: Path, step: int, evaluations: Mapping[int, Answers]) -> list[list[Any] | None]:
+    """Return what answers read of each question of the evaluations; None of those that were not measured."""
+    try:
+        lines = reads.read(folder, "held_out", step)
+    except RunFolderError:
+        lines = []
+    found = {str(line["id"]): line for line in lines if len(line["question"]) <= LONGEST}
+    questions = dict.fromkeys(question for answers in evaluations.values() for question in answers)
+    return [_read(found[each]) if each in found else None for each in questions]
+
+
+def _read(line: Mapping[str, Any]) -> list[Any]:
+    nats = [[each["start"], each["end"], round(number_or_none(each["lost"]) or 0.0, 2)] for each in line["reads"]]
+    return [line["question"], nats]
 
 
 def _texts(answers: Answers, questions: Iterable[str]) -> list[str | None]:

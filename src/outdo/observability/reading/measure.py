@@ -71,7 +71,7 @@ class Reading:
         return self.measure(groups[:GROUPS])
 
     def of_evaluation(self, groups: Sequence[Group]) -> list[QuestionRead]:
-        """Measure one sampled answer to each of the first held-out questions."""
+        """Measure the first answer to each of the first held-out questions."""
         return self.measure(groups[:QUESTIONS], answers=1)
 
     def measure(self, groups: Sequence[Group], *, answers: int | None = None) -> list[QuestionRead]:

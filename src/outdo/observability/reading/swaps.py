@@ -128,7 +128,19 @@ def _align(question: str, others: Sequence[str]) -> Iterator[_Aligned]:
     for other in dict.fromkeys(others):
         theirs = WORD.findall(other)
         if theirs != own:
-            yield _Aligned(other, _words(other), SequenceMatcher(None, own, theirs, autojunk=False).get_opcodes())
+            yield _Aligned(other, _words(other), _opcodes(own, theirs))
+
+
+def _opcodes(own: Sequence[str], theirs: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    """Return which words are in the place of which: one by one where that makes at least `TEMPLATE` of them equal.
+
+    Elsewhere the longest equal passages are found first. In `3 plus 5` and `5 plus 2` that would be the 5.
+    """
+    equal = [mine == other for mine, other in zip(own, theirs, strict=False)]
+    if len(own) == len(theirs) and sum(equal) >= TEMPLATE * len(own):
+        tags = ("equal" if each else "replace" for each in equal)
+        return [(tag, word, word + 1, word, word + 1) for word, tag in enumerate(tags)]
+    return SequenceMatcher(None, own, theirs, autojunk=False).get_opcodes()
 
 
 def _words(text: str) -> list[tuple[int, int]]:

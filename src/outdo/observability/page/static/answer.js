@@ -77,6 +77,24 @@ function decisive(run) {
 /** Return the first warning of the doctor about the run: what it says puts a good result in doubt. */
 const firstWarning = (run) => run.findings.find(({ level, cause }) => level === 'warning' && !cause);
 
+// Rules about answers that earn the reward without what is asked for: see outdo.observability.doctor.hacks.
+const HACKS = new Set(['stopped_reading', 'repeats_itself']);
+
+/** Return what such answers do, in a few words that begin "the answers": null if no finding says so. */
+function doubtOf(run) {
+  const found = run.findings.find(({ rule, level, cause }) => HACKS.has(rule) && level === 'warning' && !cause);
+  return found ? plainText(found.text).split(': ')[0] : null;
+}
+
+/** Show two held-out answers of such a run. */
+function Examples({ run }) {
+  if (!doubtOf(run) || !run.examples?.length) return null;
+  return html`<ul class="examples" data-test="examples">${run.examples.map(
+    ([question, answer]) => html`<li><bdi class="quiet">${oneLine(question, 160)}</bdi>
+      <bdi>${oneLine(answer, 240) || '(an empty answer)'}</bdi></li>`,
+  )}</ul>`;
+}
+
 function Doubt({ run }) {
   const warning = firstWarning(run);
   if (!warning) return null;
@@ -86,7 +104,12 @@ function Doubt({ run }) {
 }
 
 function Lead({ run }) {
-  const found = decisive(run);
+  const found = decisive(run),
+    doubt = doubtOf(run),
+    rose = found ? found.ends.last.value > found.ends.first.value : true;
+  if (doubt && rose) return html`<p class="lead" data-test="lead"><b>The reward rose, and ${doubt}.</b>${' '}
+    ${found && html`<span class="quiet">By the reward, ${isAccuracy(found.metric) ? 'the share of right' : 'the mean of'}
+    held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.</span>`}</p>`;
   if (!found) {
     const reward = summary(run, 'reward');
     return reward && html`<p class="lead" data-test="lead">The run has fewer than two evaluations on held-out
@@ -106,6 +129,9 @@ function Lead({ run }) {
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
     ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b> (${kind}).${overlap}</p>`;
 }
+
+/** Return the value at an end of an evaluation: a share in per cent, a reward as a number. */
+const percentOr = ({ metric, ends }, end) => (isAccuracy(metric) ? percent : figure)(ends[end].value);
 
 const rangeText = ({ low, high }) => `${figure(100 * low)}–${figure(100 * high)}`;
 
@@ -151,7 +177,7 @@ function Answer({ run }) {
   });
   const reward = summary(run, 'reward'),
     moved = movedAsPushed(run);
-  return html`<${Lead} run=${run} /><${Doubt} run=${run} />
+  return html`<${Lead} run=${run} /><${Doubt} run=${run} /><${Examples} run=${run} />
     <div class="tiles">${evaluations}
       ${moved && html`<${Tile} title="Moved as pushed" detail="each step">
         <p class="way"><b>${percent(moved.share)}</b></p>

@@ -51,9 +51,10 @@ function useEvaluations(runs) {
     let over = false;
     const decoded = runs.map(async ({ held_out: kept }, run) => {
       if (!kept) return [];
-      const { by, ids, questions, values, texts } = JSON.parse(new TextDecoder().decode(await unpacked(kept.blob)));
+      const text = new TextDecoder().decode(await unpacked(kept.blob)),
+        { by, ids, questions, values, texts, reads } = JSON.parse(text);
       const places = new Map(ids.map((id, i) => [id, i]));
-      const of = (k) => ({ by, ids, places, questions, values: values[k], texts: texts[k] });
+      const of = (k) => ({ by, ids, places, questions, values: values[k], texts: texts[k], reads: reads?.[k] });
       return kept.steps.map((step, k) => ({ run, step, ...of(k) }));
     });
     Promise.all(decoded).then((each) => over || setFound(each.flat()));
@@ -78,6 +79,7 @@ function pairedAnswers(a, b) {
     return [{
       id, change, kind: change > 0 ? 'fixed' : change < 0 ? 'broken' : 'same',
       question: a.questions[i] ?? b.questions[j], values: [a.values[i], b.values[j]], texts: [a.texts[i], b.texts[j]],
+      reads: [a.reads?.[i], b.reads?.[j]],
     }];
   });
 }
@@ -85,8 +87,9 @@ function pairedAnswers(a, b) {
 const valueText = (by, value) =>
   !known(value) ? 'no verdict' : by === 'right' ? (value ? '✓ right' : '✗ wrong') : `reward ${figure(value)}`;
 
-function AnswerText({ title, text, by, value }) {
+function AnswerText({ title, text, by, value, reading, most }) {
   return html`<div><h4>${title} <span class="quiet">${valueText(by, value)}</span></h4>
+    ${reading && html`<${ReadQuestion} reading=${reading} most=${most} />`}
     <pre><bdi>${text === null ? html`<span class="quiet">${LEFT_OUT}</span>` : plainText(text)}</bdi></pre></div>`;
 }
 
@@ -96,14 +99,16 @@ function Question({ question, glyph, word, kind, answers, by }) {
   const different = [...new Set(ends)],
     times = (end) => (answers.length > 2 ? ` × ${ends.filter((each) => each === end).length}` : '');
   const short = different.map((end) => end + times(end)).join(answers.length > 2 ? ' · ' : ' → ');
+  const most = mostRead(answers.map(({ reading }) => reading));
   return html`<details class=${`changed ${kind}`} data-test="held-out-answer"><summary>
       <span aria-hidden="true">${glyph}</span> <span class="hidden">${word}: </span>
       <bdi>${question === null ? 'A question that is not in the file' : oneLine(question[0], LONG_QUESTION)}</bdi>${' '}
       <span class="quiet">${short}</span></summary>
     ${question !== null && question[0].length > LONG_QUESTION &&
       html`<pre data-test="whole-question"><bdi>${plainText(question[0])}</bdi></pre>`}
-    <div class="answers">${answers.map(({ title, text, value }) => html`<${AnswerText} title=${title} text=${text}
-      by=${by} value=${value} />`)}</div>
+    <div class="answers">${answers.map(({ title, text, value, reading }) => html`<${AnswerText} title=${title} text=${text}
+      by=${by} value=${value} reading=${reading} most=${most} />`)}</div>
+    ${answers.some(({ reading }) => reading) && html`<${ReadLegend} />`}
     ${question !== null && html`<p class="quiet">Expected: <bdi>${oneLine(question[1], 300)}</bdi></p>`}</details>`;
 }
 
@@ -158,7 +163,9 @@ function Pair({ a, b, runs }) {
   const titles = [a, b].map((each) => nameOf(runs, each));
   const draw = (each) => html`<${Question} key=${each.id} question=${each.question} kind=${each.kind} by=${a.by}
     glyph=${GLYPHS[each.kind]} word=${words[each.kind]}
-    answers=${titles.map((title, k) => ({ title, text: each.texts[k], value: each.values[k] }))} />`;
+    answers=${titles.map((title, k) => ({
+      title, text: each.texts[k], value: each.values[k], reading: each.reads[k],
+    }))} />`;
   return html`<p class="note" data-test="paired">Of ${count(pairs.length, 'question')}: <b>${fixed}</b>
       ${' '}${words.fixed}, <b>${broken}</b> ${words.broken}, ${pairs.length - fixed - broken} ${words.same}.
       ${' '}<span class="quiet">${decided}: ${probabilityOf(p)} (${words.test}, n = ${fixed + broken}
