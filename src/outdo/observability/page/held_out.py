@@ -112,7 +112,9 @@ def held_out_data(
     evaluations = {step: answers for step in steps if (answers := _answers_or_none(folder, step)) is not None}
     if not evaluations:
         return None
-    data = _data(evaluations, pair) | {"reads": [_reads(folder, step, evaluations) for step in evaluations]}
+    data: dict[str, Any] = _data(evaluations, pair) | {
+        "reads": [_reads(folder, step, evaluations) for step in evaluations]
+    }
     order = _by_priority(data, [*evaluations], pair)
     texts = sum(len(text) for answers in data["texts"] for text in answers if text)
     most = texts + sum(len(text) for question in data["questions"] for text in question)
