@@ -203,9 +203,9 @@ class RunData:
         self.left_out.append({"first": step, "last": step, "level": "warning", "text": text, "metric": ""})
 
     @property
-    def doubts(self) -> bool:
-        """Whether a finding puts a reward that rose in doubt."""
-        return any(finding["rule"] in HACKS for finding in self.findings)
+    def examples(self) -> list[list[str]]:
+        """Answers of the last evaluation, if a finding puts a reward that rose in doubt: `[question, answer]`."""
+        return rewarded_answers(self.folder) if any(each["rule"] in HACKS for each in self.findings) else []
 
     @property
     def all_findings(self) -> list[dict[str, Any]]:
@@ -232,7 +232,7 @@ class RunData:
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _glossary_texts(names),
             "findings": self.all_findings,
-            "examples": rewarded_answers(self.folder) if self.doubts else [],
+            "examples": self.examples,
         }
 
 

@@ -112,9 +112,7 @@ def held_out_data(
     evaluations = {step: answers for step in steps if (answers := _answers_or_none(folder, step)) is not None}
     if not evaluations:
         return None
-    data: dict[str, Any] = _data(evaluations, pair) | {
-        "reads": [_reads(folder, step, evaluations) for step in evaluations]
-    }
+    data = _data(folder, evaluations, pair)
     order = _by_priority(data, [*evaluations], pair)
     texts = sum(len(text) for answers in data["texts"] for text in answers if text)
     most = texts + sum(len(text) for question in data["questions"] for text in question)
@@ -183,7 +181,7 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], by: str) -> flo
 # ------------------------------------------------------------------------------------------------------ for the page
 
 
-def _data(evaluations: Mapping[int, Answers], pair: tuple[int, int]) -> dict[str, Any]:
+def _data(folder: Path, evaluations: Mapping[int, Answers], pair: tuple[int, int]) -> dict[str, Any]:
     """Return the content of the blob with all texts, as far as `MOST_CHARACTERS` allow it."""
     by = _compared_by([*evaluations.values()])
     first = {question: answer for answers in evaluations.values() for question, answer in answers.items()}
@@ -197,17 +195,21 @@ def _data(evaluations: Mapping[int, Answers], pair: tuple[int, int]) -> dict[str
         "questions": [_question(answer) for answer in first.values()],
         "values": [[_number(_value(answers.get(each), by)) for each in first] for answers in evaluations.values()],
         "texts": [texts[step] for step in evaluations],
+        "reads": _reads(folder, [*evaluations], first),
     }
 
 
-def _reads(folder: Path, step: int, evaluations: Mapping[int, Answers]) -> list[list[Any] | None]:
-    """Return what answers read of each question of the evaluations; None of those that were not measured."""
+def _reads(folder: Path, steps: Sequence[int], questions: Iterable[str]) -> list[list[list[Any] | None]]:
+    """Return of each evaluation what its answers read of each question; None of those that were not measured."""
+    return [_reads_after(folder, step, questions) for step in steps]
+
+
+def _reads_after(folder: Path, step: int, questions: Iterable[str]) -> list[list[Any] | None]:
     try:
         lines = reads.read(folder, "held_out", step)
     except RunFolderError:
         lines = []
     found = {str(line["id"]): line for line in lines if len(line["question"]) <= LONGEST}
-    questions = dict.fromkeys(question for answers in evaluations.values() for question in answers)
     return [_read(found[each]) if each in found else None for each in questions]
 
 

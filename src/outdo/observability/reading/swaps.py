@@ -81,10 +81,7 @@ def swaps(question: str, others: Sequence[str]) -> list[Swap]:
     aligned = sorted(_align(question, others), key=lambda each: -each.equal)
     if not words or not aligned:
         return []
-    shared = [0] * len(words)
-    for tag, start, end, _, _ in (code for each in aligned for code in each.codes):
-        for word in range(start, end):
-            shared[word] += tag == "equal"
+    shared = _shared(aligned, len(words))
     common = [count >= COMMON * len(aligned) for count in shared]
     signs = [not re.search(r"\w", question[start:end]) for start, end in words]
     fixed = [is_common or is_sign for is_common, is_sign in zip(common, signs, strict=True)]
@@ -121,6 +118,15 @@ def with_question(text: Text, question: str) -> Text:
         return question
     last = max(place for place, each in enumerate(text) if each["role"] == "user")
     return [{**each, "content": question} if place == last else each for place, each in enumerate(text)]
+
+
+def _shared(aligned: Sequence[_Aligned], count: int) -> list[int]:
+    """Return how many of the other questions have each word of the question in its place. [count]"""
+    shared = [0] * count
+    for tag, start, end, _, _ in (code for each in aligned for code in each.codes):
+        for word in range(start, end):
+            shared[word] += tag == "equal"
+    return shared
 
 
 def _align(question: str, others: Sequence[str]) -> Iterator[_Aligned]:

@@ -106,8 +106,8 @@ function Question({ question, glyph, word, kind, answers, by }) {
       <span class="quiet">${short}</span></summary>
     ${question !== null && question[0].length > LONG_QUESTION &&
       html`<pre data-test="whole-question"><bdi>${plainText(question[0])}</bdi></pre>`}
-    <div class="answers">${answers.map(({ title, text, value, reading }) => html`<${AnswerText} title=${title} text=${text}
-      by=${by} value=${value} reading=${reading} most=${most} />`)}</div>
+    <div class="answers">${answers.map(({ title, text, value, reading }) => html`<${AnswerText} title=${title}
+      text=${text} by=${by} value=${value} reading=${reading} most=${most} />`)}</div>
     ${answers.some(({ reading }) => reading) && html`<${ReadLegend} />`}
     ${question !== null && html`<p class="quiet">Expected: <bdi>${oneLine(question[1], 300)}</bdi></p>`}</details>`;
 }

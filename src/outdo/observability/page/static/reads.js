@@ -3,7 +3,8 @@
 'use strict';
 
 /** Return the largest loss of an answer in nats, for the scale of several readings of one question. */
-const mostRead = (readings) => Math.max(1, ...readings.flatMap((each) => (each ? each[1].map(([, , nats]) => nats) : [])));
+const mostRead = (readings) =>
+  Math.max(1, ...readings.flatMap((reading) => (reading ? reading[1].map(([, , nats]) => nats) : [])));
 
 /** Show a question with its words shaded; `most` is the loss of the darkest. */
 function ReadQuestion({ reading, most }) {
