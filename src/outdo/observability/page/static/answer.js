@@ -108,7 +108,7 @@ function Lead({ run }) {
     doubt = doubtOf(run),
     rose = found ? found.ends.last.value > found.ends.first.value : true;
   if (doubt && rose) return html`<p class="lead" data-test="lead"><b>The reward rose, and ${doubt}.</b>${' '}
-    ${found && html`<span class="quiet">By the reward, ${isAccuracy(found.metric) ? 'the share of right' : 'the mean of'}
+    ${found && html`<span class="quiet">${isAccuracy(found.metric) ? 'The share of right' : 'The mean reward of'}
     held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.</span>`}</p>`;
   if (!found) {
     const reward = summary(run, 'reward');
