@@ -4,12 +4,9 @@ A file is converted once. Its folder is a model like any other, which everything
 this file changes what is written, `CONVERSION` has to change as well.
 """
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -21,6 +18,7 @@ from tokenizers.models import BPE
 
 from outdo.models.gguf_header import GgufHeader, folder_of, read_header
 from outdo.utils.errors import ModelError
+from outdo.utils.user_cache import locked
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -51,19 +49,12 @@ def converted(file: Path, *, weights: bool = True) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock")):
+        with locked(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 _convert(file, header, folder, weights=weights)
     except OSError as error:
         raise ModelError(f"model {file}: its folder {folder} cannot be written: {error}") from error
     return folder
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _convert(file: Path, header: GgufHeader, folder: Path, *, weights: bool) -> None:

@@ -5,7 +5,6 @@ module needs neither torch nor transformers.
 """
 
 import mmap
-import os
 import re
 import struct
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 
 from outdo.models.base_model import sha256_of
 from outdo.utils.errors import ModelError
+from outdo.utils.user_cache import user_cache
 
 SUFFIX = ".gguf"
 CONVERSION = 1
@@ -73,8 +73,7 @@ def is_gguf(name: str | Path) -> bool:
 
 def folder_of(file: Path) -> Path:
     """Return where the folder of a file is, or will be: it is named after the SHA-256 of the file."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "outdo" / "gguf" / f"{sha256_of(file)}-{CONVERSION}"
+    return user_cache("gguf") / f"{sha256_of(file)}-{CONVERSION}"
 
 
 def read_header(path: Path) -> GgufHeader:

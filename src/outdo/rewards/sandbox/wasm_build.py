@@ -5,21 +5,21 @@ compiles it for this processor. Both files stay in the cache folder of the user,
 everything they are made of.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import componentize_py
 from wasmtime import Config, Engine, _ffi
 from wasmtime.component import Component
+
+from outdo.utils.user_cache import locked, user_cache
 
 _WORLD = """
 package outdo:sandbox;
@@ -125,7 +125,7 @@ def interpreter() -> Path:
     portable = _cache() / f"python-{_digest(_WORLD, _APP, version('componentize-py'))}.wasm"
     compiled = portable.with_suffix(f".{_digest(version('wasmtime'), _processor())}.cwasm")
     if not compiled.exists():
-        with _locked(portable.parent / "lock"):
+        with locked(portable.parent / "lock"):
             for file, step, takes in (
                 (portable, "packing Python and its standard library", "half a minute"),
                 (compiled, "compiling it for this processor", "half a minute"),
@@ -175,7 +175,7 @@ def build(folder: str, made: str, portable: str) -> None:
 
 
 def _cache() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outdo" / "wasm"
+    folder = user_cache("wasm")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the files are machine code, which wasmtime trusts
     return folder
 
@@ -189,10 +189,3 @@ def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"{sys.platform} {platform.machine()} {features}"
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
