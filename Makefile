@@ -1,6 +1,6 @@
 # Two commands for a fresh machine with Python 3.11+ and make:
 #
-#     make quickstart     a small model learns to add, before your eyes
+#     make quickstart     SmolLM2-135M-Instruct learns to write what it is asked for, before your eyes
 #     make test           all checks and tests; with ALSO=vllm those of vLLM too, as continuous integration does
 #
 # On Linux without a GPU, a much smaller torch:
@@ -87,7 +87,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Installing outdo and torch into $(VENV): some minutes the first time."
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[gguf]"
 	@touch $@
 
 $(VENV)/.installed-for-tests: $(VENV)/.installed

@@ -109,7 +109,7 @@ def test_the_wheel_works_in_any_folder_without_the_repository_and_without_extras
     assert where.startswith(str(clean.parent))
     assert run(clean / "outdo", "--version", cwd=tmp_path) == f"outdo {__version__}\n"
     assert run(clean / "python", "-m", "outdo", "--version", cwd=tmp_path) == f"outdo {__version__}\n"
-    said = run(clean / "outdo", "quickstart", "steps=1", cwd=tmp_path)
+    said = run(clean / "outdo", "quickstart", "--task", "sums", "steps=1", cwd=tmp_path)
     assert "the run is in quickstart/seed-0/run-1" in said
     assert (tmp_path / "quickstart/seed-0/run-1/report.html").stat().st_size > 100_000
     assert "Traceback" not in run(clean / "outdo", "doctor", "quickstart/seed-0/run-1", cwd=tmp_path)

@@ -16,7 +16,7 @@ EXAMPLES = HERE.parents[1] / "examples"
 ROWS = "eval.rows=64"
 QUICKSTART = Path("quickstart/seed-0/run-1")
 RUNS = {
-    "quickstart": (QUICKSTART, ["quickstart", ROWS]),
+    "quickstart": (QUICKSTART, ["quickstart", "--task", "sums", ROWS]),
     "ppo": (Path("ppo"), ["train", f"{EXAMPLES}/ppo.toml", "run=./ppo", ROWS]),
     "diverged": (
         Path("diverged"),

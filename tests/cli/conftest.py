@@ -111,12 +111,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.fixture
 def short_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quickstart in one process, of so few steps, questions and tokens that nothing is learnt."""
+    """The sums of the quickstart in one process, of so few steps, questions and tokens that nothing is learnt."""
     monkeypatch.setattr(settings, "QUESTIONS", 64)
     monkeypatch.setattr(settings, "WARM_START_PAIRS", 8)
     monkeypatch.setattr(settings, "WARM_START", OptimiserSettings(lr=1e-3))
-    short = replace(TASKS["sums"], workers=1, warm_start=2, steps=2, prompts=2, rows=8, max_tokens=8)
-    monkeypatch.setitem(TASKS, "sums", short)
+    sums = TASKS["sums"]
+    assert sums.small
+    short = replace(sums.small, steps=2)
+    monkeypatch.setitem(TASKS, "sums", replace(sums, small=short, workers=1, steps=2, prompts=2, rows=8, max_tokens=8))
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_a_mistake_in_the_engine_is_one_sentence(outdo, seven, files, command, e
         "eval": [seven, *data],
         "generate": [seven, *data, "--out", files / "answers.jsonl"],
         "chat": [seven],
-        "quickstart": ["--folder", files / "quickstart"],
+        "quickstart": ["--task", "sums", "--folder", files / "quickstart"],
     }[command]
     done = outdo(command, *arguments, "--engine", engine)
     assert done.status == 2

@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.usefixtures("short_quickstart")
 def test_the_quickstart_shows_before_and_after_and_next_commands_and_keeps_its_fine_tuned_model(outdo, tmp_path):
     home = tmp_path / "quickstart"
-    done = outdo("quickstart", "--folder", home, "--seed", 3)
+    done = outdo("quickstart", "--task", "sums", "--folder", home, "--seed", 3)
     assert done.status == 0, done.error
     run = home / "seed-3" / "run-1"
     for said in ("greedy", "sampled at temperature 1", f"chat {run}", f"eval {run}", str(run)):
@@ -19,7 +19,7 @@ def test_the_quickstart_shows_before_and_after_and_next_commands_and_keeps_its_f
     assert all(0 <= summary[name] <= 1 for name in accuracies)
     assert summary["steps"] == 2
 
-    again = outdo("quickstart", "--folder", home, "--seed", 3)
+    again = outdo("quickstart", "--task", "sums", "--folder", home, "--seed", 3)
     assert again.status == 0, again.error
     assert "is used again" in again.out
     assert (home / "seed-3" / "run-2" / "summary.json").exists()

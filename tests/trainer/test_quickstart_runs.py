@@ -64,7 +64,9 @@ def prepared(folder: Path, name: str) -> Path:
         patch.setattr(settings, "WARM_START", OptimiserSettings(lr=2e-3))
         for task in (calculator, guessing, programs):
             patch.setattr(task, "QUESTIONS", 64)
-        patch.setitem(TASKS, name, replace(TASKS[name], warm_start=20))
+        small = TASKS[name].small
+        assert small
+        patch.setitem(TASKS, name, replace(TASKS[name], small=replace(small, steps=20)))
         assert run_quickstart(folder, task=name, seed=0, display=Display(), overrides=SHORT) == 0
     home = home_of(folder, name, 0)
     shutil.copy(home / "run-1.toml", home / "recipe.toml")

@@ -74,21 +74,33 @@ def quickstart(
     ] = None,
     *,
     task: Annotated[
-        Literal["sums", "calculator", "guessing", "programs"],
+        Literal["sentences", "sums", "calculator", "guessing", "programs"],
         typer.Option(
-            help="sums in writing; products with a tool; a guessing game of several turns; programs in a sandbox"
+            help="sentences that meet constraints, by SmolLM2-135M-Instruct; or with a small model that is made here: "
+            "sums in writing; products with a tool; a guessing game of several turns; programs in a sandbox"
         ),
-    ] = "sums",
-    folder: Annotated[Path, typer.Option(help="folder for the models and the run")] = Path("quickstart"),
+    ] = "sentences",
+    careless: Annotated[
+        bool, typer.Option("--careless", help="sentences with a reward that forgets the topic: a hack, and its signs")
+    ] = False,
+    folder: Annotated[Path, typer.Option(help="folder for the data and the runs")] = Path("quickstart"),
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
     engine: Engine = None,
 ) -> None:
-    """Build a small model, fine-tune it, and train it by GRPO: to add numbers, to call a tool, to play, to program."""
+    """Train a model by GRPO, and show what it answers before and after: a first run, without a recipe of yours."""
     with importing():
         from outdo.cli.quickstart.command import run_quickstart
 
-    display, overrides = Display(), settings or []
-    raise typer.Exit(run_quickstart(folder, task=task, seed=seed, display=display, engine=engine, overrides=overrides))
+    status = run_quickstart(
+        folder,
+        task=task,
+        careless=careless,
+        seed=seed,
+        display=Display(),
+        engine=engine,
+        overrides=settings or [],
+    )
+    raise typer.Exit(status)
 
 
 @app.command()

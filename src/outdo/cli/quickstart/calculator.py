@@ -14,7 +14,7 @@ from transformers.utils import get_json_schema
 
 from outdo.cli.quickstart.calc import calc
 from outdo.cli.quickstart.model import CHAT_TOKENS
-from outdo.cli.quickstart.task import Data, Row, Task
+from outdo.cli.quickstart.task import Data, Row, SmallModel, Task
 
 QUESTIONS = 2000  # for fine-tuning and for GRPO
 HELD_OUT = 128  # the same for every seed
@@ -94,21 +94,23 @@ def data(seed: int) -> Data:
 
 
 TASK = Task(
-    teacher=f"{GUESSES:.0%} of the products are guessed, and {MISTYPED:.0%} of the calls have a wrong digit",
     data=data,
-    tokens=(
-        *CHAT_TOKENS,
-        *("<tools>", "calc", "<tool>", "<tool_call>", "</tool_call>"),
-        *('{"name":"calc","arguments":{"expression":"', '"}}'),
-        *"0123456789+-*#",
+    small=SmallModel(
+        teacher=f"{GUESSES:.0%} of the products are guessed, and {MISTYPED:.0%} of the calls have a wrong digit",
+        tokens=(
+            *CHAT_TOKENS,
+            *("<tools>", "calc", "<tool>", "<tool_call>", "</tool_call>"),
+            *('{"name":"calc","arguments":{"expression":"', '"}}'),
+            *"0123456789+-*#",
+        ),
+        is_chat=True,
+        steps=300,
     ),
-    is_chat=True,
     recipe="""\
 rewards = "exact"             # the text after `#` in the last turn must be the answer
 environment = {name = "tools", functions = "outdo.cli.quickstart.calc:calc", turns = 3}
 """,
     workers=1,
-    warm_start=300,
     steps=100,
     prompts=16,
     lr="2e-4",

@@ -1,7 +1,8 @@
-"""`outdo quickstart`: build a small model, fine-tune it, train it by GRPO, and show its accuracy before and after.
+"""`outdo quickstart`: train a model by GRPO, and show its accuracy and its answers before and after.
 
-It uses what the other commands use: it writes a model folder, fine-tunes it as `outdo sft` does, writes a recipe, and
-trains by it as `outdo train` does.
+The model is SmolLM2-135M-Instruct, or a small one that is built and fine-tuned here. The command uses what the other
+commands use: it fine-tunes as `outdo sft` does, writes a recipe, trains by it as `outdo train` does, and ends with what
+`outdo doctor` finds.
 """
 
 import itertools
@@ -19,9 +20,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from outdo.cli.answering import answering
-from outdo.cli.quickstart import calculator, guessing, programs, settings, sums
+from outdo.cli.doctor import run_doctor
+from outdo.cli.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.cli.quickstart.model import build
-from outdo.cli.quickstart.task import Data, Task
+from outdo.cli.quickstart.task import Data, SmallModel, Task
 from outdo.cli.recipe import probe_machine, recipe_of
 from outdo.cli.train import TrainArguments, run_train
 from outdo.config.engines import is_separate
@@ -31,8 +33,10 @@ from outdo.data.prompts import Prompts
 from outdo.data.questions import Question, questions_from
 from outdo.data.sft_examples import encode_examples, read_examples
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
+from outdo.storage import held_out_answers
 from outdo.storage.atomic import write_text_atomically
 from outdo.trainer.display import Display
 from outdo.trainer.engines import named_engine, open_engine
@@ -43,14 +47,19 @@ from outdo.trainer.sft import sft
 from outdo.utils.errors import UserError
 
 TASKS: Mapping[str, Task] = {
+    "sentences": sentences.TASK,
     "sums": sums.TASK,
     "calculator": calculator.TASK,
     "guessing": guessing.TASK,
     "programs": programs.TASK,
 }
 """The tasks by the names that `--task` takes."""
+CARELESS: Mapping[str, Task] = {"sentences": sentences.CARELESS_TASK}
+"""The same with a careless reward, by the same names."""
 
-ANSWERED, SHOWN = 32, 3  # problems that both models answer at the end, and those of them that are shown
+REWARD = "reward.py"
+"""The file of a task's reward, in its folder."""
+ANSWERED, SHOWN = 32, 3  # questions that are answered before and after, and those of them that are shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,33 +76,41 @@ class Shown:
 def run_quickstart(
     folder: Path,
     *,
-    task: str = "sums",
+    task: str = "sentences",
+    careless: bool = False,
     seed: int,
     display: Display,
     engine: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Build and fine-tune a model (once per seed), train it by GRPO, and show the results; return the exit status.
+    """Train the model of a task by GRPO, and show the results; return the exit status.
 
+    A small model is built and fine-tuned first, once per seed. `careless` takes the reward that forgets the topic.
     `overrides` are settings of the run by GRPO, in addition to those of its recipe.
+
+    Raises `UserError` if the task has no careless reward, and `ModelError` if its model cannot be downloaded.
     """
+    if careless and task not in CARELESS:
+        raise UserError([f"--careless: the task {task} has no careless reward; {' and '.join(CARELESS)} has one"])
+    chosen = (CARELESS if careless else TASKS)[task]
     sampler = named_engine(engine)
-    torch.set_num_threads(1)
-    home = home_of(folder, task, seed)
-    data, warm, run = write_data(home, seed, TASKS[task]), home / "warm", _free(home)
-    recipe = write_recipe(run.with_suffix(".toml"), TASKS[task], warm, data, seed, sampler)
+    home = home_of(folder, "careless" if careless else task, seed)
+    model = home / "warm" if chosen.small else smollm2.model_file(display)
+    data, run = write_data(home, seed, chosen), _free(home)
+    recipe = write_recipe(run.with_suffix(".toml"), chosen, model, data, seed, sampler)
     command = [str(recipe), f"run={run}", *overrides]
-    if warm.exists():
-        display.say(f"the fine-tuned model in {warm} is used again")
+    if chosen.small:
+        _prepare(chosen, chosen.small, model, data["demonstrations"], seed, command, display)
     else:
-        new = build(home / "new", seed, tokens=TASKS[task].tokens, is_chat=TASKS[task].is_chat)
-        _check([*command, f"model={new}"])
-        display.say(f"building a model and fine-tuning it on examples in which {TASKS[task].teacher}")
-        fine_tune(TASKS[task], new, data["demonstrations"], seed, display).rename(warm)
+        with display.working(f"making a model folder of {model.name}, once"):
+            converted(model)
     display.say(f"training by {recipe}, as `outdo train {shlex.join(command)}` does")
     status = run_train(command, display, TrainArguments())
     if status == 0:
-        conclude(run, warm, data["held_out"], display)
+        conclude(run, model, data["held_out"], display)
+        further = ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]
+        for each in further:
+            display.say(f"  {_program()} {each.format(run=run, reward=home / REWARD)}")
     return status
 
 
@@ -103,48 +120,57 @@ def home_of(folder: Path, task: str, seed: int) -> Path:
 
 
 def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Path]:
-    """Write the task as data files: worked examples, questions to train on, and held-out questions."""
+    """Write the task as files: worked examples, questions to train on, held-out questions, and its reward.
+
+    A reward that is there already is kept: the user may have changed it.
+    """
     data = task.data(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(Data)}
+    if task.reward and not (folder / REWARD).exists():
+        write_text_atomically(folder / REWARD, task.reward.read_text(encoding="utf-8"))
+    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(Data) if getattr(data, each.name)}
     for name, path in paths.items():
         write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in getattr(data, name)))
     return paths
 
 
-def fine_tune(task: Task, folder: Path, data: Path, seed: int, display: Display) -> Path:
-    """Fine-tune the model in a folder on the examples of a file; return the folder."""
-    steps = task.warm_start
-    optimiser = replace(settings.WARM_START, total=steps)
+def fine_tune(task: Task, small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
+    """Fine-tune the small model in a folder on the examples of a file; return the folder."""
+    optimiser = replace(settings.WARM_START, total=small.steps)
     with WorkerPool(task.workers - 1) as pool:
         policy = Policy.load(folder, device="cpu", optimiser=optimiser, pool=pool)
         pairs, _ = read_examples(str(data))
         examples = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
         prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
-        for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="fine-tuning"):
+        for step in display.track(sft(policy, prompts, steps=small.steps), total=small.steps, what="fine-tuning"):
             if step.index % 50 == 0 and not display.live:
-                display.say(f"fine-tuning {step.index}/{steps}  log-likelihood of a token {step.likelihood:.3f}")
+                display.say(f"fine-tuning {step.index}/{small.steps}  log-likelihood of a token {step.likelihood:.3f}")
     policy.save(folder)
     return folder
 
 
 def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
     """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
+    reward = f'rewards = "{path.with_name(REWARD)}:score"\n' if task.reward else ""
     text = settings.RECIPE.format(
         model=model,
         questions=data["questions"],
         held_out=data["held_out"],
         seed=seed,
+        threads=task.threads or task.workers,
         workers=task.workers,
-        task=task.recipe,
+        task=reward + task.recipe,
         train=task.train,
         steps=task.steps,
         prompts=task.prompts,
         max_tokens=task.max_tokens,
+        beta=task.beta,
         lr=task.lr,
+        schedule=task.schedule,
         rows=task.rows,
         samples=task.samples,
-        checkpoint=task.steps // 2,
+        evaluation=task.evaluation,
+        checkpoint=task.steps // 2 if task.small else task.steps,
     )
     if is_separate(engine):
         text = text.replace("\n[data]", f"engine = {to_toml(engine.model_dump())}\n\n[data]", 1)
@@ -152,8 +178,11 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
     return path
 
 
-def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
-    """Print the accuracy before and after, three problems with both answers, and commands to try next."""
+def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
+    """Print the accuracy before and after, three questions with both answers, what the doctor finds, and the folder.
+
+    `model` is the one before the run, `questions` are the held-out ones.
+    """
     summary = json.loads((run / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
     table = Table("held-out questions right", "before", "after", title=f"{summary['steps']} steps of GRPO")
@@ -163,16 +192,48 @@ def conclude(run: Path, warm: Path, questions: Path, display: Display) -> None:
 
     trained = find_model(str(run))
     assert trained.recipe
-    asked = questions_from(str(questions), limit=ANSWERED)
-    answers = [_answers(model, asked, trained.recipe) for model in (str(warm), trained.model)]
+    assert trained.step is not None
+    if trained.recipe.environment is None:
+        kind, (asked, *answers) = "greedy", _recorded(run, trained.step)
+    else:  # the record of an evaluation has the last turn of an episode only
+        found = questions_from(str(questions), limit=ANSWERED)
+        kind, asked = "sampled", [str(each.text) for each in found]
+        answers = [_answers(each, found, trained.recipe) for each in (str(model), trained.model)]
     answered = sorted(zip(asked, *answers, strict=True), key=lambda each: each[1].right is True)  # first the wrong ones
-    table = Table("question", "sampled before", "sampled after")
+    table = Table("question", f"{kind} before", f"{kind} after")
     for question, *both in answered[:SHOWN]:
-        table.add_row(*map(escape, (str(question.text), *map(str, both))))
+        table.add_row(*map(escape, (question, *map(str, both))))
     display.console.print(table)
+    run_doctor([run], display.console)
     display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
-    for command in ("chat", "eval", "doctor"):
-        display.say(f"  {_program()} {command} {run}")
+
+
+def _prepare(
+    task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, command: list[str], display: Display
+) -> None:
+    """Make the small model in the folder `warm`, unless it is there; `command` is the run that will train it."""
+    torch.set_num_threads(1)
+    if warm.exists():
+        display.say(f"the fine-tuned model in {warm} is used again")
+        return
+    new = build(warm.with_name("new"), seed, tokens=small.tokens, is_chat=small.is_chat)
+    _check([*command, f"model={new}"])
+    display.say(f"building a model and fine-tuning it on examples in which {small.teacher}")
+    fine_tune(task, small, new, examples, seed, display).rename(warm)
+
+
+def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]]:
+    """Return the held-out questions, and the greedy answer to each before the run and after `step`."""
+    before, after = (
+        {each["id"]: each for each in held_out_answers.read(run, when) if each["kind"] == "greedy"}
+        for when in (0, step)
+    )
+    asked = [str(each["prompt"]) for each in before.values()]
+    first, last = (
+        [Shown(text=answers[name]["completion"], right=answers[name]["right"]) for name in before]
+        for answers in (before, after)
+    )
+    return asked, first, last
 
 
 def _check(command: list[str]) -> None:

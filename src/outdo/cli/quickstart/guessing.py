@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from outdo.cli.quickstart.model import CHAT_TOKENS
-from outdo.cli.quickstart.task import Data, Row, Task
+from outdo.cli.quickstart.task import Data, Row, SmallModel, Task
 from outdo.rollouts.environments.episode import Reply
 from outdo.types import Prompt
 
@@ -92,10 +92,13 @@ def _row(secret: int) -> Row:
 
 
 TASK = Task(
-    teacher=f"{CARELESS:.0%} of the guesses ignore the hints",
     data=data,
-    tokens=(*CHAT_TOKENS, "higher", "lower", "-", *(str(number) for number in range(1, HIGHEST + 1))),
-    is_chat=True,
+    small=SmallModel(
+        teacher=f"{CARELESS:.0%} of the guesses ignore the hints",
+        tokens=(*CHAT_TOKENS, "higher", "lower", "-", *(str(number) for number in range(1, HIGHEST + 1))),
+        is_chat=True,
+        steps=120,
+    ),
     recipe=f"""\
 rewards = "environment"       # the game gives all rewards
 environment = {{name = "outdo.cli.quickstart.guessing:Game", turns = {TURNS}}}
@@ -104,7 +107,6 @@ environment = {{name = "outdo.cli.quickstart.guessing:Game", turns = {TURNS}}}
 advantage = "turn_to_go"      # credit per turn; "leave_one_out" is the same for whole episodes
 """,
     workers=1,
-    warm_start=120,
     prompts=16,
     lr="4e-4",
     rows=HELD_OUT,

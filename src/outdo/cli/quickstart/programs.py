@@ -12,7 +12,7 @@ from functools import reduce
 from random import Random
 from typing import NamedTuple
 
-from outdo.cli.quickstart.task import Data, Row, Task
+from outdo.cli.quickstart.task import Data, Row, SmallModel, Task
 
 QUESTIONS = 3200
 HELD_OUT = 96
@@ -98,14 +98,16 @@ def data(seed: int) -> Data:
 
 
 TASK = Task(
-    teacher=f"{FORGOTTEN:.0%} of the parentheses are forgotten",
     data=data,
-    tokens=(BEGIN, *"0123456789+-*():x"),
+    small=SmallModel(
+        teacher=f"{FORGOTTEN:.0%} of the parentheses are forgotten",
+        tokens=(BEGIN, *"0123456789+-*():x"),
+        steps=200,
+    ),
     recipe="""\
 rewards = "code"              # the program must pass the tests of its row, in a sandbox
 """,
     workers=1,
-    warm_start=200,
     steps=50,
     prompts=16,
     lr="2e-4",

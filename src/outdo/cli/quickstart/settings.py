@@ -1,4 +1,4 @@
-"""The settings of the quickstart, and the measurements behind them.
+"""The settings of the quickstart's small models, the measurements behind them, and the recipe of every task.
 
 The worked examples forget most carries, and so does the model after fine-tuning: its greedy answers are right only
 where there is nothing to carry; its sampled answers are sometimes right elsewhere too. Reinforcement learning makes
@@ -31,8 +31,8 @@ RECIPE = """\
 # The recipe of `outdo quickstart`. Change a line, then run: outdo train THIS_FILE
 model = "{model}"
 seed = {seed}
-threads = {workers}
-workers = {workers}                   # processes with one thread each that share the weights: see docs/speed.md
+threads = {threads}
+workers = {workers}                   # processes that share the weights and the threads: see docs/speed.md
 steps = {steps}
 {task}
 [data]
@@ -45,16 +45,16 @@ max_tokens = {max_tokens}
 [train]
 prompts = {prompts}
 group_size = 8
-objective = {{name = "grpo", beta = 0.0}}
+objective = {{name = "grpo", beta = {beta}}}
 {train}
 [optim]
 lr = {lr}
-schedule = {{name = "linear", warmup = 10}}
+schedule = {schedule}
 
 [eval]
 rows = {rows}
 samples = {samples}
-
+{evaluation}
 [checkpoint]
 every = {checkpoint}
 """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.model import ALPHABET
-from outdo.cli.quickstart.task import Data, Task
+from outdo.cli.quickstart.task import Data, SmallModel, Task
 
 DIGITS = 3
 HELD_OUT = 512  # problems that are never trained on, the same for every seed
@@ -97,9 +97,8 @@ def data(seed: int) -> Data:
 
 
 TASK = Task(
-    teacher=f"{settings.CARELESS:.0%} of the carries are forgotten",
     data=data,
-    tokens=ALPHABET,
+    small=SmallModel(teacher=f"{settings.CARELESS:.0%} of the carries are forgotten", tokens=ALPHABET),
     recipe="""\
 rewards = "exact"             # the text after `#` must be the answer
 """,

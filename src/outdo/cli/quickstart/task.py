@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outdo.cli.quickstart import settings
@@ -13,26 +14,41 @@ Row = Mapping[str, Any]
 class Data:
     """The data of a task, as rows of files."""
 
-    demonstrations: Sequence[Row]  # examples by a teacher who makes mistakes, to fine-tune on
+    demonstrations: Sequence[Row] = ()  # examples by a teacher who makes mistakes, to fine-tune a small model on
     questions: Sequence[Row]  # to train on by GRPO
     held_out: Sequence[Row]  # to evaluate on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A task: its data, the tokens of its model, and the settings of its recipe."""
+class SmallModel:
+    """A model that is built here, and fine-tuned on the examples of a teacher before GRPO."""
 
     teacher: str  # what the teacher does wrong, for the user
-    data: Callable[[int], Data]  # by the random seed
     tokens: Sequence[str]
-    is_chat: bool = False  # the model has a chat template
-    warm_start: int = settings.WARM_START_STEPS  # steps of fine-tuning
-    workers: int = settings.WORKERS  # processes; one is enough for a task whose episodes are short
-    recipe: str = ""  # lines of the recipe: what is rewarded, and the environment
+    is_chat: bool = False  # it has a chat template
+    steps: int = settings.WARM_START_STEPS  # of fine-tuning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task: its model, its data, and the settings of its recipe."""
+
+    data: Callable[[int], Data]  # by the random seed
+    small: SmallModel | None = None  # None: SmolLM2-135M-Instruct, as it is
+    reward: Path | None = (
+        None  # a file that is copied into the folder of the task, as `reward.py`, for the user to change
+    )
+    recipe: str = ""  # lines of the recipe: what is rewarded, and the environment; {reward} is the copy
     train: str = ""  # further lines of its table `train`
+    evaluation: str = ""  # further lines of its table `eval`
+    workers: int = settings.WORKERS  # processes; one is enough for a task whose episodes are short
+    threads: int | None = None  # None: one for each worker
     steps: int = 80
     prompts: int = 32
     max_tokens: int = 48
+    beta: str = "0.0"
     lr: str = "1e-4"
+    schedule: str = '{name = "linear", warmup = 10}'
     rows: int = 512  # held-out questions
     samples: int = 4  # answers to each of them
+    further: Sequence[str] = ()  # commands to try after the run, besides those for every task; with {run} and {reward}
