@@ -187,6 +187,30 @@ def test_the_page_shows_both_answers_and_the_test(page: Page, page_of: Callable[
     expect(by_test_id(page, "held-out-answer")).to_contain_text("question 7")
 
 
+SENTENCE = "A bridge with a quiet interior is a perfect place for a long walk before the first rain of winter."
+
+
+@pytest.mark.parametrize(
+    ("reference", "shown"),
+    [
+        ("", "A bridge with a quiet interior is a perfect place for a long…"),
+        ("winter", "…place for a long walk before the first rain of winter."),
+    ],
+)
+def test_a_long_answer_is_listed_from_its_beginning_or_by_its_end_if_a_reference_decides(
+    page: Page, page_of: Callable[..., Path], tmp_path: Path, reference: str, shown: str
+):
+    changed = {"answer": reference, "completion": SENTENCE}
+    evaluations = {0: answers("w"), 6: [{**answers("r")[0], **changed}]}
+    evaluations[0][0]["answer"] = reference
+    open_page(page, page_of(record(write_small_run(tmp_path / "run"), evaluations)))
+    question = by_test_id(page, "held-out-answer")
+    expect(question.locator("summary")).to_contain_text(f"it is w → {shown}")
+    question.locator("summary").click()
+    expect(question).to_contain_text(SENTENCE)
+    expect(question.get_by_text("Expected:")).to_have_count(1 if reference else 0)
+
+
 def test_a_long_question_is_shown_whole_when_it_is_opened(page: Page, page_of: Callable[..., Path], tmp_path: Path):
     asked = " ".join(f"word{n}" for n in range(60))
     evaluations = {step: [{**answers(letter)[0], "prompt": asked}] for step, letter in ((0, "w"), (6, "r"))}

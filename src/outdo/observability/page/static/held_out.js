@@ -24,7 +24,7 @@ function wordsOf(a, b, runs) {
     same: 'did not change',
   };
 }
-const ENDING = 60; // characters: the answer stands at the end of a completion
+const BRIEF = 60; // characters of an answer that is not opened
 const LONG_QUESTION = 90; // characters: a longer one is shown whole when it is opened
 const FEW_ANSWERS = 6,
   MORE_ANSWERS = 40; // how many answers are listed at first, and how many more at a time
@@ -93,12 +93,20 @@ function AnswerText({ title, text, by, value, reading, most }) {
     <pre><bdi>${text === null ? html`<span class="quiet">${LEFT_OUT}</span>` : plainText(text)}</bdi></pre></div>`;
 }
 
-/** Show one question: its text and the end of each answer, and all of them when it is opened. */
+/** Return whole words of an answer: its end if there is a reference, because that decides; else its beginning. */
+function brief(text, reference) {
+  const line = oneLine(text, text.length);
+  if (line.length <= BRIEF) return line;
+  if (reference) return `…${line.slice(-BRIEF - 1).replace(/^\S* /, '')}`;
+  return `${line.slice(0, BRIEF + 1).replace(/ \S*$/, '')}…`;
+}
+
+/** Show one question: its text and some words of each answer, and all of them when it is opened. */
 function Question({ question, glyph, word, kind, answers, by }) {
-  const ends = answers.map(({ text }) => (text === null ? '…' : oneLine(text.slice(-ENDING), 30)));
-  const different = [...new Set(ends)],
-    times = (end) => (answers.length > 2 ? ` × ${ends.filter((each) => each === end).length}` : '');
-  const short = different.map((end) => end + times(end)).join(answers.length > 2 ? ' · ' : ' → ');
+  const briefly = answers.map(({ text }) => (text === null ? '…' : brief(text, question?.[1])));
+  const different = [...new Set(briefly)],
+    times = (words) => (answers.length > 2 ? ` × ${briefly.filter((each) => each === words).length}` : '');
+  const short = different.map((words) => words + times(words)).join(answers.length > 2 ? ' · ' : ' → ');
   const most = mostRead(answers.map(({ reading }) => reading));
   return html`<details class=${`changed ${kind}`} data-test="held-out-answer"><summary>
       <span aria-hidden="true">${glyph}</span> <span class="hidden">${word}: </span>
@@ -109,7 +117,7 @@ function Question({ question, glyph, word, kind, answers, by }) {
     <div class="answers">${answers.map(({ title, text, value, reading }) => html`<${AnswerText} title=${title}
       text=${text} by=${by} value=${value} reading=${reading} most=${most} />`)}</div>
     ${answers.some(({ reading }) => reading) && html`<${ReadLegend} />`}
-    ${question !== null && html`<p class="quiet">Expected: <bdi>${oneLine(question[1], 300)}</bdi></p>`}</details>`;
+    ${question?.[1] && html`<p class="quiet">Expected: <bdi>${oneLine(question[1], 300)}</bdi></p>`}</details>`;
 }
 
 /** List questions, a few at first. */
