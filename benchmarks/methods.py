@@ -1,4 +1,4 @@
-"""Every preset on the quickstart's task: accuracy after the same 40 steps, three seeds each.
+"""Every preset on the quickstart's sums: accuracy after the same 40 steps, three seeds each.
 
     python benchmarks/methods.py [--seeds 0 1 2] [--only grpo dapo]
 
@@ -35,7 +35,7 @@ REQUIRED = {  # settings that a method requires
     "grpo": ["train.objective.beta=0"],  # no KL, like the others
     "dapo": ["train.dynamic_sampling=1", "train.mask_truncated=true"],
 }
-HEAD = """# Every preset on the quickstart's task
+HEAD = """# Every preset on the quickstart's sums
 
 {steps} steps of 16 questions with 8 answers each, four optimiser steps per batch, Adam at 1e-4 for all methods, no KL.
 Evaluated on 256 held-out sums, with greedy answers and with 4 sampled answers each, over {seeds} seeds (mean ± standard

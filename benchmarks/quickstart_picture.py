@@ -1,6 +1,6 @@
 """Draw the picture of the README from a run of the quickstart: right answers in training, and held-out ones.
 
-python -m benchmarks.quickstart_picture quickstart/seed-0/run-1 docs/pictures/quickstart.svg
+python -m benchmarks.quickstart_picture quickstart/sentences/seed-0/run-1 docs/pictures/quickstart.svg
 """
 
 import json
@@ -54,7 +54,7 @@ def _rings(summary: dict[str, dict[str, float]]) -> Iterator[str]:
             yield f"<circle cx='{x:g}' cy='{y:.1f}' r='5.5' fill='white' stroke='{colour}' stroke-width='2.5'/>"
         text = f"{kind}: {before[kind]:.1%} to {after[kind]:.1%}"
         yield f"<text x='579' y='{_height(after[kind]) + down:.1f}' fill='{colour}'>{text}</text>"
-    for y, text in ((98, "rings: held-out sums"), (116, "dots: answers in training")):
+    for y, text in ((98, "rings: held-out questions"), (116, "dots: answers in training")):
         yield f"<text x='579' y='{y}' fill='{GREY}' font-size='12'>{text}</text>"
 
 

@@ -1,4 +1,4 @@
-"""GRPO in eight lines of Python, with the model and the questions that `make quickstart` makes."""
+"""GRPO in eight lines of Python, with the model and the questions that `outdo quickstart --task sums` makes."""
 
 from itertools import islice
 
