@@ -1,5 +1,7 @@
-"""Print text on a console without rich's markup, and read the metrics that several commands print."""
+"""Print text on a console without rich's markup, and what several commands print: metrics, and how outdo is called."""
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +13,12 @@ from rich.text import Text
 from outdo.observability.doctor import with_initial_evaluation
 from outdo.observability.page import read
 from outdo.utils.text import for_terminal
+
+
+def program() -> str:
+    """Return how to call `outdo` here: by its path if it is not found by its name."""
+    called = Path(sys.argv[0])
+    return "outdo" if called.name != "outdo" or shutil.which("outdo") else os.path.relpath(called)
 
 
 def print_line(console: Console, line: str) -> None:

@@ -7,10 +7,7 @@ commands use: it fine-tunes as `outdo sft` does, writes a recipe, trains by it a
 
 import itertools
 import json
-import os
 import shlex
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,6 +18,7 @@ from rich.table import Table
 
 from outdo.cli.answering import answering
 from outdo.cli.doctor import run_doctor
+from outdo.cli.output import program
 from outdo.cli.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import Data, SmallModel, Task
@@ -110,7 +108,7 @@ def run_quickstart(
         conclude(run, model, data["held_out"], display)
         further = ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]
         for each in further:
-            display.say(f"  {_program()} {each.format(run=run, reward=home / REWARD)}")
+            display.say(f"  {program()} {each.format(run=run, reward=home / REWARD)}")
     return status
 
 
@@ -241,12 +239,6 @@ def _check(command: list[str]) -> None:
     report = check(recipe_of(command), probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
-
-
-def _program() -> str:
-    """Return how to call `outdo` here: by its path if it is not found by its name."""
-    program = Path(sys.argv[0])
-    return "outdo" if program.name != "outdo" or shutil.which("outdo") else os.path.relpath(program)
 
 
 def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[Shown]:

