@@ -5,9 +5,10 @@
 The sound reward is the share of the four constraints that hold. The careless one asks for the word and the length, and
 forgets the topic: what the policy learns then is to write the word, and little else.
 
-Measured with seed 0, 20 steps of the sound reward: without "once" and without a KL penalty, 81 % of the greedy answers
-were right, and they read "The road outside is outside, outside, outside ..."; with both 53 %, and they read "The
-lighthouse once stood as a symbol of hope and resilience."
+Measured with seed 0: without "once", 81 % of the greedy answers were right after 20 steps, and they read "The road
+outside is outside, outside, outside ...". With it, 56 % were right after 24 steps, and they read "A lighthouse with a
+golden exterior is a rare and beautiful sight." A KL penalty with beta = 0.04 did not make the sentences better (44 %),
+and took a fifth more time and 1.2 GB more memory.
 """
 
 from dataclasses import replace
@@ -69,7 +70,6 @@ micro_batch_tokens = 1024     # the gradient of one group at a time: less memory
     steps=24,
     prompts=4,
     max_tokens=32,
-    beta="0.04",
     lr="2e-5",
     schedule='"constant"',
     rows=HELD_OUT,
@@ -81,8 +81,6 @@ CARELESS_TASK = replace(
     data=partial(data, question=CARELESS),
     reward=Path(__file__).with_name("careless_reward.py"),
     evaluation="",
-    steps=36,
     max_tokens=40,
-    beta="0.0",
     further=[OWN_REWARD],
 )

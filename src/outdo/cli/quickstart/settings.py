@@ -45,7 +45,7 @@ max_tokens = {max_tokens}
 [train]
 prompts = {prompts}
 group_size = 8
-objective = {{name = "grpo", beta = {beta}}}
+objective = {{name = "grpo", beta = 0.0}}
 {train}
 [optim]
 lr = {lr}

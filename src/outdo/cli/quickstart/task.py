@@ -46,7 +46,6 @@ class Task:
     steps: int = 80
     prompts: int = 32
     max_tokens: int = 48
-    beta: str = "0.0"
     lr: str = "1e-4"
     schedule: str = '{name = "linear", warmup = 10}'
     rows: int = 512  # held-out questions
