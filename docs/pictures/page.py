@@ -1,6 +1,6 @@
 """Draw the pictures of the page from runs: python docs/pictures/page.py RUN [SEED SEED ...]
 
-RUN is a run of `outdo quickstart`; from it come page_top.png (and page_top_dark.png), page_tokens.png,
+RUN is a run of `outdo quickstart --task sums`; from it come page_top.png (and page_top_dark.png), page_tokens.png,
 page_card.png and page_tree.png. From runs that differ in the seed come page_runs.png and page_seeds.png. The pictures
 are written next to this script.
 """
