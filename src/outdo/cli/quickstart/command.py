@@ -31,6 +31,7 @@ from outdo.data.prompts import Prompts
 from outdo.data.questions import Question, questions_from
 from outdo.data.sft_examples import encode_examples, read_examples
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
@@ -135,6 +136,7 @@ def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Pat
 def fine_tune(task: Task, small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
     """Fine-tune the small model in a folder on the examples of a file; return the folder."""
     optimiser = replace(settings.WARM_START, total=small.steps)
+    make_deterministic("cpu")  # before the processes start: they take it over
     with WorkerPool(task.workers - 1) as pool:
         policy = Policy.load(folder, device="cpu", optimiser=optimiser, pool=pool)
         pairs, _ = read_examples(str(data))
