@@ -129,6 +129,12 @@ def test_a_layer_of_8_bits_computes_with_its_rounded_weight_and_keeps_no_copy_of
     torch.testing.assert_close(gradient, rounded.sum(0).expand_as(x))
 
 
+@pytest.mark.parametrize("weights", ["int8", "nf4"])
+def test_a_quantised_base_takes_the_fast_way(adapter: Path, weights: Weights):
+    forward = Policy.load(adapter, weights=weights).forward
+    assert (forward.way, forward.reason) == ("shared", "")
+
+
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "nf4"])
 def test_a_base_with_a_number_that_is_not_finite_is_refused_however_it_is_stored(tmp_path: Path, weights: Weights):
     model, tokenizer = tiny_model(hidden=64)

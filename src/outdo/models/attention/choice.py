@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from outdo.models.attention.forward import Forward, device_of, layers_of
 from outdo.models.attention.kernels import kernel_for
 from outdo.models.attention.packed import pack
+from outdo.models.base_weights import is_quantised
 from outdo.models.device import Precision, resolve_precision
 from outdo.models.limits import MISMATCH
 from outdo.models.rounding import distance, in_float64, rounding
@@ -115,7 +116,9 @@ class _OwnWay:
         self.batch = batch
         compute = partial(_logprobs, self.forward, batch)
         self.forward.rounding = rounding(model, compute)
-        self.wide = None if self.forward.sharding is not None else in_float64(compute)
+        # The kernels of quantised weights write float32 into whatever memory is asked for in float64.
+        impossible = self.forward.sharding is not None or any(map(is_quantised, model.parameters()))
+        self.wide = None if impossible else in_float64(compute)
         self.narrow = _logprobs(self.forward, batch)
 
     def fault(self, other: Forward) -> str:
