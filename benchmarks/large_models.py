@@ -79,7 +79,7 @@ def row(shape: Shape, settings: list[str]) -> str:
     recipe = load(None, ["model=m", "data.path=d", *COMMON, *settings, ADAPTER])
     ways = cost.alternatives(facts, recipe, reference=False)
     peaks = " | ".join(f"{cost.peak(ways[way]) / GIB:.0f}" for way in ("full", "LoRA", "QLoRA"))
-    cache = (cost.kv_cache(facts, recipe) or 0) / GIB
+    cache = ways["full"]["KV cache while sampling"] / GIB
     return f"| {shape.name} | {(facts.parameters or 0) / 1e9:.2f} | {peaks} | {cache:.1f} |"
 
 

@@ -107,7 +107,7 @@ def measure(folder: Path, way: str, settings: list[str]) -> dict[str, Any]:
     return {
         "way": way,
         "measured": json.loads(done.stdout.splitlines()[-1]),
-        "estimate": cost.peak(report.memory),
+        "estimate": cost.peak(report.memory) - cost.LIBRARY_BYTES,
         "checkpoint": sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()),
         "parts": dict(report.memory),
     }

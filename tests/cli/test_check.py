@@ -69,4 +69,4 @@ def test_prompts_of_unknown_tokens_are_a_warning(home):
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (home / "model" / name).unlink(missing_ok=True)
     tokenizer.save_pretrained(home / "model")
-    assert "12 of the first 12 prompts have characters that the tokenizer does not know" in check(home)
+    assert "12 of 12 prompts have characters that the tokenizer does not know" in check(home)

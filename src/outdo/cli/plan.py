@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from outdo.cli.arguments import recipe_and_overrides
+from outdo.cli.recipe import prompt_renderer
 from outdo.config.attention import divided_heads
 from outdo.config.file import RecipeError, load
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
+from outdo.data.splits import load_questions
+from outdo.models.inspect_folder import ModelFacts
 from outdo.planning import report
 from outdo.planning.hardware import cluster_named
 from outdo.planning.layout import Prediction
@@ -19,7 +22,12 @@ from outdo.planning.search import Plan, at_staleness, plan
 from outdo.planning.shapes import shape_of
 from outdo.planning.validation import errors, validate
 from outdo.planning.workload import workload_of
+from outdo.trainer.estimate import Sample
+from outdo.trainer.preflight import sample_of
 from outdo.utils.errors import UserError
+
+NO_DATA = "no-data.jsonl"
+"""The path of the data of a recipe that names none."""
 
 STALENESS = (0, 1, 2, 4)
 """Values that are compared for the best split of trainers and engines."""
@@ -104,12 +112,14 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         mistakes += divided_heads(recipe, shape.facts)
     if mistakes or recipe is None or shape is None or cluster is None:
         raise UserError(mistakes)
+    sample, unread = _sample(recipe, shape.facts, arguments)
     work, lengths = workload_of(
         recipe,
         shape.facts,
         mean=arguments.answer_tokens,
         prompt=arguments.prompt_tokens,
         spread=arguments.spread,
+        sample=sample,
     )
     rewards, of_rewards = planned_rewards(recipe, shape)
     problem = Problem(
@@ -120,7 +130,18 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         reference=needs_reference(recipe),
         rewards=rewards,
     )
-    return problem, [*assumed, *lengths, *of_rewards]
+    return problem, [*assumed, *lengths, *unread, *of_rewards]
+
+
+def _sample(recipe: Recipe, facts: ModelFacts, arguments: PlanArguments) -> tuple[Sample | None, list[str]]:
+    """Return a sample of the prompts, if model and data are on this machine; and why they could not be read."""
+    if arguments.prompt_tokens is not None or recipe.data.path[0].path == NO_DATA or facts.folder is None:
+        return None, []
+    try:
+        sample, _, refused = sample_of(recipe, facts, load_questions(recipe).train, prompt_renderer(recipe))
+    except UserError as error:
+        refused, sample = error.problems, None
+    return sample, [f"prompts: the data cannot be read ({each})" for each in refused[:1]]
 
 
 def _recipe(settings: list[str] | None, model: str | None) -> Recipe:
@@ -129,7 +150,7 @@ def _recipe(settings: list[str] | None, model: str | None) -> Recipe:
     try:
         return load(file, overrides)
     except RecipeError as error:
-        missing = {"model": model, "data.path": "questions.jsonl"}
+        missing = {"model": model, "data.path": NO_DATA}
         more = [f"{key}={value}" for key, value in missing.items() if key in error.broken and value]
         if not more:
             raise UserError(error.problems) from None

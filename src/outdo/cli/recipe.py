@@ -8,7 +8,8 @@ from outdo.cli.arguments import recipe_and_overrides
 from outdo.config.file import RecipeError, load
 from outdo.config.recipe import Recipe, run_folder
 from outdo.data.questions import Question
-from outdo.trainer.preflight import Machine, Render, Rendered, faults
+from outdo.trainer.estimate import Machine
+from outdo.trainer.preflight import Render, Rendered, faults
 from outdo.utils.errors import ModelError, UserError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.trainer.engines import device_mistakes
     from outdo.trainer.environment import examine_environment
     from outdo.trainer.hardware import device_memory
+    from outdo.trainer.micro_batch_size import free_main_memory
 
     errors, notes = piece_mistakes(recipe), list[str]()
     size = memory = None
@@ -63,9 +65,11 @@ def probe_machine(recipe: Recipe) -> Machine:
     except UserError as error:
         errors += error.problems
     prediction = None if errors else _prediction(recipe)
+    found = Machine(errors, memory, size, notes, free=free_main_memory())
     if prediction is None:
-        return Machine(errors, memory, size, notes)
-    return Machine(errors, memory, size, [*notes, *prediction.notes], prediction.warnings)
+        return found
+    notes = [*notes, *prediction.notes]
+    return found._replace(notes=notes, warnings=prediction.warnings, padded=prediction.padded)
 
 
 def _prediction(recipe: Recipe) -> "Prediction | None":

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from outdo.cli.recipe import free_run_name, probe_machine, recipe_of
+from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
 from outdo.cli.replicas import restarts_of, run_by_replicas
 from outdo.config.recipe import Recipe, run_folder
 from outdo.trainer.display import Display
@@ -61,7 +61,7 @@ def _train(recipe: Recipe, folder: Path, display: Display, *, arguments: TrainAr
         if holds_run(folder):
             return resume_by(recipe, folder, display, profile=arguments.profile)
     with display.working("checking the recipe"):
-        report = check(recipe, probe=probe_machine)
+        report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
     place = [] if arguments.dry_run else [f"run folder: {folder}"]

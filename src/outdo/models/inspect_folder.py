@@ -85,6 +85,7 @@ class ModelFacts:
     head_dim: int | None
     vocab_size: int | None  # rows of the embedding
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
+    normed_heads: bool = False  # whether attention normalises its queries and keys
     adapter: Path | None = None  # the folder of an adapter of this model
     dequantised: str | None = None  # of a GGUF file: the type of most of its weights, for example Q4_1
 
@@ -326,8 +327,13 @@ def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tens
         layer_matrices=tuple(
             (shape[0], shape[1]) for name, (_, shape) in tensors.items() if len(shape) == 2 and IN_A_LAYER.search(name)
         ),
+        normed_heads=_has_normed_heads(tensors),
         **size,
     )
+
+
+def _has_normed_heads(tensors: Tensors) -> bool:
+    return any("q_norm" in name for name in tensors)
 
 
 def _wrong_dtypes(count: Counter[str]) -> Iterator[str]:

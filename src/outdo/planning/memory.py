@@ -7,7 +7,7 @@ from outdo.config.recipe import Recipe
 from outdo.planning.hardware import Card
 from outdo.planning.shapes import BFLOAT16, Shape
 from outdo.planning.workload import Workload
-from outdo.trainer import cost
+from outdo.trainer import cost, step_memory
 
 USABLE = 0.92
 """Share of a device's memory that a run can use: the rest is the driver's, and lost in pieces."""
@@ -28,10 +28,10 @@ def trainer_memory(shape: Shape, work: Workload, *, kept: Mapping[str, int], gat
     """
     number = cost.FLOAT32 if work.precise else BFLOAT16
     copies = shape.experts_per_token if shape.experts > 1 else 0
-    layer = cost.ACTIVATIONS_PER_LAYER + ACTIVATIONS_PER_COPY * copies
+    layer = step_memory.ACTIVATIONS_PER_LAYER + ACTIVATIONS_PER_COPY * copies
     each = shape.layers + layer if work.checkpointing else shape.layers * layer
     tokens = work.micro_batch_tokens
-    logits = min(256 * 2**20, number * tokens * shape.vocab) * cost.LOGIT_BUFFERS
+    logits = min(256 * 2**20, number * tokens * shape.vocab) * step_memory.LOGIT_BUFFERS
     parts = dict(kept)
     parts["layers gathered while training"] = gathered
     parts["activations while training"] = round(number * each * tokens * shape.hidden)

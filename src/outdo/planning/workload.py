@@ -7,6 +7,8 @@ from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.planning.lengths import SPREAD, Lengths
 from outdo.trainer import cost
+from outdo.trainer.estimate import Sample, lengths_of, lengths_text
+from outdo.trainer.step_memory import DEFAULT_TOKENS
 
 MEAN_SHARE = 0.4
 """The mean length as a share of the longest, where neither is known: of `data.max_prompt_tokens` and
@@ -71,14 +73,16 @@ def workload_of(
     mean: float | None = None,
     prompt: float | None = None,
     spread: float | None = None,
+    sample: Sample | None = None,
 ) -> tuple[Workload, list[str]]:
     """Return the step of a recipe, and what was assumed of its lengths.
 
     `mean` and `prompt` are the mean tokens of an answer and of a prompt, `spread` the deviation of the logarithm.
+    `sample` are prompts of the data, whose mean and longest are used where `prompt` is not given.
     """
     train, limit = recipe.train, recipe.sampling.max_tokens
     answer = MEAN_SHARE * limit if mean is None else min(mean, limit)
-    before = MEAN_SHARE * recipe.data.max_prompt_tokens if prompt is None else prompt
+    before, longest, of_prompts = _prompt_tokens(recipe, prompt, sample)
     lengths = Lengths(max(answer, 1.0), limit, SPREAD if spread is None else spread)
     assumed = []
     if mean is None:
@@ -86,11 +90,9 @@ def workload_of(
             f"answers: {lengths.mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of sampling.max_tokens; "
             "a measured mean (--answer-tokens) makes the plan better than anything else"
         )
-    if prompt is None:
-        assumed.append(f"prompts: {before:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_prompt_tokens")
+    assumed += of_prompts
     if train.dynamic_sampling:
         assumed.append("train.dynamic_sampling: no group has to be replaced, so that nothing is sampled twice")
-    longest = cost.longest_sequence(recipe)
     tokens = train.micro_batch_tokens
     work = Workload(
         prompts=train.prompts,
@@ -100,7 +102,7 @@ def workload_of(
         optimiser_steps=train.minibatches,
         passes=train.passes,
         scorings=_scorings(recipe),
-        micro_batch_tokens=max(longest, cost.DEFAULT_TOKENS if tokens == "auto" else tokens),
+        micro_batch_tokens=max(longest, DEFAULT_TOKENS if tokens == "auto" else tokens),
         checkpointing=train.gradient_checkpointing,
         critics=int(recipe.critic is not None and recipe.critic.name == "model"),
         adapter=adapter_share(facts, recipe),
@@ -108,6 +110,19 @@ def workload_of(
         precise=recipe.precision == "float32",
     )
     return work, assumed
+
+
+def _prompt_tokens(recipe: Recipe, mean: float | None, sample: Sample | None) -> tuple[float, int, list[str]]:
+    """Return the mean tokens of a prompt, the tokens of the longest sequence, and what was assumed."""
+    longest = cost.longest_sequence(recipe)
+    if mean is not None:
+        return mean, longest, []
+    if sample is None or not sample.kept:
+        mean = MEAN_SHARE * recipe.data.max_prompt_tokens
+        return mean, longest, [f"prompts: {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_prompt_tokens"]
+    lengths = lengths_of(recipe, sample)
+    mean = lengths.mean_prompt
+    return mean, lengths.longest, [f"prompts: {mean:,.0f} tokens on average; {lengths_text(sample)}"]
 
 
 def _scorings(recipe: Recipe) -> float:

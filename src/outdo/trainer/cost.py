@@ -1,20 +1,16 @@
 """What a run will cost, computed before anything is loaded: small pure functions, in bytes, tokens and steps."""
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outdo.config.attention import sequence_replicas
 from outdo.config.engines import goes_across_updates, is_separate
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
-from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, PACKED_BYTES
-from outdo.rollouts.engines.limits import KEPT_BYTES, SEQUENCES_AT_A_TIME
-
-FLOAT32 = 4
-"""Bytes. Weights, gradients, optimiser, cache and logits are float32 on the CPU; autocast on a GPU needs less."""
+from outdo.trainer import step_memory
+from outdo.trainer.sequence_lengths import SequenceLengths, bound
+from outdo.trainer.step_memory import FLOAT32, on_cpu, workers
 
 MOMENTS = {
     "adamw": ("Adam's two moments", lambda hidden: 8.0),
@@ -26,28 +22,21 @@ MOMENTS = {
 """What an algorithm keeps, and its bytes per weight of a model with this hidden size. Any other algorithm is estimated
 as AdamW."""
 
-PHASES = ("while sampling", "while training", "while rewarding")
-"""The phases of a step, which follow each other. The name of a part that exists in one of them only ends with it."""
+PHASES = ("while loading", "while sampling", "while training", "while rewarding")
+"""The phases of a run, which follow each other. The name of a part that exists in one of them only ends with it."""
 
-REFERENCE, CRITIC = "reference weights", "critic with gradients and moments"
-
-LOGIT_BUFFERS = 2
-"""Buffers of logits: the logits, and what is computed from them."""
+REFERENCE, CRITIC = "reference weights", "critic with moments"
 
 RANK = 32
 """The rank of the LoRA that a run without an adapter is compared with."""
 
-DEFAULT_TOKENS = 16384
-"""Tokens computed at once, assumed where the run has yet to find how many fit."""
+COPY = "copy of the last finished step"
+COPY_SHARE = 0.25
+"""The largest share of the free main memory that the copy of a finished step may take."""
 
-ACTIVATIONS_PER_LAYER = 30
-"""Numbers kept per token and layer for the backward pass, in units of the hidden size: 25 to 31 were counted in
-Qwen3 models with feed-forward layers of three and four times the hidden size, without gradient checkpointing."""
-
-ACTIVATIONS_WITH_ADAPTER = 36
-"""The same with an adapter. Fewer numbers are kept, 23, but the sums of base and adapter leave gaps between them: from
-the peak memory of LoRA of rank 16 (`benchmarks/memory.py`)."""
-
+LIBRARIES = "Python and its libraries"
+LIBRARY_BYTES = 640 * 2**20
+"""Memory of a run whose model is next to nothing (`benchmarks/real_memory.py`): torch, transformers and others."""
 
 GATHERED_LAYERS = 3
 """Layers of a divided model that a replica holds at one time, beside the weights outside of layers, in training: one
@@ -67,15 +56,18 @@ class Arithmetic:
     epochs: float  # passes over the training questions in the whole run
 
 
-def arithmetic(recipe: Recipe, questions: int) -> Arithmetic:
-    """Compute what one step and the whole run consist of, with `questions` to train on."""
+def arithmetic(recipe: Recipe, questions: int, longest: int | None = None) -> Arithmetic:
+    """Compute what one step and the whole run consist of, with `questions` to train on.
+
+    `longest` are the tokens of a prompt and an answer at most; unset, as many as the recipe allows.
+    """
     train = recipe.train
     sequences, per_step = train.prompts * train.group_size, train.passes * train.minibatches
     return Arithmetic(
         prompts=train.prompts,
         group=train.group_size,
         sequences=sequences,
-        tokens=sequences * longest_sequence(recipe),
+        tokens=sequences * (longest or longest_sequence(recipe)),
         optimiser_steps=per_step,
         optimiser_steps_in_all=recipe.steps * per_step,
         epochs=recipe.steps * train.prompts / questions,
@@ -112,7 +104,13 @@ def adapter_size(facts: ModelFacts, weights: str, trained: int | None = None, *,
 
 
 def alternatives(
-    facts: ModelFacts, recipe: Recipe, *, reference: bool, critic: bool = False, trained: int | None = None
+    facts: ModelFacts,
+    recipe: Recipe,
+    *,
+    reference: bool,
+    critic: bool = False,
+    trained: int | None = None,
+    lengths: SequenceLengths | None = None,
 ) -> dict[str, dict[str, int]]:
     """Compute the `memory` of a run that trains all weights, an adapter (LoRA), and one on quantised weights (QLoRA).
 
@@ -125,7 +123,7 @@ def alternatives(
     rank = options.get("rank", options.get("r", 8)) if recipe.train.adapter else RANK
     sizes = {name: weights and adapter_size(facts, weights, trained, rank=rank) for name, weights in stored.items()}
     return {
-        name: memory(facts, recipe, reference=reference, critic=critic, adapter=size or None)
+        name: memory(facts, recipe, reference=reference, critic=critic, adapter=size or None, lengths=lengths)
         for name, size in sizes.items()
     }
 
@@ -145,31 +143,43 @@ def memory(
     reference: bool,
     critic: bool = False,
     adapter: AdapterSize | None = None,
+    lengths: SequenceLengths | None = None,
 ) -> dict[str, int]:
     """Compute the bytes of training on one device, by purpose; parts that the model's files do not tell are left out.
+
+    `lengths` are those of the sequences; unset, the longest that the recipe allows.
 
     With several replicas it is the device of one of them, which holds a part of the models with `cluster.shard`.
 
     Sampling and the backward pass alternate, so that the cache and the activations never exist at the same time. What
     an engine in another process takes is not part of it.
     """
+    lengths = lengths or bound(recipe)
     permanent = {}
     if facts.parameters is not None:
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
-        permanent = kept(facts.parameters, recipe, adapter=adapter, **settings)
+        permanent = {LIBRARIES: LIBRARY_BYTES} if on_cpu(recipe) else {}
+        permanent |= kept(facts.parameters, recipe, adapter=adapter, **settings)
     own = not is_separate(recipe.engine)  # another engine samples in memory of its own
     quantised = adapter.quantised if adapter else 0
     parts: dict[str, int | None] = {
         **permanent,
-        "KV cache while sampling": kv_cache(facts, recipe) if own else None,
-        "KV cache between turns while sampling": kept_turns(facts, recipe) if own else None,
-        "weights in another order while sampling": packed(facts, recipe, quantised) if own else None,
-        "activations while training": activations(facts, recipe, has_adapter=adapter is not None),
+        "files of weights while loading": _files(facts) if quantised and on_cpu(recipe) else None,
+        "KV cache while sampling": step_memory.kv_cache(facts, recipe, lengths) if own else None,
+        "KV cache between turns while sampling": step_memory.kept_turns(facts, recipe, lengths) if own else None,
+        "weights in another order while sampling": step_memory.packed(facts, recipe, quantised) if own else None,
+        "logits while sampling": step_memory.sampled_logits(facts, recipe) if own else None,
+        "activations while training": step_memory.activations(facts, recipe, lengths),
         "all weights, gathered while sampling": gathered(facts, recipe, adapter, layers=facts.layers),
         "layers gathered while training": gathered(facts, recipe, adapter, layers=GATHERED_LAYERS, trained=True),
-        "a chunk of logits": logits(facts, recipe),
+        "a chunk of logits while training": step_memory.logits(facts, recipe, lengths),
     }
     return {name: size for name, size in parts.items() if size is not None}
+
+
+def _files(facts: ModelFacts) -> int | None:
+    """Return the bytes of the files that quantised weights are made of; other weights are the mapped files."""
+    return None if facts.parameters is None else (FLOAT32 if facts.dtype == "float32" else 2) * facts.parameters
 
 
 def kept(
@@ -199,10 +209,10 @@ def kept(
         "gradients": weights * workers(recipe),
         name: round(trained * bytes_per_weight(hidden)),
         REFERENCE: FLOAT32 * parameters * (reference and REFERENCE in own),
-        CRITIC: 4 * of_critic,
+        CRITIC: 3 * of_critic + max(0, of_critic - weights),  # it learns before the policy, whose gradients follow
     }
     if on_cpu(recipe):  # otherwise it is in main memory, not on the device
-        parts["copy of the last finished step"] = weights + parts[name] + parts[REFERENCE] + 3 * of_critic
+        parts[COPY] = weights + parts[name] + parts[REFERENCE] + 3 * of_critic
     divided = parts.keys() if adapter is None else {"frozen weights", *own}
     return _of_one_replica(parts, recipe, divided, ahead=_copies_ahead(recipe) * weights)
 
@@ -263,82 +273,18 @@ def bytes_of_layers(size: float, in_layers: float, share: float) -> int:
     return round(size * (1 - in_layers + in_layers * min(1.0, share)))
 
 
-def on_cpu(recipe: Recipe) -> bool:
-    return recipe.device in ("auto", "cpu")
-
-
-def workers(recipe: Recipe) -> int:
-    """Return the number of processes that compute at the same time; 1 where outdo has yet to choose it."""
-    return recipe.workers or 1
-
-
 def peak(parts: Mapping[str, int]) -> int:
     """Return the most of `memory` that exists at one time: of what exists in one phase only, that of the largest."""
     phases = [sum(size for name, size in parts.items() if name.endswith(when)) for when in PHASES]
     return sum(parts.values()) - sum(phases) + max(phases)
 
 
-def kv_cache(facts: ModelFacts, recipe: Recipe) -> int | None:
-    """Compute the bytes of keys and values of all sequences sampled at once, each at its longest."""
-    rows = min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.replicas), SEQUENCES_AT_A_TIME)
-    return _product(2 * FLOAT32 * rows * longest_sequence(recipe), facts.layers, facts.kv_heads, facts.head_dim)
+def with_fitting_copy(parts: Mapping[str, int], free: int | None) -> dict[str, int]:
+    """Return the parts without the copy of the last finished step, if it has no room in the `free` main memory.
 
-
-def kept_turns(facts: ModelFacts, recipe: Recipe) -> int | None:
-    """Compute the bytes of keys and values that are kept between the turns of episodes; None for single answers."""
-    if recipe.environment is None or (every := kv_cache(facts, recipe)) is None:
-        return None
-    return min(every, workers(recipe) * KEPT_BYTES)
-
-
-def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
-    """Compute the bytes of the copies of the weights in the order in which a processor reads them, one per worker.
-
-    The `quantised` ones are not copied.
+    It is made when the models of the run are in this memory, and takes at most a share of what they leave.
     """
-    if facts.parameters is None or not on_cpu(recipe):
-        return None
-    weights = FLOAT32 * (facts.parameters - quantised)
-    return workers(recipe) * weights if weights <= PACKED_BYTES else 0
-
-
-def activations(facts: ModelFacts, recipe: Recipe, *, has_adapter: bool = False) -> int | None:
-    """Estimate the bytes that the current micro-batches keep for their backward pass.
-
-    Gradient checkpointing keeps one hidden state per layer, and everything of one layer at a time.
-    """
-    layers = facts.layers
-    if layers is None:
-        return None
-    of_layer = ACTIVATIONS_WITH_ADAPTER if has_adapter else ACTIVATIONS_PER_LAYER
-    checkpointed, whole = layers + of_layer, layers * of_layer
-    numbers = checkpointed if recipe.train.gradient_checkpointing else whole
-    return _product(FLOAT32 * numbers, micro_batch(recipe), facts.hidden_size)
-
-
-def micro_batch(recipe: Recipe) -> int | None:
-    """Return the tokens computed at once by all workers together; `None` where the run has yet to find them.
-
-    A sequence is never cut, so a single one may exceed `train.micro_batch_tokens`. Replicas divide the sequences;
-    those that share each sequence compute as many tokens together.
-    """
-    longest, tokens, share = longest_sequence(recipe), recipe.train.micro_batch_tokens, sequence_replicas(recipe)
-    if tokens == "auto":
-        return None
-    sequences = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.replicas)
-    return -(-min(workers(recipe) * max(longest, tokens), sequences * longest) // share)
-
-
-def logits(facts: ModelFacts, recipe: Recipe) -> int | None:
-    """Compute the bytes of the logits that exist at one time."""
-    tokens = (micro_batch(recipe) or DEFAULT_TOKENS) // workers(recipe)
-    limit = LOGIT_BYTES["cpu" if on_cpu(recipe) else recipe.device]
-    least = max(limit, FLOAT32 * LOGIT_COLUMNS * tokens)
-    whole = _product(FLOAT32 * tokens, facts.vocab_size)
-    return None if whole is None else LOGIT_BUFFERS * workers(recipe) * min(whole, least)
-
-
-def _product(*factors: int | None) -> int | None:
-    """Return the product; `None` where a factor is not known."""
-    known = [factor for factor in factors if factor is not None]
-    return math.prod(known) if len(known) == len(factors) else None
+    here = {LIBRARIES, "gradients", COPY}
+    held = sum(size for name, size in parts.items() if name not in here and not name.endswith(PHASES))
+    has_room = free is None or parts.get(COPY, 0) <= COPY_SHARE * (free - held)
+    return {name: size for name, size in parts.items() if has_room or name != COPY}

@@ -54,6 +54,7 @@ class Prediction(NamedTuple):
 
     warnings: Sequence[str] = ()  # the `fallback_warnings` of the run
     notes: Sequence[str] = ()  # why there is no prediction
+    padded: bool = False  # whether each answer is computed with its prompt
 
 
 def predict(recipe: Recipe, facts: ModelFacts, tokenizer: PreTrainedTokenizerBase) -> Prediction:
@@ -70,7 +71,8 @@ def predict(recipe: Recipe, facts: ModelFacts, tokenizer: PreTrainedTokenizerBas
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         policy = Policy(model, tokenizer, attention="padded" if recipe.attention.name == "padded" else "auto")
         sampled_here = recipe.engine.name == BUILTIN_ENGINE
-        return Prediction(fallback_warnings(policy.forward, BuiltinEngine(policy).choice if sampled_here else None))
+        choice = BuiltinEngine(policy).choice if sampled_here else None
+        return Prediction(fallback_warnings(policy.forward, choice), padded=policy.forward.way == "padded")
     except Exception as error:  # a small model of an unusual architecture may not be possible; the run itself may be
         return Prediction(notes=[f"{unknown}: a small one cannot be made ({one_line(str(error))})"])
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
 from outdo.models.policy import Policy
-from outdo.trainer.cost import FLOAT32, LOGIT_BUFFERS
+from outdo.trainer.step_memory import FLOAT32, LOGIT_BUFFERS
 from outdo.types import Batch
 
 SHARE = 0.5
@@ -98,6 +98,11 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    return free_main_memory()
+
+
+def free_main_memory() -> int:
+    """Return the free bytes of the machine, or of the container that this runs in."""
     return min(_free_on_machine(), _free_in_container())
 
 

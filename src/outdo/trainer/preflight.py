@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outdo.config.attention import divided_heads
 from outdo.config.engines import environment_mistakes, is_separate, reward_place_mistakes
 from outdo.config.names import QUANTISED, REWARD_MODEL
-from outdo.config.options import describe_method, needs_reference
+from outdo.config.options import describe_method
 from outdo.config.packages import package_faults
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
@@ -23,9 +23,16 @@ from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_n
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
 from outdo.trainer import cost
-from outdo.trainer.prompt_warnings import chat_option_faults, question_warnings, template_warnings
-from outdo.trainer.reward_memory import RewardSize, reward_memory, reward_sizes, with_rewards
+from outdo.trainer.estimate import Machine, Sample, estimate
+from outdo.trainer.prompt_warnings import (
+    chat_option_faults,
+    longest_prompt,
+    overlong_prompts,
+    question_warnings,
+    template_warnings,
+)
 from outdo.trainer.reward_trials import RewardTrials, Trial, try_rewards
+from outdo.trainer.sequence_lengths import sampled_places
 from outdo.utils.errors import ModelError, UserError
 
 
@@ -37,16 +44,6 @@ class Rendered(NamedTuple):
     unknown: int = 0  # how many of the tokens are the tokenizer's unknown token
 
 
-class Machine(NamedTuple):
-    """What is known once torch is loaded."""
-
-    errors: Sequence[str]  # faults that show only when the pieces of the recipe are built
-    memory: int | None = None  # bytes of the device in all
-    adapter: int | None = None  # weights of the recipe's adapter
-    notes: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-
-
 Render = Callable[[Question], Rendered]
 """Tokenises a question."""
 
@@ -54,8 +51,6 @@ Probe = Callable[[Recipe], Machine]
 """Builds the pieces of a recipe and looks at the device, which needs torch."""
 
 PROMPTS_SHOWN = 2
-PROMPTS_TOKENISED = 32
-"""Prompts that are searched for unknown tokens."""
 
 MOST_UNKNOWN = 0.1
 """Share of unknown tokens in a prompt up to which there is no warning."""
@@ -109,31 +104,33 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*unfit, *_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
     errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
-    prompts = _rendered(train, None if errors else render, errors)
+    sample, prompts, unread = sample_of(recipe, facts, train, None if errors else render)
+    errors += unread
+    refused, dropped = overlong_prompts(sample, recipe.data.overlong)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
-    errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
+    errors += [*refused, *rewards.errors, *_advantage_without_right(recipe, rewards)]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
-    reward_models = reward_sizes(recipe)
-    notes += _not_downloaded(reward_models)
-    memory, alternatives = _memory(recipe, facts, machine.adapter, reward_memory(reward_models, recipe))
-    warnings += [*_too_little_memory(memory, machine), *doubtful]
+    found = estimate(recipe, facts, sample, machine)
     return Report(
         recipe=recipe,
         errors=errors,
         warnings=[
             *machine.warnings,
             *warnings,
+            *dropped,
+            *found.warnings,
+            *doubtful,
             *_repetition(recipe, train),
-            *_unknown_tokens(train, prompts),
+            *_unknown_tokens(prompts),
             *rewards.warnings,
         ],
-        notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes],
-        prompts=[prompt.text for prompt in prompts[:PROMPTS_SHOWN]],
+        notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes, *found.notes],
+        prompts=[prompt.text for prompt in [*prompts.values()][:PROMPTS_SHOWN]],
         trials=rewards.trials,
-        arithmetic=cost.arithmetic(recipe, len(train)) if train else None,
-        memory=memory,
-        alternatives=alternatives,
+        arithmetic=cost.arithmetic(recipe, len(train), found.lengths.longest) if train else None,
+        memory=found.memory,
+        alternatives=found.alternatives,
         facts=facts,
     )
 
@@ -178,29 +175,33 @@ def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------- checking
 
 
-def _rendered(questions: Sequence[Question], render: Render | None, errors: list[str]) -> list[Rendered]:
-    """Return the first prompts; add to `errors` what the tokenizer or its chat template refuses."""
-    rendered: list[Rendered] = []
-    for question in questions[: PROMPTS_TOKENISED if render else PROMPTS_SHOWN]:
+def sample_of(
+    recipe: Recipe, facts: ModelFacts | None, questions: Sequence[Question], render: Render | None
+) -> tuple[Sample, dict[str, Rendered], list[str]]:
+    """Return the lengths of a sample of prompts, these prompts by id, and what tokenizer or chat template refuse.
+
+    Without `render` the lengths are not known, and only the first prompts are returned.
+    """
+    places = sampled_places(len(questions))
+    rendered: dict[str, Rendered] = {}
+    refused: list[str] = []
+    for question in (questions[place] for place in (places if render else places[:PROMPTS_SHOWN])):
         try:
-            rendered.append(render(question) if render else Rendered(_plain_prompt(question)))
+            rendered[question.id] = render(question) if render else Rendered(_plain_prompt(question))
         except (UserError, ModelError) as error:
-            errors += str(error).splitlines()
+            refused += str(error).splitlines()
             break  # the next question has the same fault
-    return rendered
+    tokens = {each: prompt.tokens for each, prompt in rendered.items() if prompt.tokens}
+    return Sample(tokens=tokens, of=len(questions), longest=longest_prompt(recipe, facts)), rendered, refused
 
 
-def _unknown_tokens(questions: Sequence[Question], prompts: Sequence[Rendered]) -> Iterator[str]:
-    affected = [
-        (question, prompt)
-        for question, prompt in zip(questions, prompts, strict=False)
-        if prompt.unknown > MOST_UNKNOWN * prompt.tokens
-    ]
+def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
+    affected = {each: prompt for each, prompt in prompts.items() if prompt.unknown > MOST_UNKNOWN * prompt.tokens}
     if affected:
-        question, prompt = affected[0]
+        question, prompt = next(iter(affected.items()))
         yield (
-            f"data.path: {len(affected)} of the first {len(prompts)} prompts have characters that the tokenizer does "
-            f"not know: {prompt.unknown} of the {prompt.tokens} tokens of question {question.id} are its unknown token"
+            f"data.path: {len(affected)} of {len(prompts)} prompts have characters that the tokenizer does not know: "
+            f"{prompt.unknown} of the {prompt.tokens} tokens of question {question} are its unknown token"
         )
 
 
@@ -254,12 +255,6 @@ def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield f"model {facts.name}: its weights are {facts.dtype}; they are trained, and saved, in float32"
 
 
-def _not_downloaded(reward_models: Sequence[RewardSize]) -> Iterator[str]:
-    for each in reward_models:
-        if each.facts.folder is None and not each.facts.dequantised:
-            yield f"reward model {each.facts.name}: not on this machine yet; the estimate of memory leaves it out"
-
-
 def _placed_rewards(recipe: Recipe) -> Iterator[str]:
     for reward in recipe.rewards:
         if reward.place:
@@ -279,37 +274,3 @@ def _repetition(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
     if questions and recipe.train.prompts > len(questions):
         few = f"only {len(questions)} questions"
         yield f"train.prompts = {recipe.train.prompts}: there are {few}, so that each step repeats some"
-
-
-def _too_little_memory(memory: Mapping[str, int], machine: Machine) -> Iterator[str]:
-    needed = cost.peak(memory) if memory else 0
-    if machine.memory is not None and needed > machine.memory:
-        yield (
-            f"memory: the run takes about {needed / 2**30:.1f} GiB at the peak, and the machine has "
-            f"{machine.memory / 2**30:.1f} GiB; a smaller model, optim.algorithm = adafactor, or fewer train.prompts, "
-            "train.group_size and sampling.max_tokens take less"
-        )
-
-
-def _memory(
-    recipe: Recipe, facts: ModelFacts | None, adapter: int | None, rewards: Mapping[str, int]
-) -> tuple[Mapping[str, int], Mapping[str, Mapping[str, int]]]:
-    """Return the memory of the run, and that of training all weights, LoRA and QLoRA; with that of its `rewards`."""
-    if facts is None:
-        return {}, {}
-    reference, critic = _has_reference(recipe), recipe.critic is not None and recipe.critic.name == "model"
-    alternatives = cost.alternatives(facts, recipe, reference=reference, critic=critic, trained=adapter)
-    if not alternatives:
-        return with_rewards(cost.memory(facts, recipe, reference=reference, critic=critic), rewards), {}
-    alternatives = {name: with_rewards(parts, rewards) for name, parts in alternatives.items()}
-    has_adapter = recipe.train.adapter is not None or facts.adapter is not None
-    own = "full" if not has_adapter else "QLoRA" if recipe.weights in QUANTISED else "LoRA"
-    return alternatives[own], alternatives
-
-
-def _has_reference(recipe: Recipe) -> bool:
-    """Return whether the run has a reference; a user's objective without an option `beta` is assumed to need none."""
-    try:
-        return needs_reference(recipe)
-    except UserError:  # no such objective, which is among the errors
-        return False

@@ -12,6 +12,7 @@ from outdo.config.recipe import Recipe
 from outdo.data.splits import Questions, normalise, overlap
 from outdo.data.streaming import hash_of, repeated
 from outdo.models.inspect_folder import ModelFacts
+from outdo.trainer.estimate import Sample
 
 
 def question_warnings(questions: Questions) -> Iterator[str]:
@@ -24,6 +25,29 @@ def question_warnings(questions: Questions) -> Iterator[str]:
         yield f"data.path: {len(again):,} of {len(train):,} questions repeat another one: {example}"
     if common := overlap(questions.train, questions.held_out):
         yield f"{common} of {len(questions.held_out)} held-out questions are also trained on"
+
+
+def longest_prompt(recipe: Recipe, facts: ModelFacts | None) -> int:
+    """Return the tokens of the longest prompt that a run trains on: the answer needs room in the model's context."""
+    context = facts.max_positions if facts else None
+    asked = recipe.data.max_prompt_tokens
+    return asked if context is None else min(asked, context - 1)
+
+
+def overlong_prompts(sample: Sample, overlong: str) -> tuple[list[str], list[str]]:
+    """Return an error if prompts of a sample are refused or none is left, and a warning if some are left out."""
+    if not (too_long := sample.too_long):
+        return [], []
+    worst = max(too_long, key=lambda each: too_long[each])
+    allowed = f"more than the {sample.longest:,} allowed (data.max_prompt_tokens)"
+    of = f"{len(too_long):,} of {len(sample.tokens):,}"
+    question = f"question {worst}: its prompt has {too_long[worst]:,} tokens, {allowed}"
+    others = f"; {of} prompts looked at have too many" if len(sample.tokens) > 1 else ""
+    if overlong == "refuse":
+        return [f"{question}{others}, and data.overlong = refuse refuses the data"], []
+    if sample.is_whole and not sample.kept:
+        return [f"{question}; all {len(too_long):,} questions have too many, so that none is left to train on"], []
+    return [], [f"{question}, and is left out{others}"]
 
 
 def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:

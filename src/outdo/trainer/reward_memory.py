@@ -11,6 +11,7 @@ from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.trainer import cost
+from outdo.trainer.step_memory import DEFAULT_TOKENS, numbers_of_layer
 from outdo.utils.errors import ModelError
 
 BATCH = 16
@@ -71,11 +72,12 @@ def _stored(piece: Piece, facts: ModelFacts) -> str:
     return "bfloat16" if facts.adapter is not None and facts.dtype == "bfloat16" else "float32"
 
 
-def reward_memory(sizes: Sequence[RewardSize], recipe: Recipe) -> dict[str, int]:
+def reward_memory(sizes: Sequence[RewardSize], recipe: Recipe, longest: int | None = None) -> dict[str, int]:
     """Compute the bytes that reward models take of one device, by purpose.
 
     A model that learns has gradients and Adam's two moments; a processor also holds a copy of its weights and moments
-    (`outdo.trainer.state`). Models compute one after the other, while the policy does nothing.
+    (`outdo.trainer.state`). Models compute one after the other, while the policy does nothing. `longest` are the tokens
+    of a prompt and an answer at most; unset, as many as the recipe allows.
     """
     kept = {"reward models": 0, "gradients and moments of reward models": 0, "copy of the last finished step": 0}
     phases: list[dict[str, int]] = [{}]
@@ -84,7 +86,7 @@ def reward_memory(sizes: Sequence[RewardSize], recipe: Recipe) -> dict[str, int]
         kept["reward models"] += round(size.weights * share)
         kept["gradients and moments of reward models"] += round(3 * cost.FLOAT32 * size.trained * share)
         kept["copy of the last finished step"] += round(3 * cost.FLOAT32 * size.trained * share) * cost.on_cpu(recipe)
-        phases.append(_computing(size, recipe))
+        phases.append(_computing(size, recipe, longest or cost.longest_sequence(recipe)))
     parts = kept | max(phases, key=lambda parts: sum(parts.values()))
     return {name: bytes_ for name, bytes_ in parts.items() if bytes_}
 
@@ -94,13 +96,12 @@ def with_rewards(parts: Mapping[str, int], rewards: Mapping[str, int]) -> dict[s
     return {name: parts.get(name, 0) + rewards.get(name, 0) for name in {**parts, **rewards}}
 
 
-def _computing(size: RewardSize, recipe: Recipe) -> dict[str, int]:
+def _computing(size: RewardSize, recipe: Recipe, longest: int) -> dict[str, int]:
     """Return the bytes that exist while a reward model scores and learns."""
     facts, parts = size.facts, {}
     if size.trained and facts.layers and facts.hidden_size:
-        of_layer = cost.ACTIVATIONS_WITH_ADAPTER if facts.adapter else cost.ACTIVATIONS_PER_LAYER
-        tokens = _tokens(size, recipe)
-        activations = cost.FLOAT32 * facts.layers * of_layer * tokens * facts.hidden_size
+        numbers = facts.layers * numbers_of_layer(facts, facts.hidden_size, facts.layers)
+        activations = cost.FLOAT32 * numbers * _tokens(size, recipe, longest)
         parts["activations of a reward model while rewarding"] = activations
     if size.divided and recipe.cluster.replicas > 1 and facts.layers:
         layers = cost.bytes_of_layers(size.weights, cost.share_in_layers(facts), cost.GATHERED_LAYERS / facts.layers)
@@ -108,8 +109,8 @@ def _computing(size: RewardSize, recipe: Recipe) -> dict[str, int]:
     return parts
 
 
-def _tokens(size: RewardSize, recipe: Recipe) -> int:
+def _tokens(size: RewardSize, recipe: Recipe, longest: int) -> int:
     """Return the tokens that a refresh computes at once: the answers to one prompt or more, each at its longest."""
-    group = recipe.train.group_size * (cost.longest_sequence(recipe) + 1)
+    group = recipe.train.group_size * (longest + 1)
     prompts = -(-size.batch // (recipe.cluster.replicas if size.divided else 1))
-    return min(max(group, cost.DEFAULT_TOKENS), prompts * group)
+    return min(max(group, DEFAULT_TOKENS), prompts * group)

@@ -37,13 +37,11 @@ from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
 from outdo.storage.writers import Alone, part_label
 from outdo.trainer.build import Run
+from outdo.trainer.cost import COPY_SHARE
 from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
-
-COPY_SHARE = 0.25
-"""The largest share of the free main memory that the copy of a finished step may take."""
 
 
 @dataclass(slots=True)

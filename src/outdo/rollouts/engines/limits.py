@@ -5,3 +5,6 @@ SEQUENCES_AT_A_TIME = 256
 
 KEPT_BYTES = 2**30
 """Bytes of keys and values that the built-in engine keeps in each process for the next turns of episodes."""
+
+CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512
+"""Tokens of a block: the cache of keys and values grows by blocks, and attention sums over blocks."""

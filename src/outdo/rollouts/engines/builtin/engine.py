@@ -27,7 +27,7 @@ from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
 from outdo.rollouts.engines.builtin.route_log import RouteLog
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
-from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
+from outdo.rollouts.engines.limits import ACCELERATOR_BLOCK, CPU_BLOCK, SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
@@ -35,7 +35,6 @@ from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.rng import Stream, stream_key
 
 ROW_MULTIPLE = 4  # matrix products have a multiple of so many rows
-CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512  # tokens of a block: the cache grows by blocks, and attention sums over blocks
 
 
 class BuiltinEngine:

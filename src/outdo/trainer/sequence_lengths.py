@@ -1,0 +1,114 @@
+"""How long the sequences of a run are, as the estimates of its memory take them.
+
+Prompts have the lengths of a sample of the data, or `data.max_prompt_tokens` where these are not known; every answer is
+as long as it may be. Micro-batches are formed of them as the run forms them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from outdo.config.attention import sequence_replicas
+from outdo.config.recipe import Recipe
+
+SAMPLED = 256
+"""Questions of the data that are tokenised before a run."""
+
+STEPS_DRAWN = 32
+"""Steps whose prompts are drawn of the sample, to find the largest micro-batch."""
+
+Unit = tuple[int, int]
+"""The place of a prompt among those of a step, and how many of its answers stay together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceLengths:
+    """The lengths of prompts and answers, in tokens."""
+
+    prompts: tuple[int, ...]  # of a sample
+    answer: int  # of the longest answer
+    shared: bool = True  # whether a prompt is computed once for its group
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt with the longest answer."""
+        return max(self.prompts) + self.answer
+
+    @property
+    def mean_prompt(self) -> float:
+        """The mean length of a prompt."""
+        return sum(self.prompts) / len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """The tokens of one forward pass."""
+
+    tokens: int  # computed
+    repeated: int = 0  # tokens of prompts whose keys and values attention repeats for answers
+
+
+def bound(recipe: Recipe, *, shared: bool = True) -> SequenceLengths:
+    """Return the lengths of the longest sequences that a recipe allows."""
+    prompts = (recipe.data.max_prompt_tokens,)
+    return SequenceLengths(prompts=prompts, answer=recipe.sampling.max_tokens, shared=shared)
+
+
+def sampled_places(count: int) -> list[int]:
+    """Return the places of at most `SAMPLED` questions of `count`, spread evenly over all from the first on."""
+    return [place * count // min(count, SAMPLED) for place in range(min(count, SAMPLED))]
+
+
+def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch | None:
+    """Return the largest micro-batch of one process in some steps; None where the run has yet to find its size.
+
+    Replicas and workers divide the sequences of a step. Those that share each sequence compute a part of its tokens.
+    """
+    budget, share = recipe.train.micro_batch_tokens, sequence_replicas(recipe)
+    if budget == "auto":
+        return None
+    rows = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.replicas)
+    rows = -(-rows // (recipe.workers or 1))
+    found = [
+        _computed(prompts, micro_batch, lengths)
+        for prompts in _steps(lengths, recipe, rows)
+        for micro_batch in micro_batches(prompts, lengths.answer, recipe.train.group_size, budget, rows)
+    ]
+    largest = max(found, key=lambda each: each.tokens)
+    return MicroBatch(tokens=-(-largest.tokens // share), repeated=-(-largest.repeated // share))
+
+
+def _steps(lengths: SequenceLengths, recipe: Recipe, rows: int) -> Iterator[list[int]]:
+    """Yield the lengths of the prompts that one process has in each of some steps, drawn by the recipe's seed."""
+    random, count = Random(recipe.seed), -(-rows // recipe.train.group_size)
+    for _ in range(min(recipe.steps, STEPS_DRAWN) if len(lengths.prompts) > 1 else 1):
+        yield random.choices(lengths.prompts, k=count)
+
+
+def micro_batches(prompts: Sequence[int], answer: int, group: int, budget: int, rows: int) -> list[list[Unit]]:
+    """Divide the first `rows` answers to some prompts as `utils.batching.pack_by_tokens` does, all of equal length."""
+    units: list[Unit] = []
+    for place, prompt in enumerate(prompts):
+        members = min(group, rows - place * group)
+        whole = members * (prompt + answer) <= budget
+        units += [(place, members)] if whole else [(place, 1)] * members
+    found: list[list[Unit]] = []
+    longest = 0
+    for place, members in units:
+        longest = max(longest, prompts[place] + answer)
+        if found and (sum(count for _, count in found[-1]) + members) * longest <= budget:
+            found[-1].append((place, members))
+        else:
+            found.append([(place, members)])
+            longest = prompts[place] + answer
+    return found
+
+
+def _computed(prompts: Sequence[int], units: Sequence[Unit], lengths: SequenceLengths) -> MicroBatch:
+    """Return what a micro-batch computes: each prompt once, or each answer with its prompt, padded to the longest."""
+    rows = sum(count for _, count in units)
+    if not lengths.shared:
+        return MicroBatch(tokens=rows * (max(prompts[place] for place, _ in units) + lengths.answer))
+    once = sum(prompts[place] for place in {place for place, _ in units})
+    repeated = sum(prompts[place] * count for place, count in units)
+    return MicroBatch(tokens=once + rows * lengths.answer, repeated=repeated)
