@@ -70,7 +70,7 @@ def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
     text = printed(report)
     for part in (
         "<user>What is 0 [b]?",
-        "one step: 32 questions × 8 answers = 256 sequences, at most 196,608 tokens",
+        "one step: 32 questions × 8 answers = 256 sequences, at most 81,664 tokens",
         "optimiser steps in it: 1 (passes 1 × minibatches 1)",
         "the run: 100 steps, 100 optimiser steps, 80 epochs",
         "columns: question -> prompt, answer -> answer",

@@ -22,8 +22,8 @@ MOMENTS = {
 """What an algorithm keeps, and its bytes per weight of a model with this hidden size. Any other algorithm is estimated
 as AdamW."""
 
-PHASES = ("while loading", "while sampling", "while training", "while rewarding")
-"""The phases of a run, which follow each other. The name of a part that exists in one of them only ends with it."""
+PHASES = ("while sampling", "while training", "while rewarding")
+"""The phases of a step, which follow each other. The name of a part that exists in one of them only ends with it."""
 
 REFERENCE, CRITIC = "reference weights", "critic with moments"
 
@@ -164,7 +164,6 @@ def memory(
     quantised = adapter.quantised if adapter else 0
     parts: dict[str, int | None] = {
         **permanent,
-        "files of weights while loading": _files(facts) if quantised and on_cpu(recipe) else None,
         "KV cache while sampling": step_memory.kv_cache(facts, recipe, lengths) if own else None,
         "KV cache between turns while sampling": step_memory.kept_turns(facts, recipe, lengths) if own else None,
         "weights in another order while sampling": step_memory.packed(facts, recipe, quantised) if own else None,
@@ -175,11 +174,6 @@ def memory(
         "a chunk of logits while training": step_memory.logits(facts, recipe, lengths),
     }
     return {name: size for name, size in parts.items() if size is not None}
-
-
-def _files(facts: ModelFacts) -> int | None:
-    """Return the bytes of the files that quantised weights are made of; other weights are the mapped files."""
-    return None if facts.parameters is None else (FLOAT32 if facts.dtype == "float32" else 2) * facts.parameters
 
 
 def kept(

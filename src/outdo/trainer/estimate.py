@@ -10,7 +10,7 @@ from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.trainer import cost
 from outdo.trainer.reward_memory import RewardSize, reward_memory, reward_sizes, with_rewards
-from outdo.trainer.sequence_lengths import SequenceLengths, bound
+from outdo.trainer.sequence_lengths import SequenceLengths
 from outdo.utils.errors import UserError
 
 
@@ -71,15 +71,14 @@ def estimate(recipe: Recipe, facts: ModelFacts | None, sample: Sample, machine: 
 
 def lengths_of(recipe: Recipe, sample: Sample, *, shared: bool = True) -> SequenceLengths:
     """Return the lengths of sampled prompts with the longest answers; without any, of the longest prompt allowed."""
-    if not sample.kept:
-        return bound(recipe, shared=shared)
-    return SequenceLengths(prompts=sample.kept, answer=recipe.sampling.max_tokens, shared=shared)
+    prompts = sample.kept or (sample.longest,)
+    return SequenceLengths(prompts=prompts, answer=recipe.sampling.max_tokens, shared=shared)
 
 
 def lengths_text(sample: Sample) -> str:
     """Return how long prompts are taken to be, and why."""
     if not sample.kept:
-        return f"data.max_prompt_tokens = {sample.longest:,} tokens for each prompt, as the data were not tokenised"
+        return f"{sample.longest:,} tokens for each prompt, as many as are allowed, since the data were not tokenised"
     seen = f"{len(sample.tokens):,} of {sample.of:,} questions"
     return f"prompts of {min(sample.kept):,} to {max(sample.kept):,} tokens ({seen})"
 

@@ -48,10 +48,9 @@ class MicroBatch:
     repeated: int = 0  # tokens of prompts whose keys and values attention repeats for answers
 
 
-def bound(recipe: Recipe, *, shared: bool = True) -> SequenceLengths:
+def bound(recipe: Recipe) -> SequenceLengths:
     """Return the lengths of the longest sequences that a recipe allows."""
-    prompts = (recipe.data.max_prompt_tokens,)
-    return SequenceLengths(prompts=prompts, answer=recipe.sampling.max_tokens, shared=shared)
+    return SequenceLengths(prompts=(recipe.data.max_prompt_tokens,), answer=recipe.sampling.max_tokens)
 
 
 def sampled_places(count: int) -> list[int]:
