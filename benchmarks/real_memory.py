@@ -8,7 +8,7 @@ seventh trains a model that is next to nothing: what is left is the memory of th
 file; the lines that are there are not measured again. Prints the table.
 
 The copy of the last finished step needs four times its size of free memory. The estimate leaves it out where the check
-finds less, and the line tells whether the run made it.
+finds less. Whether the run made it is in the table: other programs may take memory in between.
 """
 
 import argparse
@@ -44,6 +44,8 @@ TOPICS = ("bridge", "desert", "river", "garden", "mountain", "letter", "storm", 
 WORDS = ("never", "twelve", "before", "only", "first", "during")
 NOTES = "These are notes from a walk along the coast, written down by people who saw the same things. " * 18
 """What makes prompts long."""
+LONG = 0.01
+"""Seconds that a copy takes at least; where none is made, the time of the decision is counted."""
 MIB = 2**20
 
 
@@ -82,18 +84,18 @@ def measure(model: str, way: str, folder: Path) -> dict[str, Any]:
         "way": way,
         "measured": 1024 * used.ru_maxrss,
         "estimate": cost.peak(report.memory),
-        "estimates_copy": cost.COPY in report.memory,
-        "seconds_of_copy": steps[-1]["time/copy"],
+        "estimated_copy": cost.COPY in report.memory,
+        "made_copy": steps[-1]["time/copy"] > LONG,
         "parts": dict(report.memory),
     }
 
 
 def table(found: list[dict[str, Any]]) -> str:
     """Return the table of the documentation."""
-    lines = ["| | measured | estimate | with the copy |", "|---|---|---|---|"]
+    lines = ["| | measured | estimate | a copy was made |", "|---|---|---|---|"]
     for each in found:
         peak, estimate = each["measured"] / MIB, each["estimate"] / MIB
-        copy = "yes" if each["estimates_copy"] else "no"
+        copy = "yes" if each["made_copy"] else "no"
         lines.append(f"| {each['way']} | {peak:,.0f} MiB | {estimate:,.0f} MiB ({estimate / peak - 1:+.0%}) | {copy} |")
     return "\n".join(lines)
 

@@ -1,10 +1,17 @@
 """`outdo plan` without torch: text, JSON, validation, and errors that name what to change."""
 
 import json
+import re
 
 import pytest
 from run_cases import outdo_, write_home
 from test_light_start import CLI, loaded
+
+
+def flat(said: str) -> str:
+    """The text without line breaks."""
+    return " ".join(said.split())
+
 
 QUICK = ("--model", "qwen2.5-1.5b", "--gpus", "16xH100", "train.gradient_checkpointing=true", "train.prompts=64")
 
@@ -48,6 +55,9 @@ def test_a_recipe_and_a_model_folder_are_planned(tmp_path):
     said = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6")
     assert "30 steps take" in said
     assert "outdo trains like this: cluster.replicas=2" in said
+    assert re.search(r"prompts: \d+ tokens on average; prompts of \d+ to \d+ tokens \(12 of 12 questions\)", flat(said))
+    given = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6", "--prompt-tokens", "9")
+    assert "tokens on average" not in flat(given)
 
 
 def test_a_plan_names_what_makes_a_model_fit_and_where_its_bytes_are(tmp_path):

@@ -12,7 +12,7 @@ from outdo.config.file import RecipeError, load
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
 from outdo.data.splits import load_questions
-from outdo.models.inspect_folder import ModelFacts
+from outdo.models.inspect_folder import inspect_folder
 from outdo.planning import report
 from outdo.planning.hardware import cluster_named
 from outdo.planning.layout import Prediction
@@ -24,7 +24,7 @@ from outdo.planning.validation import errors, validate
 from outdo.planning.workload import workload_of
 from outdo.trainer.estimate import Sample
 from outdo.trainer.preflight import sample_of
-from outdo.utils.errors import UserError
+from outdo.utils.errors import ModelError, UserError
 
 NO_DATA = "no-data.jsonl"
 """The path of the data of a recipe that names none."""
@@ -112,7 +112,7 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         mistakes += divided_heads(recipe, shape.facts)
     if mistakes or recipe is None or shape is None or cluster is None:
         raise UserError(mistakes)
-    sample, unread = _sample(recipe, shape.facts, arguments)
+    sample, unread = _sample(recipe, arguments)
     work, lengths = workload_of(
         recipe,
         shape.facts,
@@ -133,14 +133,17 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
     return problem, [*assumed, *lengths, *unread, *of_rewards]
 
 
-def _sample(recipe: Recipe, facts: ModelFacts, arguments: PlanArguments) -> tuple[Sample | None, list[str]]:
+def _sample(recipe: Recipe, arguments: PlanArguments) -> tuple[Sample | None, list[str]]:
     """Return a sample of the prompts, if model and data are on this machine; and why they could not be read."""
-    if arguments.prompt_tokens is not None or recipe.data.path[0].path == NO_DATA or facts.folder is None:
+    if arguments.prompt_tokens is not None or arguments.model is not None or recipe.data.path[0].path == NO_DATA:
         return None, []
     try:
+        facts = inspect_folder(recipe.model)
+        if facts.folder is None:
+            return None, []
         sample, _, refused = sample_of(recipe, facts, load_questions(recipe).train, prompt_renderer(recipe))
-    except UserError as error:
-        refused, sample = error.problems, None
+    except (UserError, ModelError) as error:
+        refused, sample = str(error).splitlines(), None
     return sample, [f"prompts: the data cannot be read ({each})" for each in refused[:1]]
 
 

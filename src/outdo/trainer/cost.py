@@ -276,9 +276,9 @@ def peak(parts: Mapping[str, int]) -> int:
 def with_fitting_copy(parts: Mapping[str, int], free: int | None) -> dict[str, int]:
     """Return the parts without the copy of the last finished step, if it has no room in the `free` main memory.
 
-    It is made when the models of the run are in this memory, and takes at most a share of what they leave.
+    It is made after a step, whose memory the process keeps, and takes at most a share of what is left then.
     """
-    here = {LIBRARIES, "gradients", COPY}
-    held = sum(size for name, size in parts.items() if name not in here and not name.endswith(PHASES))
+    others = {name: size for name, size in parts.items() if name != COPY}
+    held = peak(others) - parts.get(LIBRARIES, 0)  # these are there when the free memory is read
     has_room = free is None or parts.get(COPY, 0) <= COPY_SHARE * (free - held)
-    return {name: size for name, size in parts.items() if has_room or name != COPY}
+    return dict(parts) if has_room else others

@@ -104,11 +104,11 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*unfit, *_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
     errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
-    sample, prompts, unread = sample_of(recipe, facts, train, None if errors else render)
-    errors += unread
-    refused, dropped = overlong_prompts(sample, recipe.data.overlong)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
-    errors += [*refused, *rewards.errors, *_advantage_without_right(recipe, rewards)]
+    errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
+    sample, prompts, unread = sample_of(recipe, facts, train, None if errors else render)  # it may load torch
+    refused, dropped = overlong_prompts(sample, recipe.data.overlong)
+    errors += [*unread, *refused]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
     found = estimate(recipe, facts, sample, machine)

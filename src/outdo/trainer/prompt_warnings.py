@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from outdo.config.recipe import Recipe
+from outdo.data.files import shorten
 from outdo.data.splits import Questions, normalise, overlap
 from outdo.data.streaming import hash_of, repeated
 from outdo.models.inspect_folder import ModelFacts
@@ -35,19 +36,14 @@ def longest_prompt(recipe: Recipe, facts: ModelFacts | None) -> int:
 
 
 def overlong_prompts(sample: Sample, overlong: str) -> tuple[list[str], list[str]]:
-    """Return an error if prompts of a sample are refused or none is left, and a warning if some are left out."""
-    if not (too_long := sample.too_long):
-        return [], []
-    worst = max(too_long, key=lambda each: too_long[each])
-    allowed = f"more than the {sample.longest:,} allowed (data.max_prompt_tokens)"
-    of = f"{len(too_long):,} of {len(sample.tokens):,}"
-    question = f"question {worst}: its prompt has {too_long[worst]:,} tokens, {allowed}"
-    others = f"; {of} prompts looked at have too many" if len(sample.tokens) > 1 else ""
-    if overlong == "refuse":
-        return [f"{question}{others}, and data.overlong = refuse refuses the data"], []
-    if sample.is_whole and not sample.kept:
-        return [f"{question}; all {len(too_long):,} questions have too many, so that none is left to train on"], []
-    return [], [f"{question}, and is left out{others}"]
+    """Return errors if prompts of a sample are refused or none is left, and a warning if some are left out."""
+    worst = sorted(sample.too_long, key=lambda each: -sample.too_long[each])
+    allowed = f"more than the {sample.longest:,} allowed"
+    each = [f"question {name}: its prompt has {sample.too_long[name]:,} tokens, {allowed}" for name in worst]
+    if overlong == "refuse" or (sample.is_whole and not sample.kept):
+        return shorten(each, "questions"), []
+    of = f"{len(worst):,} of {len(sample.tokens):,} prompts looked at are too long (data.max_prompt_tokens)"
+    return [], [f"{line}, and is left out; {of}" for line in each[:1]]
 
 
 def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:

@@ -4,5 +4,5 @@ import re
 
 
 def score(completion: str, word: str) -> bool:
-    words = re.findall(r"[a-z0-9'-]+", completion.lower())
+    words = re.findall(r"[a-z0-9']+", completion.lower())
     return word in words and len(words) <= 15

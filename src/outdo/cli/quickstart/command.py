@@ -22,7 +22,7 @@ from outdo.cli.output import program
 from outdo.cli.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import Data, SmallModel, Task
-from outdo.cli.recipe import probe_machine, recipe_of
+from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.cli.train import TrainArguments, run_train
 from outdo.config.engines import is_separate
 from outdo.config.messages import to_toml
@@ -237,7 +237,8 @@ def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]
 
 def _check(command: list[str]) -> None:
     """Raise `UserError` with every mistake in the recipe of a run, before time is spent on fine-tuning."""
-    report = check(recipe_of(command), probe=probe_machine)
+    recipe = recipe_of(command)
+    report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
 

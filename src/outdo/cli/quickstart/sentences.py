@@ -81,6 +81,7 @@ CARELESS_TASK = replace(
     data=partial(data, question=CARELESS),
     reward=Path(__file__).with_name("careless_reward.py"),
     evaluation="",
+    steps=40,
     max_tokens=40,
     further=[OWN_REWARD],
 )
