@@ -25,24 +25,34 @@ ALIKE, ALIKE_BEFORE = 0.5, 0.1
 def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
     """Report each part of the question that answers depended on at the start and no longer do.
 
-    Held-out questions decide where they are measured: there are more of them.
+    Held-out questions decide where they are measured, because there are more of them. Those of training may tell since
+    when.
     """
     names = {name for line in run.lines for name in line}
     for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
-        held_out = run.span(f"eval/{name}")
-        span = held_out if len(held_out.values) > 1 else run.span(name)
-        if len(span.values) < 2 or span.values[0] < LEAST_READ or span.values[-1] >= STOPPED * span.values[0]:
+        held_out, training = run.span(f"eval/{name}"), run.span(name)
+        span = held_out if len(held_out.values) > 1 else training
+        since = _stopped(span)
+        if since is None:
             continue
+        since = min(since, _stopped(training) or since)
         place = name.removeprefix(READ)
         part = "their question" if place == "mean" else f'the question at "{place}"'
-        first_below = next(n for n, value in enumerate(span.values) if value < STOPPED * span.values[0])
-        yield Span(span.metric, span.steps[first_below:], span.values[first_below:]).finding(
+        yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
             "warning",
             f"the answers no longer read {part}: with the word of another question there, an answer lost "
             f"{span.values[0]:.1f} nats at the start, and loses {span.values[-1]:.1f} now.",
             "Read some answers, and let the reward check this part of the question too; a KL term "
             "(train.objective.beta) keeps the policy closer to the start.",
         )
+
+
+def _stopped(span: Span) -> int | None:
+    """Return the first step whose value is below `STOPPED` of the first one; None if the last value is not."""
+    if len(span.values) < 2 or span.values[0] < LEAST_READ or span.values[-1] >= STOPPED * span.values[0]:
+        return None
+    below = (step for step, value in zip(span.steps, span.values, strict=True) if value < STOPPED * span.values[0])
+    return next(below)
 
 
 def repeats_itself(run: RunMetrics) -> Iterator[Finding]:
