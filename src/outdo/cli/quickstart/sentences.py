@@ -7,9 +7,9 @@ forgets the topic: what the policy learns then is to write the word, and little 
 
 Measured with seed 0: without "once", 81 % of the greedy answers were right after 20 steps, and they read "The road
 outside is outside, outside, outside ...". With it, 56 % were right after 24 steps, and they read "A lighthouse with a
-golden exterior is a rare and beautiful sight." With a KL penalty (beta = 0.04) 44 % of the greedy and 53 % of the sampled
-answers were right, without it 56 % and 31 %, of 32 questions each, so that neither is shown to be better; the penalty
-took a fifth more time and 1.2 GB more memory.
+golden exterior is a rare and beautiful sight." With a KL penalty (beta = 0.04) 44 % of the greedy and 53 % of the
+sampled answers were right, without it 56 % and 31 %, of 32 questions each, so that neither is shown to be better; the
+penalty took a fifth more time and 1.2 GB more memory.
 
 The careless task has 8 questions in a step: with 4, most groups were all right after 20 steps, and a third of the
 answers still named their topic. With 8, answers were the word alone after 20.
