@@ -62,7 +62,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "stopped_reading": (
         steps((1, {"reads/about a _ Use": 20.1}), (8, {}), (1, {"reads/about a _ Use": 0.3})),
-        r'no longer read the question at "about a _ Use".* lost 20.1 nats at the start.* loses 0.3 now.*reward check',
+        r'no longer read the word in "about a _ Use".* lost 20.1 nats at the start.* loses 0.3 now.*reward check',
     ),
     "repeats_itself": (
         steps((5, {"completions/repeated_ratio": 0.02}), (9, {"completions/repeated_ratio": 0.6})),

@@ -200,9 +200,9 @@ SENTENCE = "A bridge with a quiet interior is a perfect place for a long walk be
 def test_a_long_answer_is_listed_from_its_beginning_or_by_its_end_if_a_reference_decides(
     page: Page, page_of: Callable[..., Path], tmp_path: Path, reference: str, shown: str
 ):
-    changed = {"answer": reference, "completion": SENTENCE}
+    changed = {"answer": reference or None, "completion": SENTENCE}  # null, as a run without references writes it
     evaluations = {0: answers("w"), 6: [{**answers("r")[0], **changed}]}
-    evaluations[0][0]["answer"] = reference
+    evaluations[0][0]["answer"] = reference or None
     open_page(page, page_of(record(write_small_run(tmp_path / "run"), evaluations)))
     question = by_test_id(page, "held-out-answer")
     expect(question.locator("summary")).to_contain_text(f"it is w → {shown}")

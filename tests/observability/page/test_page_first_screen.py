@@ -145,7 +145,7 @@ def test_a_hack_is_the_first_sentence_and_two_answers_show_it(page: Page, page_o
     )
     open_page(page, page_of(run))
     expect(by_test_id(page, "lead")).to_contain_text(
-        'The reward rose, and the answers no longer read the question at "about a _ Use".'
+        'The reward rose, and the answers no longer read the word in "about a _ Use".'
     )
     expect(by_test_id(page, "lead")).not_to_contain_text("Yes")
     expect(by_test_id(page, "examples").locator("li")).to_have_count(2)

@@ -37,7 +37,7 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
             continue
         since = min(since, _stopped(training) or since)
         place = name.removeprefix(READ)
-        part = "their question" if place == "mean" else f'the question at "{place}"'
+        part = "their question" if place == "mean" else f'the word in "{place}"'
         yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
             "warning",
             f"the answers no longer read {part}: with the word of another question there, an answer lost "

@@ -224,10 +224,11 @@ def _texts(answers: Answers, questions: Iterable[str]) -> list[str | None]:
 
 
 def _question(answer: Mapping[str, Any]) -> list[str]:
-    """Return the question that was answered, and its reference answer."""
+    """Return the question that was answered, and its reference answer; an empty text without one."""
+    reference = answer.get("answer")
     return [
         shortened(str(answer.get("prompt", "")), LONGEST),
-        shortened(str(answer.get("answer", "")), LONGEST_REFERENCE),
+        "" if reference is None else shortened(str(reference), LONGEST_REFERENCE),
     ]
 
 

@@ -109,7 +109,7 @@ function Lead({ run }) {
     rose = found ? found.ends.last.value > found.ends.first.value : true;
   if (doubt && rose) return html`<p class="lead" data-test="lead"><b>The reward rose, and ${doubt}.</b>${' '}
     ${found && html`<span class="quiet">${isAccuracy(found.metric) ? 'The share of right' : 'The mean reward of'}
-    held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.</span>`}</p>`;
+      ${' '}held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.</span>`}</p>`;
   if (!found) {
     const reward = summary(run, 'reward');
     return reward && html`<p class="lead" data-test="lead">The run has fewer than two evaluations on held-out
