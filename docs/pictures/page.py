@@ -1,10 +1,11 @@
-"""Draw the pictures of the page from runs: python docs/pictures/page.py RUN [SEED SEED ...]
+"""Draw the pictures of the page from runs: python docs/pictures/page.py RUN [SEED SEED ...] [--careless RUN]
 
 RUN is a run of `outdo quickstart --task sums`; from it come page_top.png (and page_top_dark.png), page_tokens.png,
-page_card.png and page_tree.png. From runs that differ in the seed come page_runs.png and page_seeds.png. The pictures
-are written next to this script.
+page_card.png and page_tree.png. From runs that differ in the seed come page_runs.png and page_seeds.png, and from a run
+of `outdo quickstart --careless` page_careless.png. The pictures are written next to this script.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -39,29 +40,53 @@ def open_run(page: Page, runs: list[Path], place: str = "") -> None:
         page.wait_for_timeout(2000)  # until the browser had time for the curves that are far from its window
 
 
-def main(run: Path, seeds: list[Path]) -> None:
-    """Draw all pictures."""
+def of_sums(page: Page, run: Path) -> None:
+    """Draw tokens, a token's card and the forks of a question."""
+    open_run(page, [run])
+    open_run(page, [run], "#step=1&group=1&by=moved")
+    shoot(page, "page_tokens.png", "#rollouts", 740, above=-20)
+    open_run(page, [run], "#step=1&group=1&rollout=0&token=16&by=moved")
+    shoot(page, "page_card.png", ".bench", 620)
+    shoot(page, "page_tree.png", "#tree", 770, above=-20)
+
+
+def of_seeds(page: Page, runs: list[Path]) -> None:
+    """Draw the table and the curves of several runs."""
+    open_run(page, runs)
+    page.screenshot(path=HERE / "page_runs.png")
+    shoot(page, "page_seeds.png", ".key", 470)
+
+
+def of_careless(page: Page, run: Path) -> None:
+    """Draw the first screen of a hack, with a question opened whose words are shaded by how much answers read them."""
+    open_run(page, [run])
+    by_test_id(page, "held-out-answer").nth(1).locator("summary").click()
+    page.evaluate("scrollTo(0, 0)")
+    shoot(page, "page_careless.png", "#curves", 960)
+
+
+def main() -> None:
+    """Draw the pictures of the runs that are given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, nargs="?", help="of quickstart --task sums")
+    parser.add_argument("seeds", type=Path, nargs="*")
+    parser.add_argument("--careless", type=Path, help="run of quickstart --careless")
+    given = parser.parse_args()
     with sync_playwright() as playwright:
         executable = chromium(playwright)
         assert executable
         browser = launch(playwright, executable)
-        for theme, name in (("light", "page_top.png"), ("dark", "page_top_dark.png")):
-            page = browser.new_page(viewport={"width": WIDTH, "height": 905}, color_scheme=theme)  # type: ignore[arg-type]
-            open_run(page, [run])
-            page.screenshot(path=HERE / name)
+        if given.run:
+            for theme, name in (("light", "page_top.png"), ("dark", "page_top_dark.png")):
+                page = browser.new_page(viewport={"width": WIDTH, "height": 905}, color_scheme=theme)  # type: ignore[arg-type]
+                open_run(page, [given.run])
+                page.screenshot(path=HERE / name)
         page = browser.new_page(viewport={"width": WIDTH, "height": 905}, color_scheme="light")
-        open_run(page, [run])
-        open_run(page, [run], "#step=1&group=1&by=moved")
-        shoot(page, "page_tokens.png", "#rollouts", 740, above=-20)
-        open_run(page, [run], "#step=1&group=1&rollout=0&token=16&by=moved")
-        shoot(page, "page_card.png", ".bench", 620)
-        shoot(page, "page_tree.png", "#tree", 770, above=-20)
-        if seeds:
-            open_run(page, seeds)
-            page.screenshot(path=HERE / "page_runs.png")
-            shoot(page, "page_seeds.png", ".key", 470)
+        for draw, runs in ((of_sums, given.run), (of_seeds, given.seeds), (of_careless, given.careless)):
+            if runs:
+                draw(page, runs)
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])
+    main()

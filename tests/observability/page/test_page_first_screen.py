@@ -148,6 +148,7 @@ def test_a_hack_is_the_first_sentence_and_two_answers_show_it(page: Page, page_o
         'The reward rose, and the answers no longer read the word in "about a _ Use".'
     )
     expect(by_test_id(page, "lead")).not_to_contain_text("Yes")
+    expect(by_test_id(page, "doubt")).to_contain_text("warning: With the word of another question there")
     expect(by_test_id(page, "examples").locator("li")).to_have_count(2)
     expect(by_test_id(page, "examples")).to_contain_text("Write about 0.")
     expect(by_test_id(page, "examples")).to_contain_text("The bright.")

@@ -98,7 +98,8 @@ function Examples({ run }) {
 function Doubt({ run }) {
   const warning = firstWarning(run);
   if (!warning) return null;
-  const text = plainText(warning.text);
+  const [said, ...how] = plainText(warning.text).split(': '),
+    text = HACKS.has(warning.rule) ? how.join(': ') : [said, ...how].join(': '); // the lead has said it
   return html`<p class="note" data-test="doubt"><span aria-hidden="true">▲ </span><b>First read this warning:</b>
     ${' '}${text.charAt(0).toUpperCase() + text.slice(1)}</p>`;
 }
