@@ -4,7 +4,7 @@ import pytest
 
 from outdo.observability.reading.swaps import MOST, named_places, question_of, swaps, with_question
 
-TOPICS = ["bridge", "desert", "grey harbour", "forest", "mirror", "storm"]
+TOPICS = ["bridge", "desert", "grey harbour", "forest", "mirror", "storm", "umbrella"]
 WORDS = ["never", "silver", "twelve", "quiet"]
 
 
