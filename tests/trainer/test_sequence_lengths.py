@@ -59,11 +59,13 @@ def checked(home: Path, *settings: str) -> Report:
 
 
 def test_a_sample_is_spread_over_all_questions_and_has_all_of_few():
-    assert sampled_places(0) == []
-    assert sampled_places(5) == [0, 1, 2, 3, 4]
-    places = sampled_places(10 * SAMPLED + 3)
-    assert (len(places), places[0]) == (SAMPLED, 0)
-    assert {after - before for before, after in pairwise(places)} == {10, 11}
+    assert sampled_places(0, 2) == sampled_places(0, 0) == []
+    assert sampled_places(1, 2) == [0]
+    assert sampled_places(5, 2) == [0, 1, 2, 3, 4]
+    places = sampled_places(10 * SAMPLED + 3, 2)
+    assert places[:2] == [0, 1]  # which are also shown
+    assert len(places) == SAMPLED
+    assert {after - before for before, after in pairwise(places[2:])} == {10, 11}
 
 
 def test_prompts_of_known_length_take_the_place_of_the_longest_allowed(home: Path):

@@ -182,7 +182,7 @@ def sample_of(
 
     Without `render` the lengths are not known, and only the first prompts are returned.
     """
-    places = sampled_places(len(questions))
+    places = sampled_places(len(questions), first=PROMPTS_SHOWN)
     rendered: dict[str, Rendered] = {}
     refused: list[str] = []
     for question in (questions[place] for place in (places if render else places[:PROMPTS_SHOWN])):

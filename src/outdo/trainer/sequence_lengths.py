@@ -53,9 +53,11 @@ def bound(recipe: Recipe) -> SequenceLengths:
     return SequenceLengths(prompts=(recipe.data.max_prompt_tokens,), answer=recipe.sampling.max_tokens)
 
 
-def sampled_places(count: int) -> list[int]:
-    """Return the places of at most `SAMPLED` questions of `count`, spread evenly over all from the first on."""
-    return [place * count // min(count, SAMPLED) for place in range(min(count, SAMPLED))]
+def sampled_places(count: int, first: int) -> list[int]:
+    """Return the places of at most `SAMPLED` questions of `count`: so many `first` ones, then others spread evenly."""
+    first = min(first, count)
+    others = min(count, SAMPLED) - first
+    return [*range(first), *(first + place * (count - first) // others for place in range(others))]
 
 
 def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch | None:
