@@ -147,6 +147,19 @@ def test_a_new_head_depends_only_on_its_seed(policy):
     assert all(torch.equal(weight, first.model.base_model.state_dict()[name]) for name, weight in body.items())
 
 
+def test_the_embedding_of_every_token_that_is_read_has_a_gradient_also_after_loading(policy, tmp_path):
+    """Even that of the token which is used for padding: a saved and loaded model would otherwise be trained in part."""
+    new = RewardModel.from_policy(policy, device="cpu")
+    new.save(tmp_path / "saved")
+    tokens = [*range(260), new.tokenizer.eos_token_id]
+    gradients = []
+    for model in (new, RewardModel.load(tmp_path / "saved", device="cpu")):
+        model.forward([tokens, tokens[:9]]).sum().backward()  # the second row is padded
+        gradients.append(model.model.get_input_embeddings().weight.grad)
+    assert all(gradients[0][tokens].abs().sum(1) > 0)
+    assert torch.equal(*gradients)
+
+
 def test_loading_does_not_change_the_global_random_state(policy):
     torch.manual_seed(5)
     expected = torch.rand(3)

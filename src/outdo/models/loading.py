@@ -201,9 +201,21 @@ def load_classifier(
             raise ModelError(f"model {facts.name}: weights in {weights} need a model whose head is called {HEAD}")
         prepare(model, whole=HEAD)
         model.get_submodule(HEAD).requires_grad_(True)
+    _train_every_embedding(model)
     if head_seed is not None:
         _fill_head(model, head_seed)
     return _finished(model, facts, device, how)
+
+
+def _train_every_embedding(model: PreTrainedModel) -> None:
+    """Let the embedding of every token that is read have a gradient.
+
+    By default that of the padding token has none, although a prompt may contain this token, and which token it is
+    changes when a new reward model is saved and loaded. Padding itself is masked and adds nothing to a gradient.
+    """
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, torch.nn.Embedding):
+        embedding.padding_idx = None
 
 
 def _fill_head(model: PreTrainedModel, seed: int) -> None:
