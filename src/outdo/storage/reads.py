@@ -33,9 +33,17 @@ def measured_steps(run: Path, kind: Kind) -> list[int]:
 def read(run: Path, kind: Kind, step: int) -> list[dict[str, Any]]:
     """Return what was measured at a step. Raises `RunFolderError` if there is no such file, or if it is damaged."""
     lines = atomic.read_lines(_path(run, kind, step))
-    if not all({"id", "question", "reads"} <= each.keys() for each in lines):
-        raise RunFolderError(f"{_path(run, kind, step)}: is damaged: a line says nothing of a question")
+    if not all(map(_is_whole, lines)):
+        raise RunFolderError(f"{_path(run, kind, step)}: is damaged: a line lacks what answers read of a question")
     return lines
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    """Return whether a line has a question, and of each of its words the place and the loss."""
+    found = line.get("reads")
+    if "id" not in line or not isinstance(line.get("question"), str) or not isinstance(found, list):
+        return False
+    return all(isinstance(each, dict) and {"start", "end", "lost"} <= each.keys() for each in found)
 
 
 def drop_after(run: Path, step: int) -> None:

@@ -254,8 +254,9 @@ def test_the_words_of_a_question_are_shaded_by_how_much_its_answers_read_them(pa
     expect(words.last).to_have_class("token ")
 
 
-def test_a_damaged_file_of_what_answers_read_is_left_out_of_the_page(tmp_path: Path):
+@pytest.mark.parametrize("damaged", ['{"id": 0', '{"id": 0, "question": "question 0", "reads": [{"start": 1}]}'])
+def test_a_damaged_file_of_what_answers_read_is_left_out_of_the_page(tmp_path: Path, damaged: str):
     run = record(tmp_path, {0: answers("w"), 6: answers("r")})
     (run / "reads").mkdir()
-    (run / "reads/held_out_000006.jsonl").write_text('{"id": 0')
+    (run / "reads/held_out_000006.jsonl").write_text(damaged)
     assert content(held_out_data(run))["reads"] == [[None], [None]]

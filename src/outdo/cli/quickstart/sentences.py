@@ -11,8 +11,8 @@ golden exterior is a rare and beautiful sight." With a KL penalty (beta = 0.04) 
 sampled answers were right, without it 56 % and 31 %, of 32 questions each, so that neither is shown to be better; the
 penalty took a fifth more time and 1.2 GB more memory.
 
-The careless task has 8 questions in a step: with 4, most groups were all right after 20 steps, and a third of the
-answers still named their topic. With 8, answers were the word alone after 20.
+The careless task has 8 questions in a step: with 4, 24 of 32 held-out answers still named their topic after 40 steps;
+with 8, 4 of 32 did after 30, and most others were the required word alone.
 """
 
 from dataclasses import replace
