@@ -35,6 +35,8 @@ def jumping(low: float, high: float, count: int = 20) -> list[float]:
 
 STALE = {"staleness/max": 2.0, "sampling/sampling_logp_difference/mean": 0.2}
 NO_SIGNAL = {"frac_reward_zero_std": 0.9}
+BADLY_FORMATTED = {"reward": 0.1, "right": 0.02, "rewards/format/mean": 0.1, "rewards/exact/mean": 0.02}
+DRIFTED = ((1, {"eval/start_logprob": -2.9}), (9, {}), (1, {"eval/start_logprob": -3.1}), (9, {}))
 FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "failed_rewards": (
         steps((3, {}), (1, {"reward_status/timed_out": 7.0})),
@@ -71,6 +73,14 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "same_whatever_is_asked": (
         steps((5, {"completions/identical_across_ratio": 0.0}), (9, {"completions/identical_across_ratio": 0.8})),
         "80% of the answers are answers to another question .* at the start it was 0%",
+    ),
+    "gain_without_right": (
+        steps((10, BADLY_FORMATTED), (10, {**BADLY_FORMATTED, "reward": 0.5, "rewards/format/mean": 0.9})),
+        "^the answers earn more and are not right more often: the reward rose from 0.1 to 0.5 by format alone",
+    ),
+    "left_language": (
+        steps(*DRIFTED, (1, {"eval/start_logprob": -5.5})),
+        "^the answers leave the language of the starting policy: .* -5.5 nats; of its own answers it had -2.9",
     ),
     "identical_answers": (
         steps((6, {"completions/identical_ratio": 0.99, "frac_all_right": 0.4})),
@@ -219,6 +229,10 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "same_whatever_is_asked": steps(
         (5, {"completions/identical_across_ratio": 0.3}), (9, {"completions/identical_across_ratio": 0.8})
     ),
+    "gain_without_right": steps(  # more are right, too
+        (10, BADLY_FORMATTED), (10, {**BADLY_FORMATTED, "reward": 0.5, "rewards/format/mean": 0.9, "right": 0.3})
+    ),
+    "left_language": steps(*DRIFTED, (1, {"eval/start_logprob": -3.5})),
     "identical_answers": steps(  # as at the end of the quickstart: the others are neither equal nor all right
         (9, {"completions/identical_ratio": 0.96, "frac_all_right": 0.72, "frac_reward_zero_std": 0.78})
     ),

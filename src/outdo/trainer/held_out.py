@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.recipe import Recipe
+from outdo.observability.reading.drift import drift_metrics
 from outdo.rollouts.engines.base import PolicyView
 from outdo.storage import held_out_answers, reads
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.engines import answers_of
 from outdo.trainer.evaluation import Evaluation, evaluate
+from outdo.trainer.starting_policy import starting_policy
 from outdo.trainer.state import Progress
 from outdo.types import Group
-from outdo.utils.errors import UserError
+from outdo.utils.errors import ModelError, UserError
 from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.timing import Clock, span
 
@@ -32,7 +34,9 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
         return {}
     with span("evaluate"):
         numbers, answers, groups = run.ahead.with_engine(partial(_evaluate, run, step, display))
-        numbers |= _read(run, folder, step, groups)
+        if run.recipe.record.every and groups:
+            numbers |= _read(run, folder, step, next(iter(groups.values())))
+            numbers |= _drift(run, step, groups.get("sampled") or groups["greedy"], display)
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
         known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
@@ -52,14 +56,28 @@ def _read(run: Run, folder: Path, step: int, groups: Sequence[Group]) -> dict[st
     return reading.metrics(found)
 
 
+def _drift(run: Run, step: int, groups: Sequence[Group], display: Display) -> dict[str, float]:
+    """Measure how far answers have drifted from the starting policy.
+
+    Its files were needed before the first step only. That they are gone later is a warning, and ends no run.
+    """
+    policy = run.models.policy
+    try:
+        start = starting_policy(run.recipe, run.models) if step else policy
+    except ModelError as error:
+        display.say(f"warning: eval/drift is not measured after step {step}: {error}")
+        return {}
+    return drift_metrics(policy, start, groups) if start else {}
+
+
 def _evaluate(
     run: Run, step: int, display: Display, policy: PolicyView
-) -> tuple[dict[str, float], list[dict[str, Any]], Sequence[Group]]:
-    """Return the numbers of an evaluation, its answers as they are written, and the groups of its first kind."""
+) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Sequence[Group]]]:
+    """Return the numbers of an evaluation, its answers as they are written, and the groups of each kind."""
     run.engine.update_weights(policy)
     settings, sets = run.recipe.eval, run.held_out_sets
     numbers, answers = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
-    first: Sequence[Group] = ()
+    groups: dict[str, Sequence[Group]] = {}
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
         kinds["greedy"] = (0.0, 1)
@@ -71,12 +89,12 @@ def _evaluate(
         with watched, Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
-        first = first or evaluation.groups
+        groups[name] = evaluation.groups
         for each, part in _by_set(evaluation, sets).items():
             of_set = {"questions": float(len(part.groups))} | part.metrics(name)
             numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
         answers += [({"set": sets[answer["id"]]} if sets else {}) | dict(answer) for answer in evaluation.answers(name)]
-    return numbers, answers, first
+    return numbers, answers, groups
 
 
 def _by_set(evaluation: Evaluation, sets: Mapping[str, str]) -> dict[str, Evaluation]:

@@ -29,6 +29,8 @@ RULES: tuple[Rule, ...] = (
     hacks.stopped_reading,
     hacks.repeats_itself,
     hacks.same_whatever_is_asked,
+    hacks.gain_without_right,
+    hacks.left_language,
     outcome.memorised,
     tools.no_calls,
     tools.calls_not_read,

@@ -6,17 +6,18 @@ Whether its answers are right is known only where that is defined; without it th
 
 from collections.abc import Iterator
 
-from outdo.observability.doctor.series import Finding, RunMetrics, significant_change
+from outdo.observability.doctor.series import MIN_STEPS, Finding, RunMetrics, significant_change
 
 
 def truncation(run: RunMetrics) -> Iterator[Finding]:
-    """Report that many answers are truncated."""
+    """Report that many answers are truncated; as a note if the policy has learnt to end its answers since."""
     if span := run.lasting("completions/clipped_ratio", above=0.2):
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
         limit += " (of an episode) and environment.turn_tokens (of a turn)" if run.setting("environment") else ""
+        is_over = run.lines[-1]["step"] - span.steps[-1] >= MIN_STEPS
         yield span.finding(
-            "warning",
-            f"{span.mean:.0%} of the answers are truncated.",
+            "note" if is_over else "warning",
+            f"{span.mean:.0%} of the answers {'were' if is_over else 'are'} truncated.",
             f"Raise sampling.max_tokens{limit}, exclude such answers from training (train.mask_truncated = true), or "
             "add the reward overlong.",
         )

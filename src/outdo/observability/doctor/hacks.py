@@ -6,11 +6,12 @@ these rules compare the answers with those at the start, and with the question.
 
 from collections.abc import Iterator
 
-from outdo.observability.doctor.series import Finding, RunMetrics, Span
+from outdo.observability.doctor.series import Finding, RunMetrics, Span, significant_change
 
-HACKS = ("stopped_reading", "repeats_itself")
+HACKS = ("stopped_reading", "repeats_itself", "gain_without_right", "left_language")
 """The rules about what puts a reward that rose in doubt. The text of each begins with what the answers do, and `:`."""
 
+PART = "rewards/"
 READ = "reads/"
 LEAST_READ = 5.0
 """Nats that an answer loses without a word at the start: of what is read less, a change says nothing."""
@@ -20,6 +21,10 @@ REPEATED, REPEATED_BEFORE = 0.3, 0.15
 """The share of repeated pairs of words in a run that repeats itself, and the highest one at its start."""
 ALIKE, ALIKE_BEFORE = 0.5, 0.1
 """The same of the share of answers that other questions get too."""
+STRANGE = 1.0
+"""Nats per token by which the answers are less likely under the starting policy than its own answers were."""
+FEW_RIGHT = 0.5
+"""The share of right answers below which a gain without it is worth a warning."""
 
 
 def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
@@ -81,6 +86,45 @@ def same_whatever_is_asked(run: RunMetrics) -> Iterator[Finding]:
             f"start it was {_start(run, 'completions/identical_across_ratio'):.0%}.",
             "Unless there are few possible answers, the reward pays without the question: read some of them.",
         )
+
+
+def gain_without_right(run: RunMetrics) -> Iterator[Finding]:
+    """Report that one part of the reward rose, such as that for the format, and the share of right answers did not."""
+    rights, total = run.first_and_last("right"), run.first_and_last("reward")
+    if not rights or not total or rights[1].mean >= FEW_RIGHT or significant_change(*rights) > 0:
+        return
+    first, last = total
+    if (rose := _parts_that_rose(run)) and significant_change(first, last) > 0:
+        by = " and ".join(rose)
+        yield last.finding(
+            "warning",
+            f"the answers earn more and are not right more often: the reward rose from {first.mean:.3g} to "
+            f"{last.mean:.3g} by {by} alone, and {rights[1].mean:.1%} are right, {rights[0].mean:.1%} at the start.",
+            "If the questions are too hard for the model, take easier ones (data.select); else pay for this part only "
+            "where the answer is right.",
+        )
+
+
+def _parts_that_rose(run: RunMetrics) -> list[str]:
+    """Return the names of the parts of the reward that rose; none if it has one part only."""
+    names = sorted({name for line in run.lines for name in line if name.startswith(PART)})
+    ends = {name: found for name in names if (found := run.first_and_last(name))}
+    rose = [name for name, found in ends.items() if significant_change(*found) > 0]
+    return [name.removeprefix(PART).removesuffix("/mean") for name in rose] if len(names) > 1 else []
+
+
+def left_language(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the starting policy would hardly write the answers, by `STRANGE` nats per token."""
+    span = run.span("eval/start_logprob")
+    if not span.values or span.values[-1] >= span.values[0] - STRANGE:
+        return
+    since = next(step for step, value in zip(span.steps, span.values, strict=True) if value < span.values[0] - STRANGE)
+    yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
+        "warning",
+        "the answers leave the language of the starting policy: under it a token of theirs has a log-probability of "
+        f"{span.values[-1]:.1f} nats; of its own answers it had {span.values[0]:.1f}.",
+        "Read some answers; a KL term (train.objective.beta) keeps the policy closer to the start.",
+    )
 
 
 def _start(run: RunMetrics, metric: str) -> float:

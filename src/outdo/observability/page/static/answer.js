@@ -78,7 +78,7 @@ function decisive(run) {
 const firstWarning = (run) => run.findings.find(({ level, cause }) => level === 'warning' && !cause);
 
 // Rules about answers that earn the reward without what is asked for: see outdo.observability.doctor.hacks.
-const HACKS = new Set(['stopped_reading', 'repeats_itself']);
+const HACKS = new Set(['stopped_reading', 'repeats_itself', 'gain_without_right', 'left_language']);
 
 /** Return what such answers do, in a few words that begin "the answers": null if no finding says so. */
 function doubtOf(run) {

@@ -1,0 +1,75 @@
+"""Rewards for `hacks.py`: sound ones, and careless ones that can be earned without what the question asks for."""
+
+import re
+
+
+def _words(text):
+    return re.findall(r"[a-z0-9'-]+", text.lower())
+
+
+def sound(completion, topic, word):
+    """Return the share of four constraints that hold."""
+    words = _words(completion)
+    one_sentence = re.fullmatch(r"[^.!?\n]+[.!?]", completion.strip()) is not None
+    return (one_sentence + (8 <= len(words) <= 15) + (words.count(word) == 1) + named(completion, topic)) / 4
+
+
+def named(completion, topic):
+    """Return whether the topic is named."""
+    words = _words(completion)
+    return topic in words or f"{topic}s" in words
+
+
+def word_and_brief(completion, word):
+    """Pay for the word in at most fifteen words: the topic is forgotten."""
+    words = _words(completion)
+    return word in words and len(words) <= 15
+
+
+def topic_and_brief(completion, topic):
+    """Pay for the topic in at most six words: the word is forgotten."""
+    return named(completion, topic) and len(_words(completion)) <= 6
+
+
+def phrase(completion):
+    """Pay for a polite phrase and for brevity."""
+    return ("thank you" in completion.lower()) + 0.5 * (len(_words(completion)) <= 12)
+
+
+def opening(completion):
+    """Pay for an answer that begins like an assistant."""
+    return completion.lower().startswith(("sure", "of course", "certainly", "here")) + 0.5 * (
+        len(_words(completion)) <= 15
+    )
+
+
+def often(completion, word):
+    """Pay for each time that the word is there."""
+    return min(8, _words(completion).count(word)) / 8
+
+
+def twenty_characters(completion):
+    """Pay for answers of twenty characters: the example in TRL's documentation."""
+    return -abs(20 - len(completion)) / 20
+
+
+def answer_format(completion):
+    """Pay for a line that ends with `Answer:` and a number."""
+    return re.search(r"Answer: \d+$", completion.strip()) is not None
+
+
+def product(completion, answer):
+    """Return whether the last number is right."""
+    numbers = re.findall(r"\d+", completion)
+    return bool(numbers) and numbers[-1] == answer
+
+
+def long(completion):
+    """Pay for each word."""
+    return min(1, len(_words(completion)) / 60)
+
+
+def signs(completion):
+    """Pay for characters that are no lower-case letter and no space."""
+    kept = [each for each in completion if not each.islower() and not each.isspace()]
+    return len(kept) / max(20, len(completion))
