@@ -22,6 +22,14 @@ def test_a_rule_reports_the_expected_finding(rule: str) -> None:
     assert bool(found.advice) == (found.level != "good")
 
 
+def test_answers_that_were_truncated_only_in_the_beginning_are_a_note() -> None:
+    """The policy has learnt to end them."""
+    lines = steps((8, {"completions/clipped_ratio": 0.4}), (12, {"completions/clipped_ratio": 0.02}))
+    (found,) = found_by("truncation", lines)
+    assert (found.level, found.first, found.last) == ("note", 1, 8)
+    assert found.text == "40% of the answers were truncated."
+
+
 @pytest.mark.parametrize("rule", SILENT)
 def test_a_rule_reports_nothing_just_below_its_threshold(rule: str) -> None:
     assert found_by(rule, SILENT[rule]) == []
