@@ -21,6 +21,7 @@ from outdo.rewards import (
 )
 from outdo.rewards.types import output_without_value
 from outdo.utils.errors import RewardError, UserError
+from outdo.utils.reward_names import weights_by_name
 from outdo.utils.text import one_line
 
 Sample = Callable[..., RewardInput]
@@ -191,6 +192,44 @@ def test_two_rewards_with_the_same_name_get_the_names_of_their_files(tmp_path: P
     reward = load_reward([files[0], {"name": files[0], "factor": 3}])
     assert reward([sample("a")])[0].parts == {"score": 1.0, "score_2": 3.0}
     reward.close()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "names"),
+    [
+        (["exact", "format", "exact"], ["exact", "format", "exact_2"]),
+        (["format", "a.py:format", "math"], ["format", "a.format", "math"]),
+        (["a.py:score", "b.py:score", "format"], ["a.score", "b.score", "format"]),
+        (["a.py:score", "c/a.py:score", "a.py:score_2"], ["score", "score_2", "score_2_2"]),
+    ],
+)
+def test_the_weights_in_a_recipe_are_found_by_the_names_of_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[str], names: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c").mkdir()
+    for file in ("a.py", "b.py", "c/a.py"):
+        (tmp_path / file).write_text("def score(completion): return 1.0\nformat = score_2 = score\n")
+    entries = [{"name": name, "weight": weight} for weight, name in enumerate(rewards)]
+    total = WeightedSum([(load_reward([each]), each["weight"]) for each in entries])  # as a run builds it
+    total.close()
+    assert list(total.names) == names
+    assert weights_by_name(entries) == dict(zip(total.names, total.weights, strict=True))
+
+
+def test_a_reward_model_gets_its_name_after_the_other_rewards():
+    functions = [{"name": f"{folder}/my.py:reward_model", "weight": 0} for folder in "ab"]
+    assert weights_by_name(["reward_model", *functions]) == {
+        "reward_model": 0.0,
+        "reward_model_2": 0.0,
+        "reward_model_3": 1.0,
+    }
+
+
+@pytest.mark.parametrize("damaged", [None, [3], [{"weight": 1}], ["my.py:no name"], [{"name": "a", "weight": "1"}]])
+def test_damaged_rewards_of_a_recipe_have_no_weights(damaged: object):
+    assert weights_by_name(damaged) == {}
+    assert weights_by_name("exact") == weights_by_name({"name": "exact"}) == {"exact": 1.0}
 
 
 def test_closing_a_weighted_sum_closes_its_rewards():

@@ -7,6 +7,7 @@ There is no registration: a name is a line in one of these tables, and a user's 
 from collections.abc import Mapping
 
 from outdo.rewards.loading import BUILTIN
+from outdo.utils.reward_names import REWARD_MODEL
 
 PRESETS = "outdo.algorithms.objectives.presets"
 OBJECTIVES = {
@@ -205,9 +206,6 @@ COEFFICIENTS = {
 
 QUANTISED = ("int8", "nf4")
 """Kinds of frozen `weights` whose layers have 8 or 4 bits a weight."""
-REWARD_MODEL = "reward_model"
-"""The reward that is a trained model; only a run loads it."""
-
 JUDGE = "judge"
 """The reward that another model gives, over the network."""
 

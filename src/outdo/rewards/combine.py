@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from outdo.rewards.right import right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, to_output
 from outdo.utils.errors import UserError
+from outdo.utils.reward_names import unique_names
 
 
 class WeightedSum:
@@ -14,7 +15,7 @@ class WeightedSum:
     A reward that does not apply adds nothing, and its weight is not redistributed. If none applies, the sum is not
     applicable. If one fails, times out or is not finite, the sum has that status: a sum without it would be a wrong
     number. `parts` holds each value before its weight. Rewards of the same name get the names of their files, `a.score`
-    and `b.score`; if these are equal too, the second is called `score_2`. `outdo.rewards.right` decides whose verdict
+    and `b.score` (`unique_names`). `outdo.rewards.right` decides whose verdict
     is that of the sum; `right` is the setting `eval.right`.
 
     Raises:
@@ -24,7 +25,7 @@ class WeightedSum:
     def __init__(self, weighted: Sequence[tuple[Reward, float]], *, right: str | None = None) -> None:
         self.rewards = tuple(reward for reward, _ in weighted)
         self.weights = tuple(weight for _, weight in weighted)
-        self.names = _unique_names(self.rewards)
+        self.names = unique_names([(reward.name, _source(reward)) for reward in self.rewards])
         self.name = "+".join(self.names)
         self.source = _source(self.rewards[0]) if len(self.rewards) == 1 else ""
         mistakes = [
@@ -74,20 +75,6 @@ class WeightedSum:
         total = to_output(float(sum(weighted)) if weighted else None, self.name)
         right = next((self.right_rule.of(output) for name, output in named if name == self.right_rule.reward), None)
         return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason, right=right)
-
-
-def _unique_names(rewards: Sequence[Reward]) -> tuple[str, ...]:
-    given = [reward.name for reward in rewards]
-    with_source = [f"{source}.{reward.name}" if (source := _source(reward)) else reward.name for reward in rewards]
-    unique: list[str] = []
-    for name, longer in zip(given, with_source, strict=True):
-        base = longer if given.count(name) > 1 and with_source.count(longer) == 1 else name
-        candidate, count = base, 1
-        while candidate in unique:
-            count += 1
-            candidate = f"{base}_{count}"
-        unique.append(candidate)
-    return tuple(unique)
 
 
 def _source(reward: Reward) -> str:

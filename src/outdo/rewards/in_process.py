@@ -26,7 +26,7 @@ class InProcessReward:
         self, function: Callable[..., Any], name: str | None = None, *, options: Mapping[str, Any] | None = None
     ) -> None:
         self.name = name or _metric_name(function)
-        self.source = str(getattr(function, "__module__", "")).rpartition(".")[2]
+        self.source = "" if name else str(getattr(function, "__module__", "")).rpartition(".")[2]
         self._function = wrap_function(function, self.name, options=options)
         self._lock = Lock()
 

@@ -16,7 +16,7 @@ from outdo.rewards.types import RewardInput, RewardOutput, Status, output_withou
 from outdo.rewards.worker_output import WorkerOutput
 from outdo.rewards.worker_process import IMPORT_DEADLINE, ProcessorTimeError, WorkerEndedError, WorkerProcess
 from outdo.utils.errors import RewardError, UserError
-from outdo.utils.imports import split
+from outdo.utils.imports import names_of
 from outdo.utils.secrets import redact
 
 MAX_CONSECUTIVE_CRASHES = 32
@@ -61,8 +61,7 @@ class WorkerReward:
     ) -> None:
         limits, options = limits or WorkerLimits(), options or {}
         self.spec = spec
-        function, self.source = names_of(spec)
-        self.name = name or function
+        self.name, self.source = (name, "") if name else names_of(spec)
         _check_options(options, self.name)
         self._lock = Lock()
         self._output = WorkerOutput(self.name, secrets)
@@ -266,12 +265,6 @@ class _Worker:
 def in_lasting_thread(start: Callable[[], WorkerProcess]) -> WorkerProcess:
     """Start a worker in a thread that does not end before this process: Linux kills the worker together with it."""
     return start() if current_thread() is main_thread() else _LASTING_THREADS.submit(start).result()
-
-
-def names_of(spec: str) -> tuple[str, str]:
-    """Return the name of the function that a reward names, and that of its file or module without its folders."""
-    where, function = split(spec)
-    return function, os.path.basename(where).removesuffix(".py").rpartition(".")[2]
 
 
 def _check_options(options: Mapping[str, Any], name: str) -> None:

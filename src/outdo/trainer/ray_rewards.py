@@ -20,8 +20,9 @@ from outdo.distributed.ray_cluster import connected
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.loading import BUILTIN, load_reward, processes_of
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value
-from outdo.rewards.worker import WorkerReward, names_of
+from outdo.rewards.worker import WorkerReward
 from outdo.utils.errors import EngineLostError, RewardError, UserError, WorkerError
+from outdo.utils.reward_names import name_and_source
 
 RESTARTS = 2
 """How often one call starts another actor before it gives up."""
@@ -48,7 +49,7 @@ class RayReward:
 
     def __init__(self, spec: Mapping[str, Any], **limits: Any) -> None:
         name = str(spec["name"])
-        self.name, self.source = names_of(BUILTIN.get(name, name))
+        self.name, self.source = name_and_source(name)
         self.node = ""
         self._spec = spec
         self._limits = {**limits, "workers": processes_of(name, limits.get("workers"))}

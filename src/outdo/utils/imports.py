@@ -8,6 +8,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,12 @@ def split(spec: str) -> tuple[str, str]:
     if not (colon and where and name.isidentifier()):
         raise UserError([f'"{spec}": expected "file.py:name" or "package.module:name"'])
     return where, name
+
+
+def names_of(spec: str) -> tuple[str, str]:
+    """Return the name of the function that `spec` names, and that of its file or module without its folders."""
+    where, function = split(spec)
+    return function, os.path.basename(where).removesuffix(".py").rpartition(".")[2]
 
 
 def signature_of(spec: str) -> Signature:

@@ -9,12 +9,13 @@ from threading import Condition
 from typing import Any
 
 from outdo.rewards.limits import WorkerLimits
-from outdo.rewards.worker import in_lasting_thread, names_of
+from outdo.rewards.worker import in_lasting_thread
 from outdo.rewards.worker_output import WorkerOutput
 from outdo.rewards.worker_process import WorkerEndedError, WorkerProcess
 from outdo.rollouts.environments import tool_worker_main
 from outdo.rollouts.environments.tools import LateError, ToolError
 from outdo.utils.errors import MachineError, UserError
+from outdo.utils.imports import names_of
 
 START_AFTER = 0.25
 """Seconds after which a call that finds no free process starts another one: short calls need no more than one."""
