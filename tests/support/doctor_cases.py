@@ -16,6 +16,7 @@ GRPO = {
     "train": {"objective": {"name": "grpo"}},
     "optim": {"clip_norm": 1.0},
     "sampling": {"max_tokens": 64, "temperature": 0.3},
+    "rewards": ["mine.py:score", {"name": "mine.py:topic", "weight": 0}],
 }
 
 
@@ -61,6 +62,14 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
             (20, {"rewards/format/mean": jumping(0.8, 0.9), "rewards/exact/mean": jumping(0.1, 0.2)}),
         ),
         "exact fell from 0.55 to 0.15 while format rose",
+    ),
+    "watched_reward_fell": (
+        steps(
+            (20, {"rewards/score/mean": jumping(0.1, 0.2), "rewards/topic/mean": jumping(0.8, 0.9)}),
+            (20, {"rewards/score/mean": jumping(0.8, 0.9), "rewards/topic/mean": jumping(0.1, 0.2)}),
+        ),
+        r"^the answers earn less of the reward topic, which is only watched .weight = 0.: it fell from 0.85 to 0.15 "
+        "while score rose. .*let the reward check this too",
     ),
     "stopped_reading": (
         steps((1, {"reads/about a _ Use": 20.1}), (8, {}), (1, {"reads/about a _ Use": 0.3})),
@@ -219,6 +228,10 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "conflicting_reward_parts": steps(
         (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
         (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),
+    ),
+    "watched_reward_fell": steps(
+        (20, {"rewards/score/mean": jumping(0.1, 0.2), "rewards/topic/mean": jumping(0.8, 0.9)}),
+        (20, {"rewards/score/mean": jumping(0.8, 0.9), "rewards/topic/mean": jumping(0.8, 0.9)}),
     ),
     "stopped_reading": steps(
         (1, {"reads/about a _ Use": 20.0, "reads/a _": 3.0}),

@@ -236,7 +236,7 @@ def _weights_without_effect(recipe: Recipe) -> Iterator[str]:
         )
     for reward in recipe.rewards:
         if reward.weight == 0:
-            yield f"rewards: {reward.name} has the weight 0: it is measured, but nothing is learned from it"
+            yield f"rewards: {reward.name} has the weight 0: it is only watched, and nothing is learned from it"
 
 
 NOTES: tuple[Rule, ...] = (

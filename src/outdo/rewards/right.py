@@ -62,6 +62,6 @@ def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
     if matchers or len(candidates) > 1:
         return RightRule(None, f"{UNDEFINED}; eval.right = NAME chooses one of {', '.join(candidates)}")
     if not candidates:
-        return RightRule(None, f"{UNDEFINED}; add a reward that compares answers, with weight 0 to only measure it")
+        return RightRule(None, f"{UNDEFINED}; add a reward that compares answers, with weight 0 to only watch it")
     name = candidates[0]
     return RightRule(name, f"an answer is right if {name} returns True (the only reward that can tell)")

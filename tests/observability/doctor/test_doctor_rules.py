@@ -1,9 +1,10 @@
 """The doctor's rules: each one reports what it should report, and nothing on data that only comes close."""
 
 import re
+from typing import Any
 
 import pytest
-from doctor_cases import FIRES, GRPO, HEALTHY, NO_SIGNAL, SILENT, found_by, merged, roots, steps
+from doctor_cases import FIRES, GRPO, HEALTHY, NO_SIGNAL, SILENT, found_by, jumping, merged, roots, steps
 
 from outdo.observability.doctor import RULES, diagnose, with_initial_evaluation
 
@@ -110,6 +111,54 @@ def test_rewards_that_dynamic_sampling_selected_are_not_compared_with_held_out_o
 def test_a_reward_that_follows_length_downwards_is_reported_as_well() -> None:
     (found,) = found_by("reward_follows_length", steps((9, {"reward_length_correlation": -1.0})))
     assert "learns to answer shorter" in found.text
+
+
+def two_parts(score: tuple[float, float], topic: tuple[float, float]) -> list[dict[str, Any]]:
+    """A run whose rewards score and topic have these means in its first and in its second half."""
+    halves = zip(score, topic, strict=True)
+    return steps(*((20, {"rewards/score/mean": one, "rewards/topic/mean": other}) for one, other in halves))
+
+
+def test_a_watched_reward_is_no_part_that_conflicts_with_others() -> None:
+    """Its weight cannot be too low, and nothing is trained on it if it rises."""
+    hack, lost = two_parts((0.1, 0.9), (0.9, 0.1)), two_parts((0.9, 0.1), (0.1, 0.9))
+    assert roots(hack) == ["watched_reward_fell"]
+    assert roots(lost) == []
+    both_trained = GRPO | {"rewards": ["mine.py:score", "mine.py:topic"]}
+    assert roots(hack, both_trained) == roots(lost, both_trained) == ["conflicting_reward_parts"]
+    assert roots(hack, None) == ["conflicting_reward_parts"]  # of a run whose recipe is not known
+
+
+def test_a_watched_reward_that_falls_with_the_trained_one_is_no_hack() -> None:
+    assert roots(two_parts((0.9, 0.1), (0.9, 0.1))) == []
+    assert roots(two_parts((0.5, 0.5), (0.9, 0.1))) == []
+
+
+def test_rewards_of_one_name_are_told_apart() -> None:
+    lines = [
+        {"step": line["step"], "rewards/a.score/mean": line["rewards/score/mean"],
+         "rewards/b.score/mean": line["rewards/topic/mean"]}
+        for line in two_parts((0.1, 0.9), (0.9, 0.1))
+    ]  # fmt: skip
+    watched = GRPO | {"rewards": ["a.py:score", {"name": "b.py:score", "weight": 0.0}]}
+    assert roots(lines, watched) == ["watched_reward_fell"]
+    assert roots(lines, GRPO | {"rewards": [{"name": "a.py:score", "weight": 0}, "b.py:score"]}) == []
+
+
+def test_the_standard_deviation_of_a_part_is_no_part() -> None:
+    deviations = steps(
+        (20, {"rewards/a/mean": 0.1, "rewards/a/std": 0.5}), (20, {"rewards/a/mean": 0.9, "rewards/a/std": 0.1})
+    )
+    assert roots(deviations) == []
+
+
+def test_a_reward_that_rose_while_a_watched_one_fell_is_its_symptom() -> None:
+    rose = steps((20, {"reward": jumping(0.1, 0.2)}), (20, {"reward": jumping(0.8, 0.9)}))
+    findings = diagnose(merged(FIRES["watched_reward_fell"][0], rose), recipe=GRPO)
+    assert [(each.rule, each.cause) for each in findings] == [
+        ("watched_reward_fell", ""),
+        ("reward_rose", "watched_reward_fell"),
+    ]
 
 
 def test_an_entropy_bonus_is_named_as_what_raises_the_entropy() -> None:

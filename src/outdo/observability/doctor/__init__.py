@@ -26,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     tools.reward_follows_calls,
     rewards.reward_follows_length,
     rewards.conflicting_reward_parts,
+    hacks.watched_reward_fell,
     hacks.stopped_reading,
     hacks.repeats_itself,
     hacks.same_whatever_is_asked,

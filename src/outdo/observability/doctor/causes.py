@@ -26,6 +26,7 @@ NO_EFFECT = ("steps_too_small", "reward_outweighed")
 CAUSES: Mapping[str, Sequence[str]] = {
     "reward_follows_length": ("reward_against_right", "reward_follows_calls"),
     "conflicting_reward_parts": ("reward_against_right", "reward_follows_length"),
+    "watched_reward_fell": ("reward_against_right", "reward_follows_length"),
     "turns_at_limit": ("calls_not_read", "calls_fail"),
     "truncation": (
         "turns_at_limit",

@@ -1,17 +1,17 @@
 """Rules about answers that earn the reward without what the question asks for.
 
 The reward of such a run rises, its held-out answers are right as the reward defines it, and no group lacks a signal. So
-these rules compare the answers with those at the start, and with the question.
+these rules compare the answers with those at the start, with the question, and by rewards that are not trained on.
 """
 
 from collections.abc import Iterator
 
+from outdo.observability.doctor.reward_parts import reward_parts
 from outdo.observability.doctor.series import Finding, RunMetrics, Span, significant_change
 
-HACKS = ("stopped_reading", "repeats_itself", "gain_without_right", "left_language")
+HACKS = ("watched_reward_fell", "stopped_reading", "repeats_itself", "gain_without_right", "left_language")
 """The rules about what puts a reward that rose in doubt. The text of each begins with what the answers do, and `:`."""
 
-PART = "rewards/"
 READ = "reads/"
 LEAST_READ = 5.0
 """Nats that an answer loses without a word at the start: of what is read less, a change says nothing."""
@@ -25,6 +25,21 @@ STRANGE = 1.0
 """Nats per token by which the answers are less likely under the starting policy than its own answers were."""
 FEW_RIGHT = 0.5
 """The share of right answers below which a gain without it is worth a warning."""
+
+
+def watched_reward_fell(run: RunMetrics) -> Iterator[Finding]:
+    """Report that a reward that is only watched fell while one that is trained on rose."""
+    parts = reward_parts(run)
+    rising = ", ".join(part.name for part in parts if part.change > 0 and not part.watched)
+    for part in parts:
+        if rising and part.watched and part.ends and part.change < 0:
+            first, last = part.ends
+            yield last.finding(
+                "warning",
+                f"the answers earn less of the reward {part.name}, which is only watched (weight = 0): it fell from "
+                f"{first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
+                "What is trained on pays for something else: read some answers, and let the reward check this too.",
+            )
 
 
 def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
@@ -94,7 +109,9 @@ def gain_without_right(run: RunMetrics) -> Iterator[Finding]:
     if not rights or not total or rights[1].mean >= FEW_RIGHT or significant_change(*rights) > 0:
         return
     first, last = total
-    if (rose := _parts_that_rose(run)) and significant_change(first, last) > 0:
+    parts = reward_parts(run)
+    rose = [part.name for part in parts if part.change > 0 and not part.watched]
+    if len(parts) > 1 and rose and significant_change(first, last) > 0:
         by = " and ".join(rose)
         yield last.finding(
             "warning",
@@ -103,14 +120,6 @@ def gain_without_right(run: RunMetrics) -> Iterator[Finding]:
             "If the questions are too hard for the model, take easier ones (data.select); else pay for this part only "
             "where the answer is right.",
         )
-
-
-def _parts_that_rose(run: RunMetrics) -> list[str]:
-    """Return the names of the parts of the reward that rose; none if it has one part only."""
-    names = sorted({name for line in run.lines for name in line if name.startswith(PART)})
-    ends = {name: found for name in names if (found := run.first_and_last(name))}
-    rose = [name for name, found in ends.items() if significant_change(*found) > 0]
-    return [name.removeprefix(PART).removesuffix("/mean") for name in rose] if len(names) > 1 else []
 
 
 def left_language(run: RunMetrics) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from outdo.observability.doctor.series import MIN_STEPS, Finding, RunMetrics, significant_change
+from outdo.observability.doctor.reward_parts import reward_parts
+from outdo.observability.doctor.series import MIN_STEPS, Finding, RunMetrics
 
 
 def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
@@ -72,19 +73,14 @@ def reward_follows_length(run: RunMetrics) -> Iterator[Finding]:
 
 
 def conflicting_reward_parts(run: RunMetrics) -> Iterator[Finding]:
-    """Report that one part of the reward rose at the expense of another."""
-    names = sorted({name for line in run.lines for name in line if name.startswith("rewards/")})
-    ends = {name: found for name in names if (found := run.first_and_last(name))}
-    rising = [name for name, (first, last) in ends.items() if significant_change(first, last) > 0]
-    for name, (first, last) in ends.items():
-        if rising and significant_change(first, last) < 0:
-            others = ", ".join(_part(other) for other in rising)
+    """Report that one part of the reward that is trained on rose at the expense of another."""
+    trained = [part for part in reward_parts(run) if not part.watched]
+    rising = ", ".join(part.name for part in trained if part.change > 0)
+    for part in trained:
+        if rising and part.ends and part.change < 0:
+            first, last = part.ends
             yield last.finding(
                 "warning",
-                f"the reward part {_part(name)} fell from {first.mean:.3g} to {last.mean:.3g} while {others} rose.",
+                f"the reward part {part.name} fell from {first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
                 'Change their weights, or standardise each part separately (train.advantage = "gdpo").',
             )
-
-
-def _part(metric: str) -> str:
-    return metric.removeprefix("rewards/").removesuffix("/mean")
