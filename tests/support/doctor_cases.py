@@ -68,8 +68,8 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
             (20, {"rewards/score/mean": jumping(0.1, 0.2), "rewards/topic/mean": jumping(0.8, 0.9)}),
             (20, {"rewards/score/mean": jumping(0.8, 0.9), "rewards/topic/mean": jumping(0.1, 0.2)}),
         ),
-        r"^the answers earn less of the reward topic, which is only watched .weight = 0.: it fell from 0.85 to 0.15 "
-        "while score rose. .*let the reward check this too",
+        "^the answers earn less of the reward topic, which is only watched: its weight is 0, and it fell from 0.85 to "
+        "0.15 while score rose. .*let the reward check this too",
     ),
     "stopped_reading": (
         steps((1, {"reads/about a _ Use": 20.1}), (8, {}), (1, {"reads/about a _ Use": 0.3})),

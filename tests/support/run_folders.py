@@ -107,6 +107,27 @@ def write_hostile_run(folder: Path, hostile: Sequence[str] = HOSTILE) -> Path:
     return write_run(folder, steps=2, groups=4, group_size=8, length=24, hostile=hostile)
 
 
+def write_watched_run(folder: Path, *, topic: tuple[float, float], weight: float = 0) -> Path:
+    """Twenty steps, rewarded by `score`, which rises, and by `topic` with this weight and these first and last means.
+
+    Both are called `score`, in the files `mine.py` and `topic.py`. The last step is recorded.
+    """
+    write_run(folder, steps=20, groups=4, group_size=8, length=24, eval_every=10, recorded=(20,))
+    recipe = (folder / "recipe.toml").read_text()
+    rewards = f'rewards = ["mine.py:score", {{name = "topic.py:score", weight = {weight}}}]'
+    (folder / "recipe.toml").write_text(recipe.replace('rewards = ["exact"]', rewards))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for step, line in enumerate(lines):
+        for name in [name for name in line if name.startswith("rewards/")]:
+            del line[name]
+        means = {"mine.score": 0.4 + 0.02 * step, "topic.score": topic[0] if step < 10 else topic[1]}
+        line |= {f"rewards/{name}/mean": mean for name, mean in means.items()}
+        if "eval/greedy" in line:
+            line |= {f"eval/greedy_rewards/{name}/mean": mean for name, mean in means.items()}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
 def write_run(
     folder: Path,
     *,

@@ -13,7 +13,7 @@ import numpy
 import pyarrow
 import pytest
 from pyarrow import parquet
-from run_folders import start_run, write_long_run, write_run, write_small_run
+from run_folders import start_run, write_long_run, write_run, write_small_run, write_watched_run
 
 from outdo.observability.page import read
 from outdo.observability.page.collect import RunData, View, collect_run, metrics_since, step_tokens
@@ -60,6 +60,31 @@ def test_metrics_have_six_digits_and_a_glossary_entry(small_run: Path):
     assert run["recorded"] == [1, 2, 3, 4, 5, 6]
     assert run["alive"] is False
     assert json.loads(json.dumps(run, allow_nan=False)) == run
+
+
+def test_the_parts_of_the_reward_are_told_apart_by_their_weights(tmp_path: Path):
+    run = collect_run(write_watched_run(tmp_path / "hack", topic=(0.9, 0.1)))
+    assert run["reward_parts"] == [
+        {"name": "mine.score", "watched": False, "first": 0.43, "last": 0.75, "change": "rose"},
+        {"name": "topic.score", "watched": True, "first": 0.9, "last": 0.1, "change": "fell"},
+    ]
+    assert [each["rule"] for each in run["findings"] if each["level"] == "warning"] == ["watched_reward_fell"]
+    trained = collect_run(write_watched_run(tmp_path / "both", topic=(0.9, 0.1), weight=0.5))
+    assert [part["watched"] for part in trained["reward_parts"]] == [False, False]
+
+
+def test_a_part_of_the_reward_rose_or_fell_only_beyond_chance(tmp_path: Path):
+    run = collect_run(write_watched_run(tmp_path / "run", topic=(0.9, 0.88)))
+    assert [(part["last"], part["change"]) for part in run["reward_parts"]] == [(0.75, "rose"), (0.88, "steady")]
+    assert not [each for each in run["findings"] if each["level"] == "warning"]
+
+
+def test_the_parts_of_a_short_run_or_of_one_without_a_recipe(tmp_path: Path, small_run: Path):
+    unknown = {"watched": False, "first": None, "last": None, "change": ""}
+    assert collect_run(small_run)["reward_parts"] == [{"name": name} | unknown for name in ("exact", "format")]
+    folder = write_watched_run(tmp_path / "run", topic=(0.9, 0.1))
+    (folder / "recipe.toml").unlink()
+    assert [part["watched"] for part in collect_run(folder)["reward_parts"]] == [False, False]
 
 
 def test_the_best_step_comes_from_the_summary(tmp_path: Path):

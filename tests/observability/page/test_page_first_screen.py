@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow
 import pytest
-from browser import PHONE, by_test_id, nearly_equal, number, open_page, watched_page
+from browser import PHONE, by_test_id, nearly_equal, number, open_page, violations, watched_page
 from playwright.sync_api import Browser, Page, expect
-from run_folders import write_small_run
+from run_folders import write_small_run, write_watched_run
 
 from outdo.observability.record import parquet as files
 from outdo.storage import held_out_answers
@@ -158,3 +158,52 @@ def test_a_hack_is_the_first_sentence_and_two_answers_show_it(page: Page, page_o
 def test_an_example_page_has_no_examples_of_a_hack(page: Page, small_page: Path):
     open_page(page, small_page)
     expect(by_test_id(page, "examples")).to_have_count(0)
+
+
+def roles(page: Page, metric: str) -> list[str]:
+    """What the curves, and the list of metrics that are not drawn, say of a reward."""
+    return by_test_id(page.locator(f'[data-metric="{metric}"]'), "role").all_inner_texts()
+
+
+def test_a_reward_that_is_trained_on_and_one_that_is_watched_stand_side_by_side(page: Page, page_of, tmp_path: Path):
+    open_page(page, page_of(write_watched_run(tmp_path / "hack", topic=(0.9, 0.1))))
+    expect(by_test_id(page, "lead")).to_contain_text(
+        "The reward rose, and the answers earn less of the reward topic.score, which is only watched."
+    )
+    sentence = by_test_id(page, "reward-parts")
+    expect(sentence).to_be_in_viewport()
+    assert " ".join(sentence.inner_text().split()).startswith(
+        "The reward that is trained on (mine.score) rose from 0.43 to 0.75; "
+        "the one that is only watched (topic.score) fell from 0.9 to 0.1."
+    )
+    expect(by_test_id(page, "doubt")).to_have_count(0)  # the sentence has said it
+    expect(by_test_id(page, "tile").filter(has_text="Mean reward")).to_contain_text("trained on")
+    for metric in ("rewards/mine.score/mean", "eval/greedy_rewards/mine.score/mean", "reward"):
+        assert roles(page, metric) == ["trained on"]
+    for metric in ("rewards/topic.score/mean", "eval/greedy_rewards/topic.score/mean"):
+        assert roles(page, metric) == ["watched"]
+    assert roles(page, "eval/greedy") == []
+    assert not violations(page)
+    page.set_viewport_size(PHONE)
+    assert not violations(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_a_watched_reward_that_keeps_its_value_did_not_fall(page: Page, page_of, tmp_path: Path):
+    open_page(page, page_of(write_watched_run(tmp_path / "sound", topic=(0.9, 0.88))))
+    expect(by_test_id(page, "reward-parts")).to_contain_text("(topic.score) went from 0.9 to 0.88.")
+    expect(by_test_id(page, "lead")).to_contain_text("Yes.")
+
+
+def test_a_run_that_watches_no_reward_does_not_speak_of_it(page: Page, page_of, tmp_path: Path):
+    open_page(page, page_of(write_watched_run(tmp_path / "both", topic=(0.9, 0.1), weight=1)))
+    expect(by_test_id(page, "curve").first).to_be_visible()
+    expect(by_test_id(page, "role")).to_have_count(0)
+    expect(by_test_id(page, "reward-parts")).to_have_count(0)
+
+
+def test_a_reward_that_only_some_runs_watch(page: Page, page_of, tmp_path: Path):
+    runs = [write_watched_run(tmp_path / str(weight), topic=(0.9, 0.1), weight=weight) for weight in (0, 1)]
+    open_page(page, page_of(*runs))
+    assert roles(page, "rewards/topic.score/mean") == ["watched in 1 of 2 runs"]
+    assert roles(page, "rewards/mine.score/mean") == ["trained on"]

@@ -36,8 +36,8 @@ def watched_reward_fell(run: RunMetrics) -> Iterator[Finding]:
             first, last = part.ends
             yield last.finding(
                 "warning",
-                f"the answers earn less of the reward {part.name}, which is only watched (weight = 0): it fell from "
-                f"{first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
+                f"the answers earn less of the reward {part.name}, which is only watched: its weight is 0, and it fell "
+                f"from {first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
                 "What is trained on pays for something else: read some answers, and let the reward check this too.",
             )
 

@@ -16,6 +16,8 @@ from pyarrow import parquet
 
 from outdo.observability import doctor, glossary
 from outdo.observability.doctor.hacks import HACKS
+from outdo.observability.doctor.reward_parts import RewardPart, reward_parts
+from outdo.observability.doctor.series import RunMetrics
 from outdo.observability.page import read
 from outdo.observability.page.encode import number_or_none, shortened
 from outdo.observability.page.held_out import held_out_data, rewarded_answers
@@ -181,6 +183,7 @@ class RunData:
         self._file = read.MetricsFile(folder)
         self._diagnosed: Any = None
         self.findings: list[dict[str, Any]] = []
+        self.reward_parts: list[dict[str, Any]] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -196,7 +199,10 @@ class RunData:
         state = (int(math.log(1 + len(self.metrics), 1.02)), self.summary, self.recipe)
         if state != self._diagnosed:
             self._diagnosed = state
-            self.findings = [asdict(finding) for finding in doctor.diagnose(self.metrics, recipe=self.recipe or None)]
+            found = doctor.diagnose(self.metrics, recipe=self.recipe or None)
+            self.findings = [{**asdict(each), "is_hack": each.rule in HACKS} for each in found]
+            parts = reward_parts(RunMetrics(self.metrics, self.recipe))
+            self.reward_parts = [_part(part) for part in parts[:MOST_CURVES] if len(part.name) <= LONGEST_NAME]
 
     def add_warning(self, text: str, step: int = 0) -> None:
         """Add a finding about the files of the run, not about its metrics."""
@@ -205,7 +211,7 @@ class RunData:
     @property
     def examples(self) -> list[list[str]]:
         """Answers of the last evaluation, if a finding puts a reward that rose in doubt: `[question, answer]`."""
-        return rewarded_answers(self.folder) if any(each["rule"] in HACKS for each in self.findings) else []
+        return rewarded_answers(self.folder) if any(each["is_hack"] for each in self.findings) else []
 
     @property
     def all_findings(self) -> list[dict[str, Any]]:
@@ -232,6 +238,7 @@ class RunData:
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _glossary_texts(names),
             "findings": self.all_findings,
+            "reward_parts": self.reward_parts,
             "examples": self.examples,
         }
 
@@ -240,6 +247,16 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are finite numbers, rounded to six significant digits."""
     numbers = {name: number_or_none(value) for name, value in record.items() if name != "step"}
     return {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
+
+
+def _part(part: RewardPart) -> dict[str, Any]:
+    """Return a part of the reward, and whether its mean rose, fell or neither; `change` is empty in a short run."""
+    found = {"name": part.name, "watched": part.watched, "first": None, "last": None, "change": ""}
+    if part.ends is None:
+        return found
+    first, last = (float(f"{end.mean:.6g}") for end in part.ends)
+    change = "rose" if part.change > 0 else "fell" if part.change < 0 else "steady"
+    return found | {"first": first, "last": last, "change": change}
 
 
 def _last_value(name: str, lines: Sequence[Mapping[str, float]]) -> float | None:

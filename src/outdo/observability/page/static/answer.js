@@ -77,12 +77,9 @@ function decisive(run) {
 /** Return the first warning of the doctor about the run: what it says puts a good result in doubt. */
 const firstWarning = (run) => run.findings.find(({ level, cause }) => level === 'warning' && !cause);
 
-// Rules about answers that earn the reward without what is asked for: see outdo.observability.doctor.hacks.
-const HACKS = new Set(['stopped_reading', 'repeats_itself', 'gain_without_right', 'left_language']);
-
 /** Return what such answers do, in a few words that begin "the answers": null if no finding says so. */
 function doubtOf(run) {
-  const found = run.findings.find(({ rule, level, cause }) => HACKS.has(rule) && level === 'warning' && !cause);
+  const found = run.findings.find(({ is_hack, level, cause }) => is_hack && level === 'warning' && !cause);
   return found ? plainText(found.text).split(': ')[0] : null;
 }
 
@@ -97,9 +94,9 @@ function Examples({ run }) {
 
 function Doubt({ run }) {
   const warning = firstWarning(run);
-  if (!warning) return null;
+  if (!warning || warning.rule === 'watched_reward_fell') return null; // the sentence about the rewards says it
   const [said, ...how] = plainText(warning.text).split(': '),
-    text = HACKS.has(warning.rule) ? how.join(': ') : [said, ...how].join(': '); // the lead has said it
+    text = warning.is_hack ? how.join(': ') : [said, ...how].join(': '); // the lead has said it
   return html`<p class="note" data-test="doubt"><span aria-hidden="true">▲ </span><b>First read this warning:</b>
     ${' '}${text.charAt(0).toUpperCase() + text.slice(1)}</p>`;
 }
@@ -172,19 +169,20 @@ function Answer({ run }) {
   const evaluations = evaluationsOf([run]).map(([metric, title, detail]) => {
     const { first, last } = evaluated(run, metric),
       form = isAccuracy(metric) ? percent : figure;
-    return html`<${Tile} title=${title} detail=${detail}>
+    return html`<${Tile} title=${title} detail=${html`${detail} <${Role} metric=${metric} runs=${[run]} />`}>
       <${Way} from=${first.value} to=${last.value} form=${form} />
       ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} />`}<//>`;
   });
   const reward = summary(run, 'reward'),
     moved = movedAsPushed(run);
-  return html`<${Lead} run=${run} /><${Doubt} run=${run} /><${Examples} run=${run} />
+  return html`<${Lead} run=${run} /><${RewardParts} run=${run} /><${Doubt} run=${run} /><${Examples} run=${run} />
     <div class="tiles">${evaluations}
       ${moved && html`<${Tile} title="Moved as pushed" detail="each step">
         <p class="way"><b>${percent(moved.share)}</b></p>
         <p class="said quiet">of the pushed tokens, weighted by how far the pushes could move them;
           ${' '}${count(moved.tokens, 'token')} measured in ${count(moved.steps, 'step')}</p><//>`}
-      ${reward && html`<${Tile} title="Mean reward" detail="in training">
+      ${reward && html`<${Tile} title="Mean reward"
+        detail=${html`in training <${Role} metric="reward" runs=${[run]} />`}>
         <${Way} from=${reward[0]} to=${reward[1]} form=${figure} />
         <p class="said quiet">means of the first and the last tenth of the steps</p><//>`}</div>`;
 }

@@ -35,7 +35,8 @@ function Curve({ lines, metric, words, large, log, chosen, at, range, onStep }) 
     <figcaption><${Explained} words=${words} metric=${metric} />${better}
       <button type="button" class="plain enlarge" data-test="enlarge" aria-label=${`Enlarge ${words?.title ?? metric}`}
         onClick=${() => setEnlarged(true)}>⤢</button>
-      <output ref=${readout}></output></figcaption>
+      <div class="readings"><${Role} metric=${metric} runs=${runsOf(lines)} />
+        <output ref=${readout}></output></div></figcaption>
     <${Plot} lines=${lines} metric=${metric} height=${large ? 150 : 92} live=${live} log=${log} onCursor=${onCursor} />
     ${enlarged && html`<${Enlarged} lines=${lines} metric=${metric} words=${words} log=${log} live=${live}
       onClose=${() => setEnlarged(false)} />`}
@@ -82,7 +83,8 @@ function Undrawn({ lines, words, constant, alike }) {
   if (!entries.length) return null;
   return html`<ul class="undrawn">${entries.map(
     ([metric, said]) => html`<li data-test="undrawn" data-metric=${metric}>
-      <${Explained} words=${words[metric]} metric=${metric} /> <span class="quiet">${said}</span></li>`,
+      <${Explained} words=${words[metric]} metric=${metric} />
+      <${Role} metric=${metric} runs=${runsOf(lines)} /> <span class="quiet">${said}</span></li>`,
   )}</ul>`;
 }
 

@@ -29,6 +29,8 @@ function drawnLines(runs, apart) {
 
 const runLine = (run, ink) => ({ name: run.name, ink, words: run.words, metrics: run.metrics, members: [run] });
 
+const runsOf = (lines) => lines.flatMap(({ members }) => members);
+
 /** Return the colour of a run: that of the line that stands for it. */
 const inkAmong = (lines, run) => lines.find(({ members }) => members.includes(run)).ink;
 

@@ -63,12 +63,13 @@ function grown(run, news) {
     const before = run.metrics.values[name]?.slice(0, kept) ?? new Array(kept).fill(null);
     values[name] = [...before, ...(news.metrics.values[name] ?? new Array(news.metrics.steps.length).fill(null))];
   }
-  const { about, findings, recorded, alive, state, evaluated } = news;
+  const { about, findings, reward_parts, recorded, alive, state, evaluated } = news;
   const stays = ({ step }) => step < replaced && recorded.includes(step);
   return {
     ...run,
     about,
     findings,
+    reward_parts,
     recorded,
     alive,
     state,
