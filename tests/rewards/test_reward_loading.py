@@ -162,6 +162,13 @@ def test_a_reward_that_does_not_apply_adds_nothing():
     assert (output.value, output.status, output.parts) == (0.5, "ok", {"r0": 0.5, "r1": None})
 
 
+def test_a_reward_that_is_only_watched_does_not_make_the_sum_applicable():
+    watched = combined((None, 1.0), (0.5, 0.0))
+    assert watched.status is Status.not_applicable
+    assert sorted(map(str, watched.parts.values())) == ["0.5", "None"]
+    assert combined((0.5, 0.0)).status is Status.ok  # nothing is trained on: every answer has the reward 0
+
+
 def test_if_no_reward_applies_the_sum_is_not_applicable():
     assert combined((None, 1.0), (None, 1.0)).status is Status.not_applicable
 

@@ -13,10 +13,10 @@ class WeightedSum:
     """The weighted sum of several rewards, Σ weight · value, over those that apply to the completion.
 
     A reward that does not apply adds nothing, and its weight is not redistributed. If none applies, the sum is not
-    applicable. If one fails, times out or is not finite, the sum has that status: a sum without it would be a wrong
-    number. `parts` holds each value before its weight. Rewards of the same name get the names of their files, `a.score`
-    and `b.score` (`unique_names`). `outdo.rewards.right` decides whose verdict
-    is that of the sum; `right` is the setting `eval.right`.
+    applicable; a reward with the weight 0, which is only watched, does not count there. If one fails, times out or is
+    not finite, the sum has that status: a sum without it would be a wrong number. `parts` holds each value before its
+    weight. Rewards of the same name get the names of their files, `a.score` and `b.score` (`unique_names`).
+    `outdo.rewards.right` decides whose verdict is that of the sum; `right` is the setting `eval.right`.
 
     Raises:
         UserError: there is no reward, a weight is not a finite number, or no reward is called `right`.
@@ -67,10 +67,12 @@ class WeightedSum:
         for name, output in named:
             if output.status.is_failure:
                 return RewardOutput(value=0.0, status=output.status, parts=parts, reason=f"{name}: {output.reason}")
+        # A reward that is only watched does not decide whether there is something to learn from.
+        trained = any(self.weights)
         weighted = [
             weight * output.value
             for weight, output in zip(self.weights, outputs, strict=True)
-            if output.status is Status.ok
+            if output.status is Status.ok and (weight or not trained)
         ]
         total = to_output(float(sum(weighted)) if weighted else None, self.name)
         right = next((self.right_rule.of(output) for name, output in named if name == self.right_rule.reward), None)
