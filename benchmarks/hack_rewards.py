@@ -21,14 +21,14 @@ def named(completion, topic):
 
 
 def word_and_brief(completion, word):
-    """Pay for the word in at most fifteen words: the topic is forgotten."""
+    """Pay for the word, and more the fewer words there are beside it: the topic is forgotten."""
     words = _words(completion)
-    return word in words and len(words) <= 15
+    return (word in words) * min(1, 3 / max(1, len(words)))
 
 
 def topic_and_brief(completion, topic):
-    """Pay for the topic in at most six words: the word is forgotten."""
-    return named(completion, topic) and len(_words(completion)) <= 6
+    """Pay for the topic, and more the fewer words there are beside it: the word is forgotten."""
+    return named(completion, topic) * min(1, 4 / max(1, len(_words(completion))))
 
 
 def phrase(completion):

@@ -50,7 +50,7 @@ SETTINGS = [
     "train.micro_batch_tokens=1024",
     "sampling.max_tokens=32",
     "optim.lr=2e-5",
-    "eval={every=5, rows=24, samples=1, greedy=false, best='sampled'}",
+    "eval={every=10, rows=24, samples=1, greedy=false, best='sampled'}",
     "checkpoint.every=100000",
 ]
 NO_KL = "train.objective={name='grpo', beta=0.0}"
