@@ -253,13 +253,18 @@ def with_own_frozen(model: Model) -> Model:
     return copy.deepcopy(model, {id(weight): weight for weight in trained_weights(model).values()})
 
 
+def trains_base(model: PreTrainedModel) -> bool:
+    """Return whether an adapter also trains weights of its base, such as biases."""
+    return any(NAME not in name.split(".") for name in trained_weights(model))
+
+
 @torch.no_grad()
 def changes_nothing(forward: Forward, token_ids: Tensor) -> bool:
     """Return whether the logits of `token_ids` [R, L] with the adapter are those without it, bit for bit.
 
-    An adapter that also trains weights of the base, such as biases, changes them sooner or later.
+    An adapter that also trains weights of the base changes them sooner or later.
     """
-    if any(NAME not in name.split(".") for name in trained_weights(forward.model)):
+    if trains_base(forward.model):
         return False
     without = on_same_base(forward.model)
     switch(without, on=False)

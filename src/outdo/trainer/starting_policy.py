@@ -5,7 +5,7 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.distributed.replicas import current
-from outdo.models.adapter import on_same_base, switch
+from outdo.models.adapter import on_same_base, switch, trains_base
 from outdo.models.attention.choice import choose_forward
 from outdo.models.bundle import Models
 from outdo.models.download import downloaded
@@ -31,7 +31,8 @@ def starting_policy(recipe: Recipe, models: Models) -> Scorer | None:
     if reference is not None and not models.refresh_every and not recipe.reference.model:
         return reference
     if recipe.train.adapter is not None:
-        return _without_adapter(policy) if _begins_as_base(recipe.train.adapter.options) else None
+        is_base = _begins_as_base(recipe.train.adapter.options) and not trains_base(policy.model)
+        return _without_adapter(policy) if is_base else None
     if current() is not None or recipe.weights != "float32":
         return None
     facts = downloaded(inspect_folder(recipe.model))

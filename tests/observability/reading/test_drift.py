@@ -126,10 +126,13 @@ def test_a_run_measures_it_at_each_evaluation(home: Path) -> None:
     assert [abs(line["eval/drift"]) > 1e-3 for line in metrics(home / "out") if "eval/drift" in line] == [True, True]
 
 
-def test_an_adapter_that_changes_its_base_at_the_start_is_not_measured(home: Path) -> None:
-    settings = ["steps=1", "train.adapter={name='lora', init_lora_weights='pissa'}"]
-    outdo_(home, "train", "recipe.toml", "run=./pissa", *settings)
-    assert "eval/drift" not in metrics(home / "pissa")[-1]
+@pytest.mark.parametrize("option", ["init_lora_weights='pissa'", "bias='all'"])
+def test_an_adapter_that_changes_its_base_is_not_measured(home: Path, option: str) -> None:
+    name = option.partition("=")[0]
+    tiny_model(home / "biased", arch="qwen2")
+    adapter = f"train.adapter={{name='lora', {option}}}"
+    outdo_(home, "train", "recipe.toml", f"run=./{name}", "model=biased", "steps=1", adapter)
+    assert "eval/drift" not in metrics(home / name)[-1]
 
 
 def test_a_run_whose_model_folder_has_gone_goes_on_without_it(home: Path, tmp_path: Path) -> None:
