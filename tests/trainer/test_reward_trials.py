@@ -8,7 +8,8 @@ import pytest
 from outdo.config.file import load
 from outdo.data.splits import load_questions
 from outdo.storage.run_folder import RunFolder
-from outdo.trainer import reward_trials, run
+from outdo.trainer import reward_trials
+from outdo.trainer.description import describe_run
 from outdo.trainer.reward_trials import REFERENCES, try_rewards
 
 FORMAT = "rewards=['exact', {name='format', weight=0.1}]"
@@ -89,6 +90,6 @@ def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path
     assert result.notes[0] == "an answer is right if code accepts it (the only matcher)"
     assert result.notes[1].startswith("the reward code runs programs in ")
     folder = RunFolder(tmp_path)
-    run._describe(folder, SimpleNamespace(recipe=recipe, commits={}), 0, [])  # type: ignore[arg-type]
+    describe_run(folder, SimpleNamespace(recipe=recipe, commits={}), 0, [])  # type: ignore[arg-type]
     (sandbox,) = json.loads(folder.environment.read_text())["sandboxes"]
     assert result.notes[1].endswith(sandbox)

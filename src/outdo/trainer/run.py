@@ -9,14 +9,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outdo.config.file import dump
 from outdo.config.recipe import Recipe
 from outdo.distributed.replicas import current
 from outdo.loop import train
-from outdo.models.base_model import sha256_of
-from outdo.models.device import describe_hardware
-from outdo.models.gguf_header import is_gguf
-from outdo.models.inspect_folder import ModelFacts, cached_snapshot, is_local
+from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
 from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
@@ -27,17 +23,16 @@ from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.observability.trackers.delivery import Trackers
 from outdo.storage.atomic import write_json_atomically, write_text_atomically
-from outdo.storage.provenance import describe_environment
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run
 from outdo.trainer.checkpoints import Checkpoints
+from outdo.trainer.description import describe_run
 from outdo.trainer.display import Display
 from outdo.trainer.engines import engine_metrics
 from outdo.trainer.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.replicated import leads, own_folder, replica_metrics
-from outdo.trainer.reward_trials import sandboxes
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.tracking import tracking
@@ -103,7 +98,7 @@ def run_to_end(
         display.say(f"complete: {done}")
         return 0
     check_free_space(folder, run)
-    _describe(folder, run, progress.step, changes)
+    describe_run(folder, run, progress.step, changes)
     trackers.begin(after=progress.step)
     progress.version = run.models.version
     writer = BackgroundWriter()
@@ -315,7 +310,9 @@ def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}
-    return metrics | times | {"seconds": seconds, "tokens_per_second": _sampled_tokens(metrics) / seconds}
+    waited = clock.processor.share()
+    lost = {} if waited is None else {"seconds_without_processor": waited * seconds}
+    return metrics | times | lost | {"seconds": seconds, "tokens_per_second": _sampled_tokens(metrics) / seconds}
 
 
 def _sampled_tokens(metrics: Mapping[str, float]) -> float:
@@ -347,31 +344,6 @@ def _keep_refused_batch(folder: RunFolder, step: Step) -> None:
     fields = {name: getattr(step.batch, name) for name in names}
     tensors = {name: value.contiguous() for name, value in fields.items() if isinstance(value, Tensor)}
     save_file(tensors, target / f"step_{step.index:06d}.safetensors")
-
-
-def _describe(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) -> None:
-    """Write the recipe and the environment, and append to the history that the run continues after `step`."""
-    recipe = run.recipe
-    environment = describe_environment(
-        seed=recipe.seed,
-        threads=recipe.threads or 0,
-        workers=recipe.workers or 1,
-        device=recipe.device,
-        hardware=describe_hardware(recipe.device),
-    )
-    environment["revisions"] = _revisions(recipe) | dict(run.commits)
-    environment["sandboxes"] = sandboxes([options for reward, options in recipe.reward_specs if not reward.place])
-    folder.append_history({"after_step": step, **environment, "changes": list(changes)})
-    write_text_atomically(folder.recipe, dump(recipe))
-    write_json_atomically(folder.environment, environment)
-
-
-def _revisions(recipe: Recipe) -> dict[str, str]:
-    """Return the commit of each model that comes from the Hub, and the SHA-256 of each GGUF file."""
-    of_critic = recipe.critic.options.get("path") if recipe.critic else None
-    named = [str(name) for name in (recipe.model, recipe.reference.model, of_critic) if name]
-    files = {name: sha256_of(path) for name in named if is_gguf(path := Path(name).expanduser()) and path.is_file()}
-    return files | {name: folder.name for name in named if not is_local(name) and (folder := cached_snapshot(name))}
 
 
 def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:

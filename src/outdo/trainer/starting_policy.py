@@ -27,14 +27,16 @@ def starting_policy(recipe: Recipe, models: Models) -> Scorer | None:
 
     Raises `ModelError` if the recipe's model is no longer there.
     """
-    policy, reference = models.policy, models.reference
+    policy, reference, adapter = models.policy, models.reference, recipe.train.adapter
     if reference is not None and not models.refresh_every and not recipe.reference.model:
         return reference
-    if recipe.train.adapter is not None:
-        is_base = _begins_as_base(recipe.train.adapter.options) and not trains_base(policy.model)
+    if adapter is not None:
+        is_base = _begins_as_base(adapter.options) and not trains_base(policy.model)
         return _without_adapter(policy) if is_base else None
-    if current() is not None or recipe.weights != "float32":
-        return None
+    return None if current() is not None or recipe.weights != "float32" else _loaded(recipe, policy)
+
+
+def _loaded(recipe: Recipe, policy: Policy) -> Scorer | None:
     facts = downloaded(inspect_folder(recipe.model))
     if facts.parameters is None or facts.parameters > MOST_WEIGHTS:
         return None

@@ -9,6 +9,8 @@ from typing import Self
 import torch
 from torch.profiler import record_function
 
+from outdo.utils.processor_wait import ProcessorWait
+
 SPANS = (
     "wait",
     "sample",
@@ -41,6 +43,7 @@ class Clock:
         self._open = ["idle"]
         self._since = 0.0
         self._token: Token[Clock | None] | None = None
+        self.processor = ProcessorWait()
 
     def __enter__(self) -> Self:
         self._token = _running.set(self)

@@ -61,6 +61,16 @@ def test_truncated_answers_of_an_episode_name_the_limit_of_its_turns_too() -> No
         assert found.advice.startswith(advice)
 
 
+def test_slow_steps_are_blamed_on_other_programs_where_threads_waited_for_a_processor() -> None:
+    usual = {"tokens_per_second": 100.0, "seconds": 2.0, "seconds_without_processor": 0.1}
+    slow = {"tokens_per_second": 20.0, "seconds": 10.0}
+    for waited, words in ((6.0, "for 60% of the time they had no processor"), (0.5, "usual in this run are 100.")):
+        lines = steps((12, usual), (6, slow | {"seconds_without_processor": waited}))
+        (found,) = found_by("slow_steps", lines)
+        assert words in found.text
+        assert ("Other programs compute" in found.advice) == (waited == 6.0)
+
+
 def test_a_kl_that_grows_tenfold_is_reported_before_it_is_large() -> None:
     growing = [0.0005] * 12 + [0.001 * 2.0**n for n in range(8)]
     (found,) = found_by("kl_explosion", steps((20, {"kl": growing})))

@@ -8,6 +8,9 @@ from outdo.observability.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, 
 FAR = 0.5
 """Distance from the reference in nats per token. A policy that is farther has usually lost what the reference knows."""
 
+BUSY = 0.2
+"""The share of a step without a processor from which other programs are named as what makes it slow."""
+
 
 def entropy_collapse(run: RunMetrics) -> Iterator[Finding]:
     """Report that the entropy fell while many answers are still wrong."""
@@ -141,8 +144,13 @@ def slow_steps(run: RunMetrics) -> Iterator[Finding]:
     speed = run.span("tokens_per_second")
     usual = median(speed.values) if speed.values else 0.0
     if span := run.lasting("tokens_per_second", below=usual / 2):
+        seconds = run.mean("seconds", span, unknown=0.0)
+        waited = run.mean("seconds_without_processor", span, unknown=0.0)
+        busy = f", and for {waited / seconds:.0%} of the time they had no processor" if waited > BUSY * seconds else ""
         yield span.finding(
             "note",
-            f"{span.mean:,.0f} tokens per second; usual in this run are {usual:,.0f}.",
-            "The machine was busy, the reward was slow, or a few answers were very long: see time/*.",
+            f"{span.mean:,.0f} tokens per second; usual in this run are {usual:,.0f}{busy}.",
+            "Other programs compute on this machine, or the run has more threads than it has processors."
+            if busy
+            else "The machine was busy, the reward was slow, or a few answers were very long: see time/*.",
         )
