@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.recipe import Recipe
-from outdo.observability.reading.drift import drift_metrics
+from outdo.observability.reading.drift import drift_metrics, first_answers
 from outdo.rollouts.engines.base import PolicyView
 from outdo.storage import held_out_answers, reads
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.engines import answers_of
 from outdo.trainer.evaluation import Evaluation, evaluate
-from outdo.trainer.starting_policy import starting_policy
+from outdo.trainer.starting_policy import starting_logprobs
 from outdo.trainer.state import Progress
 from outdo.types import Group
 from outdo.utils.errors import ModelError, UserError
@@ -61,13 +61,16 @@ def _drift(run: Run, step: int, groups: Sequence[Group], display: Display) -> di
 
     Its files were needed before the first step only. That they are gone later is a warning, and ends no run.
     """
-    policy = run.models.policy
+    batch = first_answers(groups)
+    if not batch.loss_mask.any():
+        return {}
+    now = run.models.policy.logprobs(batch)
     try:
-        start = starting_policy(run.recipe, run.models) if step else policy
+        start = starting_logprobs(run.recipe, run.models, batch) if step else now
     except ModelError as error:
         display.say(f"warning: eval/drift is not measured after step {step}: {error}")
         return {}
-    return drift_metrics(policy, start, groups) if start else {}
+    return {} if start is None else drift_metrics(batch, now, start)
 
 
 def _evaluate(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from outdo.config.recipe import Recipe
 from outdo.distributed.replicas import current
 from outdo.models.adapter import on_same_base, switch, trains_base
@@ -13,37 +15,53 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, Scorer
+from outdo.storage.writers import Alone
+from outdo.types import Batch
+from outdo.utils.errors import ModelError
 
 MOST_WEIGHTS = 2_000_000_000
 """Weights of the largest model that is loaded a second time: 8 GB of main memory, for as long as it is used."""
 
 
-def starting_policy(recipe: Recipe, models: Models) -> Scorer | None:
-    """Return what computes log-probabilities as the policy did before the first step; None if that would cost too much.
+def starting_logprobs(recipe: Recipe, models: Models, batch: Batch) -> Tensor | None:
+    """Return log π_start [B, T] of a batch, by the policy before the first step; None if that would cost too much.
 
-    It is the reference, if that is the starting policy; the base of a new adapter; or else the recipe's model, which is
-    loaded once more, into main memory. That is not done for a large model, for a base in fewer bytes, and among
-    replicas, each of which would load it.
+    That policy is the reference, if it stays as it is; the base of a new adapter; or else the recipe's model, which is
+    loaded once more, into main memory, by the first of several replicas. That is not done for a large model or for a
+    base in fewer bytes. All replicas have to call it.
 
     Raises `ModelError` if the recipe's model is no longer there.
     """
     policy, reference, adapter = models.policy, models.reference, recipe.train.adapter
     if reference is not None and not models.refresh_every and not recipe.reference.model:
-        return reference
+        return reference.logprobs(batch)
     if adapter is not None:
         is_base = _begins_as_base(adapter.options) and not trains_base(policy.model)
-        return _without_adapter(policy) if is_base else None
-    return None if current() is not None or recipe.weights != "float32" else _loaded(recipe, policy)
+        return _without_adapter(policy).logprobs(batch) if is_base else None
+    weights = sum(each.numel() for each in policy.optimiser.weights.values())
+    return None if recipe.weights != "float32" or weights > MOST_WEIGHTS else _by_loading(recipe, policy, batch)
 
 
-def _loaded(recipe: Recipe, policy: Policy) -> Scorer | None:
-    facts = downloaded(inspect_folder(recipe.model))
-    if facts.parameters is None or facts.parameters > MOST_WEIGHTS:
-        return None
-    model = load_model(facts).requires_grad_(False)
-    on_cpu = policy.device.type == "cpu"
-    forward = policy.forward.with_model(model) if on_cpu else choose_forward(model, precision="float32")
-    return Scorer(forward, policy.batch_sizes if on_cpu else BatchSizes())
+def _by_loading(recipe: Recipe, policy: Policy, batch: Batch) -> Tensor:
+    def of_loaded() -> Tensor | str:
+        try:
+            return _loaded(recipe, policy).logprobs(batch)
+        except ModelError as error:  # the other replicas have to know
+            return str(error)
+
+    found = (current() or Alone()).from_first(of_loaded)
+    if isinstance(found, str):
+        raise ModelError(found)
+    return found
+
+
+def _loaded(recipe: Recipe, policy: Policy) -> Scorer:
+    model = load_model(downloaded(inspect_folder(recipe.model))).requires_grad_(False)
+    if policy.device.type != "cpu":
+        return Scorer(choose_forward(model, precision="float32"), BatchSizes())
+    forward = policy.forward.with_model(model)
+    forward.sequence = None  # this process computes alone
+    return Scorer(forward, policy.batch_sizes)
 
 
 def _without_adapter(policy: Policy) -> Scorer:

@@ -12,10 +12,11 @@ from run_cases import metrics, outdo_, write_home
 from outdo.config.file import load
 from outdo.models.policy import Policy
 from outdo.models.scorer import sequence_logprobs
-from outdo.observability.reading.drift import drift_metrics
+from outdo.observability.reading.drift import drift_metrics, first_answers
 from outdo.testing import tiny_model
+from outdo.trainer import starting_policy
 from outdo.trainer.build import build_run
-from outdo.trainer.starting_policy import starting_policy
+from outdo.trainer.starting_policy import starting_logprobs
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 
 
@@ -62,7 +63,8 @@ def logprobs(policy: Policy, prompt: str, answer: str) -> list[float]:
 
 
 def test_it_is_the_mean_over_the_tokens_of_the_first_answer_to_each_question(start: Policy, policy: Policy) -> None:
-    found = drift_metrics(policy, start, [group(start, "say cat", "miaow", "never"), group(start, "say dog", "a woof")])
+    batch = first_answers([group(start, "say cat", "miaow", "never"), group(start, "say dog", "a woof")])
+    found = drift_metrics(batch, policy.logprobs(batch), start.logprobs(batch))
     then, now = (
         [*logprobs(each, "say cat", "miaow"), *logprobs(each, "say dog", "a woof")] for each in (start, policy)
     )
@@ -70,10 +72,6 @@ def test_it_is_the_mean_over_the_tokens_of_the_first_answer_to_each_question(sta
     assert found["start_logprob"] == pytest.approx(math.fsum(then) / count, abs=1e-4)
     assert found["drift"] == pytest.approx((math.fsum(now) - math.fsum(then)) / count, abs=1e-4)
     assert abs(found["drift"]) > 0.01
-
-
-def test_answers_without_a_token_have_none(policy: Policy, start: Policy) -> None:
-    assert drift_metrics(policy, start, [group(start, "say cat", "")]) == {}
 
 
 RUN = ("steps=4", "eval.every=2", "optim.lr=1e-2", "eval.samples=1")
@@ -110,12 +108,20 @@ def test_the_starting_policy_is_that_before_the_first_step(
         if run.models.refresh_every and run.models.reference:
             run.models.reference.refresh(run.models.policy, 1.0)
         batch = Batch.from_groups([group(start, "say cat", "miaow")])
-        found = starting_policy(run.recipe, run.models)
+        found = starting_logprobs(run.recipe, run.models, batch)
         assert found is not None
-        assert torch.allclose(found.logprobs(batch), start.logprobs(batch), atol=1e-5)
+        assert torch.allclose(found, start.logprobs(batch), atol=1e-5)
         assert not torch.allclose(run.models.policy.logprobs(batch), start.logprobs(batch), atol=1e-2)
     finally:
         run.close()
+
+
+def test_a_large_model_is_not_loaded_a_second_time(home: Path, start: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    run = build_run(load("recipe.toml"))
+    monkeypatch.setattr(starting_policy, "MOST_WEIGHTS", 1000)
+    assert starting_logprobs(run.recipe, run.models, first_answers([group(start, "say cat", "miaow")])) is None
+    run.close()
 
 
 def test_a_run_measures_it_at_each_evaluation(home: Path) -> None:

@@ -13,23 +13,22 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from outdo.models.scorer import Scorer
 from outdo.observability.reading.measure import QUESTIONS
 from outdo.types import Batch, Group
 
 
-def drift_metrics(policy: Scorer, start: Scorer, groups: Sequence[Group]) -> dict[str, float]:
-    """Return `start_logprob` and `drift` of the first answer to each of the first questions; nothing without a token.
+def first_answers(groups: Sequence[Group]) -> Batch:
+    """Return the first answer to each of the first questions, which are measured."""
+    return Batch.from_groups([replace(group, rollouts=group.rollouts[:1]) for group in groups[:QUESTIONS]])
 
-    `start` is the policy as it was before the first step.
+
+def drift_metrics(batch: Batch, now: Tensor, start: Tensor) -> dict[str, float]:
+    """Return `start_logprob` and `drift` of a batch by its log-probabilities now and under the starting policy. [B, T]
+
+    The batch has a token that was sampled.
     """
-    batch = Batch.from_groups([replace(group, rollouts=group.rollouts[:1]) for group in groups[:QUESTIONS]])
-    if not batch.loss_mask.any():
-        return {}
 
-    def mean(values: Tensor) -> float:  # [B, T]
+    def mean(values: Tensor) -> float:
         return float(values[batch.loss_mask].double().mean())
 
-    now = policy.logprobs(batch)
-    then = now if start is policy else start.logprobs(batch)
-    return {"start_logprob": mean(then), "drift": mean(now) - mean(then)}
+    return {"start_logprob": mean(start), "drift": mean(now) - mean(start)}
