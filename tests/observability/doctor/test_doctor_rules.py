@@ -71,6 +71,15 @@ def test_slow_steps_are_blamed_on_other_programs_where_threads_waited_for_a_proc
         assert ("Other programs compute" in found.advice) == (waited == 6.0)
 
 
+def test_a_policy_that_has_broken_down_is_not_said_to_have_stopped_reading() -> None:
+    """Its reward fell: nothing was gained without the question. If it rose, large steps do not explain that away."""
+    read = steps((1, {"reads/about a _ Use": 20.1}), (18, {}), (1, {"reads/about a _ Use": 0.3}))
+    large = steps((7, {"step_kl": 0.3}))
+    fell, rose = (steps((20, {"reward": sorted(jumping(0.1, 0.9), reverse=down)})) for down in (True, False))
+    assert found_by("stopped_reading", merged(read, fell)) == []
+    assert roots(merged(merged(read, rose), large))[0] == "stopped_reading"
+
+
 def test_a_kl_that_grows_tenfold_is_reported_before_it_is_large() -> None:
     growing = [0.0005] * 12 + [0.001 * 2.0**n for n in range(8)]
     (found,) = found_by("kl_explosion", steps((20, {"kl": growing})))

@@ -54,7 +54,6 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "spent_on_certain": (*BROKEN_POLICY, *NO_SPREAD, *NO_EFFECT, "memorised"),
     "out_of_reach": (*BROKEN_POLICY, *NO_SPREAD, *NO_EFFECT, "memorised"),
     "empty_answers": BROKEN_POLICY,
-    "stopped_reading": WRONG_STEPS,
     "repeats_itself": ("stopped_reading", *WRONG_STEPS),
     "left_language": (*WRONG_REWARD, "stopped_reading", "repeats_itself", *WRONG_STEPS, "entropy_explosion"),
     "same_whatever_is_asked": ("stopped_reading", "repeats_itself"),

@@ -46,8 +46,11 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
     """Report each part of the question that answers depended on at the start and no longer do.
 
     Held-out questions decide where they are measured, because there are more of them. Those of training may tell since
-    when.
+    when. A policy that has broken down reads nothing either: if the reward fell, this is no hack.
     """
+    ends = run.first_and_last("reward")
+    if ends and significant_change(*ends) < 0:
+        return
     names = {name for line in run.lines for name in line}
     for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
         held_out, training = run.span(f"eval/{name}"), run.span(name)
