@@ -230,7 +230,7 @@ def main() -> None:
     """Make the missing runs and write their lines; write the tables."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="folder of SmolLM2-135M-Instruct")
-    parser.add_argument("--only", nargs="+", default=[case.name for case in ALL])
+    parser.add_argument("--only", nargs="*", default=[case.name for case in ALL])
     parser.add_argument("--runs", type=Path, default=Path("runs/hacks"), help="folder of the runs")
     arguments = parser.parse_args()
     known = {line["name"]: line for line in tasks.done(RESULTS)}
@@ -325,10 +325,11 @@ def _metrics(line: Mapping[str, Any]) -> dict[str, float]:
 
 def tables(known: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the tables of both sets of runs, in Markdown."""
-    return "".join(
-        f"\n{title}\n\n{_table([known[each.name] for each in cases if each.name in known])}\n"
+    made = {
+        title: [known[each.name] for each in cases if each.name in known]
         for title, cases in (("Set on:", SET_ON), ("Tested on:", TESTED_ON))
-    )
+    }
+    return "".join(f"\n{title}\n\n{_table(lines)}\n" for title, lines in made.items() if lines)
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> str:
