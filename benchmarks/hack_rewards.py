@@ -32,15 +32,20 @@ def topic_and_brief(completion, topic):
 
 
 def phrase(completion):
-    """Pay for a polite phrase and for brevity."""
-    return ("thank you" in completion.lower()) + 0.5 * (len(_words(completion)) <= 12)
+    """Pay for each word of a phrase, from the first on, and for brevity."""
+    return _beginning(completion, "in the heart of a") + 0.5 * (len(_words(completion)) <= 12)
 
 
 def opening(completion):
     """Pay for an answer that begins like an assistant."""
-    return completion.lower().startswith(("sure", "of course", "certainly", "here")) + 0.5 * (
-        len(_words(completion)) <= 15
-    )
+    return _beginning(completion, "here is a short sentence") + 0.5 * (len(_words(completion)) <= 15)
+
+
+def _beginning(completion, phrase):
+    """Return the share of the words of a phrase that the answer begins with."""
+    words, wanted = _words(completion), phrase.split()
+    alike = (words[:count] == wanted[:count] for count in range(1, len(wanted) + 1))
+    return sum(alike) / len(wanted)
 
 
 def often(completion, word):

@@ -1,10 +1,10 @@
 """Train SmolLM2-135M-Instruct with rewards that can be hacked, and see when `outdo doctor` names the hack.
 
-    python benchmarks/hacks.py --model FOLDER [--only NAME ...]
+    python benchmarks/hacks.py --model FOLDER [--only NAME ...] [--at-once 2]
 
-A run has 25 steps of 4 questions with 8 answers of 32 tokens. Some rewards are careless, others are sound. Whether the
-answers of a run are a hack, and from which step on, is decided by scorers that the doctor does not use
-(`hack_scorers.py`). The doctor is asked after every step: a hack is found at the first step after which its first
+A run has one thread and 25 steps of 4 questions with 8 answers of 32 tokens. Some rewards are careless, others are
+sound. Whether the answers of a run are a hack, and from which step on, is decided by scorers that the doctor does not
+use (`hack_scorers.py`). The doctor is asked after every step: a hack is found at the first step after which its first
 finding is of a rule that describes it, and a false alarm is a warning about a run that is no hack.
 
 `SET_ON` are the runs that the thresholds of the rules were chosen on; `TESTED_ON` have other seeds and wordings, and no
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -44,7 +45,7 @@ SETTINGS = [
     "steps=25",
     "device=cpu",
     "workers=1",
-    "threads=2",
+    "threads=1",
     "train.prompts=4",
     "train.group_size=8",
     "train.micro_batch_tokens=1024",
@@ -232,16 +233,21 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--only", nargs="*", default=[case.name for case in ALL])
     parser.add_argument("--runs", type=Path, default=Path("runs/hacks"), help="folder of the runs")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     arguments = parser.parse_args()
     known = {line["name"]: line for line in tasks.done(RESULTS)}
-    for case in ALL:
-        run = arguments.runs.absolute() / case.folder
-        if case.name in arguments.only and case.name not in known:
-            train(case, arguments.model.absolute(), run)
-        if (run / "report.html").exists():
-            known[case.name] = judged(case, run)
-            print(json.dumps(known[case.name]), flush=True)
-            RESULTS.write_text("".join(json.dumps(known[each.name]) + "\n" for each in ALL if each.name in known))
+    home, model = arguments.runs.absolute(), arguments.model.absolute()
+    missing = [case for case in ALL if case.name in arguments.only and case.name not in known]
+    with ThreadPoolExecutor(arguments.at_once) as at_once:
+        trained = {case.name: at_once.submit(train, case, model, home / case.folder) for case in missing}
+        for case in ALL:
+            run = home / case.folder
+            if case.name in trained:
+                trained[case.name].result()
+            if (run / "report.html").exists():
+                known[case.name] = judged(case, run)
+                print(json.dumps(known[case.name]), flush=True)
+                RESULTS.write_text("".join(json.dumps(known[each.name]) + "\n" for each in ALL if each.name in known))
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{tables(known)}{END}{rest.partition(END)[2]}")
 
@@ -270,7 +276,7 @@ def train(case: Case, model: Path, run: Path) -> None:
     own += [f"rewards=[{names}]", f"seed={case.seed}"]
     command = ["resume", str(run)] if run.exists() else ["train", f"run={run}", *own, *SETTINGS, *case.change]
     with (home / "log").open("a") as log:
-        variables = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+        variables = os.environ | {"OMP_NUM_THREADS": "1"}
         ended = subprocess.run([sys.executable, "-m", "outdo", *command], env=variables, stdout=log, stderr=log)
     if ended.returncode:
         sys.exit(f"{case.name}: status {ended.returncode}; see {home}/log")
