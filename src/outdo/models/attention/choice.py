@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward, device_of, layers_of
 from outdo.models.attention.kernels import kernel_for
-from outdo.models.attention.packed import pack
+from outdo.models.attention.packed import Packed, Rule, pack
 from outdo.models.base_weights import is_quantised
 from outdo.models.device import Precision, resolve_precision
+from outdo.models.lean_modules import KINDS, Kind, attentions
 from outdo.models.limits import MISMATCH
+from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.rounding import distance, in_float64, rounding
 from outdo.models.routing import find_routers, is_mixture
 from outdo.types import Batch
@@ -35,6 +37,7 @@ def choose_forward(
     precision: Precision = "auto",
     compile: bool = False,
     gradient_checkpointing: bool = False,
+    gradients: Gradients = ONEDNN,
 ) -> Forward:
     """Choose the fastest way that computes the model's own log-probabilities on a few tokens.
 
@@ -68,11 +71,52 @@ def choose_forward(
         )
     forward = Forward(model, way="padded" if reason else "shared", plain_head=plain, reason=reason, **settings)
     if forward.way == "shared":
+        _choose_lean_modules(forward, own, batch)
         _choose_kernel(forward, attention, batch)
     if is_mixture(model):
         found = find_routers(model, partial(_logprobs, forward.in_float32(), batch))
         forward.routers, forward.unreachable_routers = (None, found) if isinstance(found, str) else (found, "")
+    forward.gradients = gradients
     return forward
+
+
+def _choose_lean_modules(forward: Forward, own: "_OwnWay", batch: Batch) -> None:
+    """Set the modules that are computed with fewer operators: those kinds that change no log-probability."""
+    recorded = _RecordedRules(pack(batch))
+    forward.with_weights(lambda: (recorded.run(forward.in_float32()),))
+    same_calls = len(recorded.rules) == len(attentions(forward.model))
+    forward.rules = tuple(recorded.rules)
+    possible: tuple[Kind, ...] = KINDS if same_calls else ("norm", "mlp")
+    lean = copy(forward.in_float32())
+
+    def right(kinds: tuple[Kind, ...]) -> bool:
+        lean.lean = kinds
+        return not own.fault(lean)
+
+    if right(possible):
+        forward.lean = possible
+        return
+    for kind in possible:
+        if right((*forward.lean, kind)):
+            forward.lean = (*forward.lean, kind)
+
+
+class _RecordedRules:
+    """A layout that keeps the rules with which a model calls attention."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+        self.rules: list[Rule] = []
+
+    @torch.no_grad()
+    def run(self, forward: Forward) -> Tensor:
+        """Run a model once."""
+        return forward.flat(self.packed.token_ids, self.packed.positions, self)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """See `Layout.attend`."""
+        self.rules.append(rule)
+        return self.packed.attend(query, key, value, rule)
 
 
 def _choose_kernel(forward: Forward, attention: AttentionSetting, batch: Batch) -> None:

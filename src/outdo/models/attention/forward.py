@@ -6,7 +6,7 @@ through the interface that `transformers` has for this: each prompt is computed 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cache, partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -22,8 +22,9 @@ from transformers.modeling_utils import AttentionInterface
 from outdo.models import onednn
 from outdo.models.attention.conversations import conversations
 from outdo.models.attention.kernels import Kernel, layout_for
-from outdo.models.attention.packed import Rule, pack
+from outdo.models.attention.packed import Layout, Rule, pack
 from outdo.models.device import Precision
+from outdo.models.lean_modules import Kind, lean_modules
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.models.rounding import tolerance
 from outdo.models.routing import UNKNOWN, Routers
@@ -33,14 +34,6 @@ from outdo.types import Batch
 Way = Literal["shared", "padded"]
 Copied = TypeVar("Copied", bound=nn.Module)
 NAME = "outdo"
-
-
-class Layout(Protocol):
-    """The positions of tokens in a flat row, with an attention that lets each token read what it may."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query and key [1, heads, N, d], [1, kv_heads, N, d], value [1, kv_heads, N, e] -> [1, N, heads, e]."""
-        ...
 
 
 class Sharding(Protocol):
@@ -134,6 +127,9 @@ class Forward:
         self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
         self.sequence: SequenceParallel | None = None  # the processes that compute a flat row together with this one
+        self.lean: tuple[Kind, ...] = ()  # the modules that are computed with fewer operators: see `lean_modules`
+        self.rules: tuple[Rule, ...] = ()  # with which these call attention
+        self.gradients = onednn.ONEDNN  # the libraries of the backward pass on a CPU
         self._prepared = False
 
     def with_model(self, model: PreTrainedModel, *, plain_head: bool | None = None) -> "Forward":
@@ -251,7 +247,7 @@ class Forward:
 
         See `chunked_scores`.
         """
-        with self.precision():
+        with self.precision(), onednn.gradients_by(self.gradients):
             head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
             linear = self.plain_head and type(head) in onednn.LINEAR
             return chunked_scores(
@@ -276,11 +272,17 @@ class Forward:
         if self._prepared:
             yield
             return
-        attention = _attention_replaced(self.model) if self.way == "shared" else nullcontext()
-        own_products = self.autocast or (self.compile and torch.is_grad_enabled())  # oneDNN's are not used
+        compiled = self.compile and torch.is_grad_enabled()
         self._prepared = True
         try:
-            with attention, nullcontext() if own_products else onednn.patched_linears(self.model, packed=packed):
+            with ExitStack() as replaced:
+                replaced.enter_context(onednn.gradients_by(self.gradients))
+                if self.way == "shared":
+                    replaced.enter_context(_attention_replaced(self.model))
+                    if not compiled:
+                        replaced.enter_context(lean_modules(self.model, self.lean, self.rules))
+                if not (self.autocast or compiled):
+                    replaced.enter_context(onednn.patched_linears(self.model, packed=packed))
                 yield
         finally:
             self._prepared = False

@@ -7,7 +7,7 @@ on padded views of the flat row: each completion reads its own prompt and itself
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ class Rule(NamedTuple):
     scaling: float  # scores are scaling · Q Kᵀ
     window: int | None = None  # how many tokens, itself included, a token may read (Mistral, Gemma)
     softcap: float | None = None  # scores become softcap · tanh(score / softcap) (Gemma 2)
+
+
+class Layout(Protocol):
+    """The positions of tokens in a flat row, with an attention that lets each token read what it may."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """query and key [1, heads, N, d], [1, kv_heads, N, d], value [1, kv_heads, N, e] -> [1, N, heads, e]."""
+        ...
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, rule: Rule) -> Tensor:

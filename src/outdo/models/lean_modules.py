@@ -1,0 +1,208 @@
+"""Norms, gated MLPs and rotations of `transformers` models, with less memory and fewer operators.
+
+For the backward pass of an RMSNorm, autograd keeps its input and its normalised input; for that of a gated MLP also
+silu(gate(x)), which is as large as the largest hidden state of a layer. Three kinds of modules compute the same here:
+
+    norm       y = w x / √(mean(x²) + ε)                     keeps x
+    mlp        y = down(silu(gate(x)) · up(x))               keeps gate(x), up(x) and their product
+    attention  y = o(attend(rotate(q(x)), rotate(k(x)), v(x)))   rotates by three operators instead of seven
+
+They read the weights of the modules in whose place they compute, and call their linear layers, whether those are
+patched, quantised or have an adapter. A module is found by the names of its parts, whatever its model is called;
+`attention/choice.py` compares the model with and without them, and leaves a kind of module alone where it differs.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import silu
+
+from outdo.models.attention.packed import Layout, Rule
+from outdo.models.wrapped_forwards import wrapped_forwards
+
+Kind = Literal["norm", "mlp", "attention"]
+KINDS: tuple[Kind, ...] = ("norm", "mlp", "attention")
+Replaced = tuple[nn.Module, Callable[..., Any]]
+
+PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+SILU = ("SiLU", "SiLUActivation")
+
+
+@contextmanager
+def lean_modules(model: nn.Module, kinds: Collection[Kind], rules: Sequence[Rule]) -> Iterator[None]:
+    """Let the modules of some kinds compute as described above during a `with` block.
+
+    `rules` are those with which the attention modules of the model call attention, in their order.
+    """
+    replaced = [each for kind in kinds for each in _replaced(model, kind, rules)]
+    with wrapped_forwards([module for module, _ in replaced], dict(replaced).__getitem__):
+        yield
+
+
+def _replaced(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Replaced]:
+    """Return the modules of a kind, each with its other forward pass."""
+    if kind == "attention":
+        signed = _SignedSines()
+        found = zip(attentions(model), rules, strict=True)
+        return [(module, partial(_attention, module, rule, signed)) for module, rule in found]
+    if kind == "mlp":
+        return [(module, partial(_mlp, module)) for module in model.modules() if _is_mlp(module)]
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    formulas = [(module, _formula(type(module))) for module in norms]
+    return [(module, partial(_norm, module, *formula)) for module, formula in formulas if formula]
+
+
+def attentions(model: nn.Module) -> list[nn.Module]:
+    """Return the attention modules that have a shorter form."""
+    return [each for each in model.modules() if _parts(each) in (PROJECTIONS, PROJECTIONS | {"q_norm", "k_norm"})]
+
+
+def _is_mlp(module: nn.Module) -> bool:
+    return _parts(module) == MLP and type(module.act_fn).__name__ in SILU
+
+
+def _parts(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+@cache
+def _formula(kind: type[nn.Module]) -> tuple[str, float] | None:
+    """Return the attribute of ε, and what is added to the weight, of a class of norms; None if they compute another."""
+    try:
+        norm = kind(8)
+    except TypeError:
+        return None
+    epsilon = next((name for name in ("variance_epsilon", "eps") if getattr(norm, name, None) is not None), None)
+    if epsilon is None or [name for name, _ in norm.named_parameters()] != ["weight"]:
+        return None
+    x = torch.arange(16.0).view(2, 8) - 3
+    nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    with torch.no_grad():
+        alike = (offset for offset in (0.0, 1.0) if torch.allclose(norm(x), _norm(norm, epsilon, offset, x)))
+        return next(((epsilon, offset) for offset in alike), None)
+
+
+def _norm(module: nn.Module, epsilon: str, offset: float, hidden_states: Tensor) -> Tensor:
+    weight: Any = module.weight + offset if offset else module.weight  # type: ignore[operator]
+    x = hidden_states if hidden_states.dtype == torch.float64 else hidden_states.float()
+    if torch.is_grad_enabled():
+        return _RMSNorm.apply(x, weight, getattr(module, epsilon))
+    return x.mul(_inverse_rms(x, getattr(module, epsilon))).mul_(weight)
+
+
+def _mlp(module: nn.Module, x: Tensor) -> Tensor:
+    parts: Any = module
+    gate, up = parts.gate_proj(x), parts.up_proj(x)
+    return parts.down_proj(_SwiGLU.apply(gate, up) if torch.is_grad_enabled() else silu(gate).mul_(up))
+
+
+def _attention(
+    module: nn.Module,
+    rule: Rule,
+    signed: "_SignedSines",
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    *,
+    layout: Layout,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    parts: Any = module
+    cos, sin = signed(*position_embeddings)  # [1, N, 1, d]
+    query, key, value = (
+        project(hidden_states).unflatten(-1, (-1, parts.head_dim))  # [1, N, heads, d]
+        for project in (parts.q_proj, parts.k_proj, parts.v_proj)
+    )
+    if hasattr(module, "q_norm"):
+        query, key = parts.q_norm(query), parts.k_norm(key)
+    rotate = _Rotate.apply if torch.is_grad_enabled() else _rotate
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    output = layout.attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), rule)
+    return parts.o_proj(output.flatten(2)), None
+
+
+class _SignedSines:
+    """The cosines and sines [1, N, 1, d] of a forward pass, the sines of the first half of each head negative.
+
+    They are made once for all layers that get the same.
+    """
+
+    def __init__(self) -> None:
+        self.of: Tensor | None = None
+        self.made: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, N, d] and [1, N, d] -> [1, N, 1, d] and [1, N, 1, d]."""
+        if self.made is None or self.of is not sin:
+            first, second = sin.chunk(2, -1)
+            self.of, self.made = sin, (cos[..., None, :], torch.cat([-first, second], -1)[..., None, :])
+        return self.made
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute x cos + roll(x) sin, where roll exchanges the halves of each head: [1, N, heads, d]."""
+    return torch.addcmul(x * cos, _exchanged(x), sin)
+
+
+def _exchanged(x: Tensor) -> Tensor:
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+    return x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()  # [..., 1]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """y = x r w, r = 1 / √(mean(x²) + ε). With n = x r and u = ∂y w: ∂x = r (u - n mean(u n)), ∂w = Σ ∂y n."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        inverse = _inverse_rms(x, epsilon)
+        ctx.save_for_backward(x, weight, inverse)
+        return x.mul(inverse).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        normal = x * inverse
+        grad_weight = (grad * normal).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        scaled = grad * weight
+        mean = (scaled * normal).mean(-1, keepdim=True)
+        return scaled.sub_(normal.mul_(mean)).mul_(inverse), grad_weight, None
+
+
+class _Rotate(torch.autograd.Function):
+    """See `_rotate`; ∂x = ∂y cos + roll(∂y sin)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return torch.addcmul(_exchanged(grad * sin), grad, cos), None, None
+
+
+class _SwiGLU(torch.autograd.Function):
+    """y = silu(gate) · up: only the two factors are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)

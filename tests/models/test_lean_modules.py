@@ -1,0 +1,174 @@
+"""Modules with fewer operators compute what the model's own do: values, gradients, and no more memory."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from engine_cases import apart, fresh, gradient, other_model, ragged
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outdo.models import lean_modules
+from outdo.models.attention.choice import choose_forward
+from outdo.models.attention.forward import Forward
+from outdo.models.scorer import BatchSizes, Scorer
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.types import Request
+from outdo.utils.rng import Stream
+
+ALL = ("norm", "mlp", "attention")
+CHOSEN = {
+    "llama": ALL,
+    "mistral": ALL,
+    "qwen2": ALL,
+    "qwen3": ALL,
+    "smollm3": ALL,
+    "gemma": ("norm", "attention"),  # gelu
+    "gemma2": ("norm", "attention"),
+    "gemma3_text": ("norm", "attention"),
+    "olmo2": ("norm", "mlp"),  # its attention normalises all heads together
+    "glm": ("norm",),  # rotates a part of each head, and has one product for gate and up
+    "gpt2": (),
+}
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models compute norms in float32 whatever their weights are; here in what they were given."""
+    to = Tensor.to
+
+    def kept(tensor: Tensor, *how: object, **more: object) -> Tensor:
+        return to(tensor, *(torch.float64 if each is torch.float32 else each for each in how), **more)
+
+    monkeypatch.setattr(Tensor, "to", kept)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+def uneven(arch: str) -> PreTrainedModel:
+    """A model whose norms do not all have the weights that they begin with."""
+    model = other_model(arch)
+    source = torch.Generator().manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            nn.init.uniform_(weight, 0.2, 1.5, generator=source)
+    return model
+
+
+def with_and_without(forward: Forward) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Log-probabilities and gradient of a batch, with the lean modules and with the model's own."""
+    batch, found = ragged(), []
+    for lean in (forward.lean, ()):
+        forward.lean = lean
+        forward.model.zero_grad()
+        scores = Scorer(forward, BatchSizes()).scores(batch)
+        scores.logprobs.square().sum().backward()
+        found.append((scores.logprobs.detach(), gradient(Scorer(forward, BatchSizes()))))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("arch", CHOSEN)
+def test_the_modules_of_usual_layers_are_lean_and_their_gradients_are_the_models(arch, float64):
+    forward = choose_forward(uneven(arch).double())
+    kinds = tuple(kind for kind in forward.lean if lean_modules._replaced(forward.model, kind, forward.rules))
+    assert kinds == CHOSEN[arch]
+    lean, own = with_and_without(forward)
+    torch.testing.assert_close(lean[0], own[0], rtol=0, atol=1e-10)
+    assert apart(lean[1], own[1]) < 1e-10
+
+
+def test_in_bfloat16_products_they_differ_by_rounding_alone():
+    lean, own = with_and_without(choose_forward(uneven("qwen3"), precision="bfloat16"))
+    torch.testing.assert_close(lean[0], own[0], rtol=0, atol=0.1)
+    assert apart(lean[1], own[1]) < 0.1 * float(own[1].abs().max())
+
+
+class Centred(nn.Module):
+    """A norm by name, which computes something else."""
+
+    def __init__(self, size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
+
+
+Centred.__name__ = "CentredRMSNorm"
+
+
+def test_a_norm_of_another_formula_is_left_alone():
+    model = other_model("llama")
+    model.model.norm = Centred(32)
+    forward = choose_forward(model)
+    assert forward.lean == ALL
+    assert model.model.norm not in dict(lean_modules._replaced(model, "norm", ()))
+
+
+def test_a_kind_of_module_that_changes_log_probabilities_is_left_alone(monkeypatch):
+    model = other_model("llama")
+    mlp = type(model.model.layers[0].mlp)
+    plain = mlp.forward
+    monkeypatch.setattr(mlp, "forward", lambda self, x: 1.01 * plain(self, x))
+    forward = choose_forward(model)
+    assert forward.way == "shared"
+    assert forward.lean == ("norm", "attention")
+
+
+def test_attention_is_called_with_the_models_own_options():
+    """Every second layer of Gemma 2 has a window, and all have a soft cap."""
+    rules = choose_forward(other_model("gemma2", sliding_window=4)).rules
+    assert [rule.window for rule in rules] == [4, None]
+    assert all(rule.softcap for rule in rules)
+
+
+def test_a_graph_keeps_less():
+    forward = choose_forward(other_model("llama"))
+    kept = [kept_bytes(forward)]
+    forward.lean = ()
+    kept.append(kept_bytes(forward))
+    assert kept[0] < 0.85 * kept[1]
+
+
+def kept_bytes(forward: Forward) -> int:
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden, _ = forward.hidden(ragged())
+    assert hidden.requires_grad
+    return sum(found.values())
+
+
+@contextmanager
+def threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_answer_has_the_same_bits_in_any_batch(count):
+    policy = fresh("llama")
+    assert policy.forward.lean == ALL
+    engine = BuiltinEngine(policy)
+    requests = [
+        Request(token_ids=tuple(range(5, 9 + row % 5)), stream=Stream("train", 0, str(row), 0), max_tokens=70)
+        for row in range(9)
+    ]
+    with threads(count):
+        together = engine.generate(requests, SamplingParams(max_tokens=70))
+        alone = [engine.generate([each], SamplingParams(max_tokens=70))[0] for each in requests]
+    assert [each.logprobs for each in together] == [each.logprobs for each in alone]
+
+
+def test_the_model_is_unchanged_outside_of_the_block():
+    forward = choose_forward(other_model("llama"))
+    with forward.prepared():
+        assert any("forward" in vars(module) for module in forward.model.modules())
+    assert not any("forward" in vars(module) for module in forward.model.modules())
