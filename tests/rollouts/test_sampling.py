@@ -114,6 +114,49 @@ def test_a_token_with_a_probability_of_one_in_a_billion_can_be_sampled():
     ).tolist() == [0, 1, 2]
 
 
+LARGE = 10_001  # above `LARGE_VOCABULARY`, and no multiple of a block
+
+
+def large_logits(rows: int) -> Tensor:
+    return torch.randn(rows, LARGE, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def test_in_a_large_vocabulary_a_token_is_the_one_whose_share_of_the_line_has_the_number():
+    logits, numbers = large_logits(200), evenly(200)
+    tokens, _ = sample_tokens(logits, numbers, SamplingParams())
+    cumulative = logits.softmax(-1).double().cumsum(-1)
+    cumulative /= cumulative[:, -1:].clone()
+    ends = cumulative.gather(1, tokens[:, None])[:, 0]
+    begins = ends - logits.softmax(-1).double().gather(1, tokens[:, None])[:, 0]
+    assert (begins - 1e-6 <= numbers).all()
+    assert (numbers <= ends + 1e-6).all()
+
+
+@pytest.mark.parametrize("possible", [{0}, {255}, {256}, {LARGE - 1}, {17, 9_000}])
+def test_in_a_large_vocabulary_a_token_of_probability_zero_is_never_sampled(possible: set[int]):
+    logits = torch.full((LARGE,), -torch.inf)
+    logits[list(possible)] = torch.arange(float(len(possible)))
+    numbers = torch.cat([torch.tensor([0.0, 2.0**-53, 1 - 2.0**-53, 1.0], dtype=torch.float64), evenly(200)])
+    assert set(sample(logits, numbers).tolist()) == possible
+
+
+def test_in_a_large_vocabulary_the_token_of_a_row_does_not_depend_on_other_rows():
+    logits, numbers = large_logits(70), evenly(70)
+    together = sample_tokens(logits, numbers, SamplingParams())
+    for rows in ([0], [69], [3, 1, 2], list(range(40, 70))):
+        alone = sample_tokens(logits[rows], numbers[rows], SamplingParams())
+        assert torch.equal(alone[0], together[0][rows])
+        assert torch.equal(alone[1], together[1][rows])
+
+
+def test_in_a_large_vocabulary_logits_that_are_not_finite_have_a_log_probability_of_nan():
+    logits = large_logits(3)
+    logits[1] = torch.nan
+    tokens, logprobs = sample_tokens(logits, evenly(3), SamplingParams())
+    assert logprobs.isnan().tolist() == [False, True, False]
+    assert (tokens < LARGE).all()
+
+
 @given(LOGITS)
 def test_temperature_zero_takes_the_likeliest_token(logits: Tensor):
     tokens, logprobs = sample_tokens(logits[None], evenly(1), SamplingParams(temperature=0))

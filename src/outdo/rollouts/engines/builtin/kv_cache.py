@@ -89,6 +89,7 @@ class KVCache:
         self._parts: list[Part] = []
         self._at = torch.zeros(0)  # [n], position of each new token in its sequence
         self._masks: dict[tuple[int, int | None, int, int], Tensor] = {}
+        self._views: dict[tuple[int, int, int], list[list[Tensor]]] = {}  # see `_read_by`
 
     def admit(self, first: int, count: int, calls: Sequence[KeysValues]) -> None:
         """Copy a prompt's keys and values into `count` rows from `first` on."""
@@ -170,7 +171,6 @@ class KVCache:
         heads, n, d = query.shape[1:]
         kv_heads = key.shape[1]
         stores = self.calls[self._next_call]
-        self._next_call += 1
         for store, new in zip(stores, (key, value), strict=True):
             by_token = new[0].transpose(0, 1).to(store[0].dtype)  # [n, kv_heads, d or e]
             for write in self._writes:
@@ -179,15 +179,30 @@ class KVCache:
         grouped = query[0].transpose(0, 1).reshape(n, kv_heads, heads // kv_heads, d)
         outputs: list[Tensor] = []
         for number, part in enumerate(self._parts):
-            keys, values = ([block[part.rows].flatten(0, 1) for block in store[: part.blocks]] for store in stores)
+            keys, values = self._read_by(part)
             mask = self._mask(number, rule, kv_heads, heads // kv_heads)
             outputs.append(_block_attention(grouped[part.tokens].flatten(0, 1), keys, values, mask, rule))
+        self._next_call += 1
         output = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         return output.to(query.dtype).reshape(1, n, heads, -1)
+
+    def _read_by(self, part: Part) -> list[list[Tensor]]:
+        """Return the blocks of keys and those of values that a part reads, each [m * kv_heads, block, d or e].
+
+        Most steps read the same rows as the step before. Views of them are made once, and again after `_reserve`.
+        """
+        stores = self.calls[self._next_call]
+        if not isinstance(part.rows, slice):
+            return [[block[part.rows].flatten(0, 1) for block in store[: part.blocks]] for store in stores]
+        name = (self._next_call, part.rows.stop, part.blocks)
+        if name not in self._views:
+            self._views[name] = [[block[part.rows].flatten(0, 1) for block in store[: part.blocks]] for store in stores]
+        return self._views[name]
 
     def _reserve(self, store: list[Tensor], blocks: int, rows: int, like: Tensor) -> None:
         """Allocate `blocks` blocks of `rows` rows where they are missing; `like` is [..., kv_heads, *, d]."""
         kv_heads, _, d = like.shape[-3:]
+        self._views.clear()
         for block in range(blocks):
             if block == len(store):
                 store.append(like.new_zeros(rows, kv_heads, self.block, d))
