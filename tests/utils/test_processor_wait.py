@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outdo.utils import processor_wait
-from outdo.utils.processor_wait import ProcessorWait
+from outdo.utils.processor_wait import ProcessorWait, share_so_far
 
 
 def counted(folder: Path, **threads: tuple[int, int]) -> None:
@@ -24,6 +24,7 @@ def test_it_is_what_all_threads_waited_of_what_they_computed_and_waited_since_th
 ) -> None:
     monkeypatch.setattr(processor_wait, "THREADS", tmp_path)
     counted(tmp_path, first=(1000, 500))
+    assert share_so_far() == pytest.approx(500 / 1500)
     wait = ProcessorWait()
     counted(tmp_path, first=(1600, 600), second=(200, 100))  # the second began in between
     assert wait.share() == pytest.approx(200 / 1000)
@@ -36,6 +37,7 @@ def test_it_is_what_all_threads_waited_of_what_they_computed_and_waited_since_th
 def test_where_nothing_is_counted_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor_wait, "THREADS", tmp_path / "none")
     assert ProcessorWait().share() is None
+    assert share_so_far() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")

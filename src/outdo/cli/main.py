@@ -36,6 +36,7 @@ from outdo.utils.errors import OutdoError
 from outdo.utils.not_deterministic import not_deterministic
 from outdo.utils.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from outdo.utils.text import for_terminal
+from outdo.utils.waiting_threads import wait_asleep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -513,6 +514,7 @@ def main() -> None:
     """Run a command. An error that the user can fix is printed without a traceback, and sets the exit status."""
     if sys.platform == "win32":
         sys.exit("outdo: Windows is not supported; use Linux, macOS, or Linux on Windows (WSL)")
+    wait_asleep()
     try:
         app(prog_name="outdo")  # also for `python -m outdo`
     except OutdoError as error:

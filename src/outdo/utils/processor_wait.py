@@ -29,10 +29,19 @@ class ProcessorWait:
         """Return waited / (computed + waited) of all threads since the last call; None if nothing is known."""
         before, now = self._before, _counts()
         self._before = now
-        none = Counts(0, 0)
-        computed = sum(each.computed - before.get(thread, none).computed for thread, each in now.items())
-        waited = sum(each.waited - before.get(thread, none).waited for thread, each in now.items())
-        return waited / (computed + waited) if computed + waited > 0 else None
+        return _share(before, now)
+
+
+def share_so_far() -> float | None:
+    """Return waited / (computed + waited) of the threads of this process since they began; None if nothing is known."""
+    return _share({}, _counts())
+
+
+def _share(before: dict[str, Counts], now: dict[str, Counts]) -> float | None:
+    none = Counts(0, 0)
+    computed = sum(each.computed - before.get(thread, none).computed for thread, each in now.items())
+    waited = sum(each.waited - before.get(thread, none).waited for thread, each in now.items())
+    return waited / (computed + waited) if computed + waited > 0 else None
 
 
 def _counts() -> dict[str, Counts]:
