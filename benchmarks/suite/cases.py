@@ -55,6 +55,7 @@ class Case:
 
 SMALL = Shape(hidden=128, layers=4, heads=4, kv_heads=2, mlp=384, vocabulary=64)
 MEDIUM = Shape(hidden=512, layers=6, heads=8, kv_heads=4, mlp=1024, vocabulary=512)
+SMOLLM2 = Shape(hidden=576, layers=30, heads=9, kv_heads=3, mlp=1536, vocabulary=49_152)
 LARGE = Shape(hidden=1024, layers=28, heads=16, kv_heads=8, mlp=3072, vocabulary=151_936)
 
 CASES: Mapping[str, Case] = {
@@ -99,6 +100,30 @@ CASES: Mapping[str, Case] = {
             prompts=1,
             prompt_tokens=16,
             answers=(448, *(32,) * 31),
+        ),
+        Case(
+            name="smollm2-8x8",
+            about="135 M (SmolLM2's shape), 8 prompts of 16 tokens x 8 answers of 40; --model takes the model itself",
+            shape=SMOLLM2,
+            prompts=8,
+            prompt_tokens=16,
+            answers=(40,) * 8,
+        ),
+        Case(
+            name="smollm2-4x8",
+            about="the same shape, 4 prompts of 24 tokens x 8 answers of 32",
+            shape=SMOLLM2,
+            prompts=4,
+            prompt_tokens=24,
+            answers=(32,) * 8,
+        ),
+        Case(
+            name="smollm2-prompt-384",
+            about="the same shape, one prompt of 384 tokens x 16 answers of 32",
+            shape=SMOLLM2,
+            prompts=1,
+            prompt_tokens=384,
+            answers=(32,) * 16,
         ),
         Case(
             name="small-lora",

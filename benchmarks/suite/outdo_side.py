@@ -12,6 +12,7 @@ import torch
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import (
     adapter_of,
+    matrices_of,
     model_of,
     most_memory,
     prompts_of,
@@ -26,6 +27,8 @@ from outdo.distributed.worker_pool import WorkerPool
 from outdo.loop import train
 from outdo.models.adapter import attach
 from outdo.models.bundle import Models
+from outdo.models.fastest_products import fastest_gradients
+from outdo.models.onednn import ONEDNN
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.observability.record.background_writer import BackgroundWriter
@@ -124,7 +127,9 @@ class Steps:
         disable_trim()
         pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
         settings = OptimiserSettings(lr=LR)
-        self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, pool=pool)
+        measured = fastest_gradients(matrices_of(model)) if setting.device == "cpu" else None
+        gradients = ONEDNN if measured is None else measured.gradients
+        self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients, pool=pool)
         self.engine = TimedEngine(MultiprocessEngine(self.policy, pool), case.answers)
         self.objective = grpo(beta=0.0)
         sampling = SamplingParams(max_tokens=max(case.answers))

@@ -72,8 +72,7 @@ def reward_of(sample: int) -> float:
 def weights_of(model: PreTrainedModel) -> Weights:
     """Return the sizes that the roofline is computed from."""
     config = model.config.get_text_config()
-    head = model.get_output_embeddings()
-    matrices = sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
+    matrices = sum(rows * columns for rows, columns in matrices_of(model))
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     return Weights(
@@ -83,6 +82,13 @@ def weights_of(model: PreTrainedModel) -> Weights:
         layers=config.num_hidden_layers,
         attention=width,
     )
+
+
+def matrices_of(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Return the rows and columns of the linear layers without the head."""
+    head = model.get_output_embeddings()
+    layers = (each for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
+    return [(layer.out_features, layer.in_features) for layer in layers]
 
 
 def seconds(work: Callable[[], object], device: str) -> float:

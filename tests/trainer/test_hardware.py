@@ -1,4 +1,4 @@
-"""The hardware of a run: as many workers as shared memory has room for."""
+"""The hardware of a run: workers, and the libraries of its products."""
 
 import os
 import shutil
@@ -7,11 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_cases import MAY_MOUNT, weights
+from run_cases import MAY_MOUNT, outdo_, weights
 
 import outdo
 from outdo.config.file import load
+from outdo.models import onednn
+from outdo.models.fastest_products import Measured
+from outdo.models.inspect_folder import inspect_folder
+from outdo.models.onednn import Gradients
 from outdo.trainer import hardware
+
+needs_onednn = pytest.mark.skipif(not onednn.available(), reason="there is nothing to choose without oneDNN")
 
 
 @pytest.fixture
@@ -45,3 +51,51 @@ def test_a_run_in_a_small_shared_memory_takes_fewer_workers_and_says_so(own_home
     assert ended.returncode == 0, ended.stderr
     assert "workers: 1, threads per worker: 2 (/dev/shm has 0 MiB free, and 2 workers need" in ended.stdout
     assert weights(own_home / "run")
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, found: Measured | None) -> None:
+    monkeypatch.setattr(hardware, "fastest_gradients", lambda matrices: found)
+
+
+def test_the_libraries_that_were_measured_stand_in_the_recipe_of_the_run(home: Path, monkeypatch):
+    monkeypatch.chdir(home)
+    recipe, facts = load("recipe.toml", []), inspect_folder("model")
+    measured(monkeypatch, Measured(Gradients("onednn", "mkl"), 0.9, 1.3, Path("kept.json")))
+    resolved, notes = hardware.resolve_hardware(recipe, facts)
+    assert hardware.gradients_of(resolved) == Gradients("onednn", "mkl")
+    assert (
+        "gradient products: of inputs by oneDNN, of weights by MKL "
+        "(MKL is 0.90 and 1.30 times as fast as oneDNN here: kept.json)"
+    ) in notes
+    measured(monkeypatch, Measured(Gradients("mkl", "onednn"), 2.0, 0.5, Path("kept.json")))
+    again, notes = hardware.resolve_hardware(resolved, facts)
+    assert again == resolved
+    assert "gradient products: of inputs by oneDNN, of weights by MKL (set in the recipe)" in notes
+
+
+def test_where_nothing_is_measured_nothing_is_said(home: Path, monkeypatch):
+    monkeypatch.chdir(home)
+    measured(monkeypatch, None)
+    resolved, notes = hardware.resolve_hardware(load("recipe.toml", []), inspect_folder("model"))
+    assert resolved.gradient_products is None
+    assert hardware.gradients_of(resolved) == Gradients()
+    assert not any("gradient products" in note for note in notes)
+
+
+@pytest.mark.parametrize(("share", "said"), [(None, False), (0.0, False), (0.09, False), (0.4, True)])
+def test_a_run_says_that_other_programs_compute(share: float | None, said: bool):
+    notes = hardware.busy_notes(share)
+    assert len(notes) == said
+    assert not said or "for 40% of their time" in notes[0]
+
+
+@needs_onednn
+def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(own_home: Path):
+    """The bits of the weights say so: MKL adds up in another order."""
+    hashes = {}
+    for name, libraries in {"onednn": "onednn", "mkl": "mkl", "again": "mkl"}.items():
+        setting = f"gradient_products={{input='{libraries}', weight='{libraries}'}}"
+        said = outdo_(own_home, "train", "recipe.toml", f"run=./{name}", "steps=2", "workers=1", "threads=1", setting)
+        assert f"of weights by {'MKL' if libraries == 'mkl' else 'oneDNN'} (set in the recipe)" in said
+        hashes[name] = weights(own_home / name)
+    assert hashes["mkl"] == hashes["again"] != hashes["onednn"]

@@ -139,6 +139,13 @@ class Shard(Section):
         return self.on
 
 
+class GradientProducts(Section):
+    """The library that computes each matrix product of a backward pass on a CPU in float32."""
+
+    input: Literal["onednn", "mkl"] = Field(default="onednn", description="for the gradients of the inputs")
+    weight: Literal["onednn", "mkl"] = Field(default="onednn", description="for the gradients of the weights")
+
+
 class Curriculum(Section):
     """The levels of a task of reasoning-gym, one after the other: `true`, or `{threshold = 0.9, window = 100}`."""
 

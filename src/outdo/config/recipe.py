@@ -18,6 +18,7 @@ from outdo.config.fields import (
     CountOrZero,
     Division,
     Fraction,
+    GradientProducts,
     HeldOutFiles,
     NamedPiece,
     NonNegative,
@@ -316,6 +317,9 @@ class Recipe(Section):
     threads: Count | None = Field(default=None, description="CPU threads; unset: torch's default")
     workers: Count | None = Field(
         default=None, description="CPU processes that share the weights and the threads; unset: chosen and printed"
+    )
+    gradient_products: GradientProducts | None = Field(
+        default=None, description="libraries of a CPU's matrix products in the backward pass; unset: by a measurement"
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",

@@ -231,7 +231,7 @@ def own_model(
     if path is not None:
         _check_vocabulary(path, policy)
         loaded = load_model(path, policy.device, policy.dtype, division=division_of(policy.pool))
-        like_policy = choose_forward(loaded, precision=like_policy.precision_name)
+        like_policy = choose_forward(loaded, precision=like_policy.precision_name, gradients=like_policy.gradients)
     body = _backbone(like_policy.model.base_model)
     head = _linear(_width(like_policy), 1, like=policy)
     nn.init.zeros_(head.weight)

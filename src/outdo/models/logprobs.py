@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
-from outdo.models.onednn import LINEAR, product
+from outdo.models.onednn import LINEAR, current_gradients, product
 
 Entropy = Literal["none", "value", "gradient"]
 Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
@@ -155,7 +155,7 @@ class _LinearScores(torch.autograd.Function):
             z = z * shrink + weights.sum(1)
         entropies = z.log() - s / z if entropy else s
         ctx.save_for_backward(hidden, weight, token_ids, peak + z.log(), entropies)
-        ctx.columns, ctx.dtype = columns, dtype
+        ctx.columns, ctx.dtype, ctx.gradients = columns, dtype, current_gradients()
         ctx.set_materialize_grads(False)
         return chosen - peak - z.log(), entropies
 
@@ -179,9 +179,10 @@ class _LinearScores(torch.autograd.Function):
             inside, at = _columns_in_part(token_ids, start, len(part))
             grad_logits.scatter_add_(1, at, (grad_logprobs * inside)[:, None])
             grad_logits = grad_logits.to(ctx.dtype)
-            grad_hidden += product(grad_logits, part)
+            grad_hidden += product(grad_logits, part, ctx.gradients.input)
             if grad_weight is not None:
-                grad_weight[start : start + ctx.columns] = product(grad_logits.T, low_precision)
+                part_of_gradient = product(grad_logits.T, low_precision, ctx.gradients.weight)
+                grad_weight[start : start + ctx.columns] = part_of_gradient
         return grad_hidden, grad_weight, None, None, None, None
 
 

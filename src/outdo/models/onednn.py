@@ -1,15 +1,18 @@
 """Matrix products of float32 on an x86 processor, by oneDNN.
 
-torch includes two libraries that compute them, and calls MKL, which leaves half of an AMD core unused. oneDNN does not.
-Its result for a row also has the same bits whatever the other rows are, and if there are none. Where oneDNN is missing,
-or switched off by `torch.backends.mkldnn.enabled = False`, the functions here do what torch does by itself.
+torch includes two libraries that compute them, and calls MKL, which leaves half of a core with AVX-512 unused. oneDNN
+does not. Its result for a row also has the same bits whatever the other rows are, and if there are none, so that it
+computes all forward passes. Which library is faster at the transposed matrices of a backward pass depends on the
+processor: `Gradients` names it. Where oneDNN is missing, or switched off by `torch.backends.mkldnn.enabled = False`,
+the functions here do what torch does by itself.
 """
 
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +24,39 @@ from outdo.models.limits import PACKED_BYTES
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
+Library = Literal["onednn", "mkl"]
+
+
+class Gradients(NamedTuple):
+    """The library that computes each product of a backward pass."""
+
+    input: Library = "onednn"  # ∂x = ∂y W
+    weight: Library = "onednn"  # ∂W = ∂yᵀ x
+
+
+ONEDNN = Gradients()
+_gradients = ContextVar("gradients", default=ONEDNN)
+
+
+def current_gradients() -> Gradients:
+    """Return the libraries of the `with` block of `gradients_by` that this thread is in; outside of any, oneDNN."""
+    return _gradients.get()
+
+
+@contextmanager
+def gradients_by(libraries: Gradients) -> Iterator[None]:
+    """Let these libraries compute the backward pass of what is computed during a `with` block."""
+    before = _gradients.set(libraries)
+    try:
+        yield
+    finally:
+        _gradients.reset(before)
+
+
+def product(left: Tensor, right: Tensor, library: Library = "onednn") -> Tensor:
     """Compute left @ right, [m, k] and [k, n] -> [m, n]; not differentiable."""
-    return _by_onednn(left, right.t(), None) if _use_onednn(left, right) else left @ right
+    by_onednn = library == "onednn" and _use_onednn(left, right)
+    return _by_onednn(left, right.t(), None) if by_onednn else left @ right
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,7 +67,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _use_onednn(x, weight):
         return torchs_linear(x, weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype), bias)
     if torch.is_grad_enabled():  # a model may change the result in place, which autograd forbids if it is a view
-        return _Linear.apply(x, weight, bias).view(*x.shape[:-1], len(weight))
+        return _Linear.apply(x, weight, bias, current_gradients()).view(*x.shape[:-1], len(weight))
     return _by_onednn(x, weight.to(x.dtype), bias)
 
 
@@ -90,13 +123,16 @@ def _packed_forward(layer: nn.Linear, weight: Tensor, x: Tensor) -> Tensor:
     return _by_onednn(x, weight, layer.bias) if _use_onednn(x) else linear(x, layer.weight, layer.bias)
 
 
+def available() -> bool:
+    """Return whether this torch has oneDNN for this processor, and may use it."""
+    return X86 and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+
+
 def _use_onednn(x: Tensor, weight: Tensor | None = None) -> bool:
     """Return whether oneDNN computes. The number of rows does not decide: their bits would depend on it."""
     factors = [x] if weight is None else [x, weight]
     return (
-        X86
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        available()
         and all(each.device.type == "cpu" and each.numel() for each in factors)
         and x.dtype == torch.float32
         and (weight is None or weight.dtype == torch.float32 or _is_narrow(weight))
@@ -117,17 +153,20 @@ class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b; ∂x = ∂y W, ∂W = ∂yᵀ x, ∂b = Σ ∂y: x [..., k] -> y [N, n], with N the product of the others."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gradients: Gradients) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.gradients = gradients
         return _by_onednn(x.reshape(-1, x.shape[-1]), weight.to(x.dtype), bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        by: Gradients = ctx.gradients
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (
-            _by_onednn(grad_y, weight.to(x.dtype).t(), None).view(x.shape) if needs_x else None,
-            _by_onednn(grad_y.t(), x.reshape(-1, x.shape[-1]).t(), None) if needs_weight else None,
+            product(grad_y, weight.to(x.dtype), by.input).view(x.shape) if needs_x else None,
+            product(grad_y.t(), x.reshape(-1, x.shape[-1]), by.weight) if needs_weight else None,
             grad_y.sum(0) if needs_bias else None,
+            None,
         )

@@ -22,6 +22,7 @@ from outdo.models.finite import check_finite
 from outdo.models.gradient_check import check_gradient, mean_logprob
 from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
 from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
+from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
@@ -46,6 +47,7 @@ class Policy(Scorer):
         precision: Precision = "auto",
         compile: bool = False,
         gradient_checkpointing: bool = False,
+        gradients: Gradients = ONEDNN,
         pool: ScoringPool | None = None,
     ) -> None:
         forward = choose_forward(
@@ -54,6 +56,7 @@ class Policy(Scorer):
             precision=precision,
             compile=compile,
             gradient_checkpointing=gradient_checkpointing,
+            gradients=gradients,
         )
         super().__init__(forward, batch_sizes or BatchSizes(), pool)
         if has_adapter(model):

@@ -33,7 +33,6 @@ from outdo.models.chat_options import set_chat_options
 from outdo.models.device import choose_device, describe_hardware
 from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
-from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes, Division, ReplicaPool, ScoringPool, division_of
@@ -61,16 +60,18 @@ from outdo.trainer.build_method import (
 )
 from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_record import recorder_of
-from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed, whole_notes
+from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed
 from outdo.trainer.display import Display
 from outdo.trainer.engines import choice_of, engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.fallbacks import fallback_warnings
-from outdo.trainer.hardware import resolve_hardware, resolve_weights
+from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
+from outdo.trainer.model_notes import model_notes
 from outdo.trainer.replicated import is_divided
 from outdo.trainer.sampling_ahead import open_engine_of_run, open_sampling
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
+from outdo.utils.processor_wait import share_so_far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +150,14 @@ def build_run(
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):
-        policy = _policy(recipe, facts, optimiser_of(recipe), replicas)
+        policy = _policy(recipe, facts, replicas)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
     prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
     engine, on_first = open_engine_of_run(recipe, policy)
     placed_notes = start_placed(reward)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
-    in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
-    environment_with = partial(open_environment, recipe.environment, policy, **in_prompts)
+    environment_with = partial(open_environment, recipe.environment, policy, **_in_prompts(recipe))
     environment = environment_with(reward if on_first else asked_together(reward), **recipe.reward_limits.of_steps)
     sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
     return Run(
@@ -182,7 +182,8 @@ def build_run(
         identity=identity_of(recipe, questions),
         notes=(
             *hardware_notes,
-            *_model_notes(recipe, policy, reward),
+            *busy_notes(share_so_far()),
+            *model_notes(recipe, policy, reward),
             *engine_notes(engine),
             *placed_notes,
             *routing_notes,
@@ -191,6 +192,10 @@ def build_run(
             *data_notes,
         ),
     )
+
+
+def _in_prompts(recipe: Recipe) -> dict[str, Any]:
+    return {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
 
 
 def _with_files(facts: ModelFacts, display: Display) -> ModelFacts:
@@ -246,7 +251,7 @@ def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Qu
     return found
 
 
-def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings, replicas: ReplicaPool | None) -> Policy:
+def _policy(recipe: Recipe, facts: ModelFacts, replicas: ReplicaPool | None) -> Policy:
     workers = recipe.workers or 1
     pool: ScoringPool | None = replicas
     if workers > 1:
@@ -258,12 +263,13 @@ def _policy(recipe: Recipe, facts: ModelFacts, optimiser: OptimiserSettings, rep
         adapter=None if facts.adapter else adapter_of(recipe),  # a checkpoint of the run has the adapter already
         seed=recipe.seed,
         weights=resolve_weights(recipe, facts),
-        optimiser=optimiser,
+        optimiser=optimiser_of(recipe),
         batch_sizes=BatchSizes(minibatches=recipe.train.minibatches),
         attention=cast("AttentionSetting", recipe.attention.name),
         precision=recipe.precision,
         compile=recipe.compile,
         gradient_checkpointing=recipe.train.gradient_checkpointing,
+        gradients=gradients_of(recipe),
         pool=pool,
     )
     set_chat_options(policy.tokenizer, recipe.data.chat_options)
@@ -288,33 +294,6 @@ def _replicas(recipe: Recipe) -> ReplicaPool | None:
         device = choose_device(recipe.device)[0]
         return DividingReplicas(replicas, device, sequence, offload=how.offload, reduce_dtype=reduce)
     return replicas if sequence is None else LockstepReplicas(replicas, sequence)
-
-
-def _adapter_note(policy: Policy, weights: str) -> list[str]:
-    """Return what is trained, if it is not the whole model."""
-    if policy.base is None:
-        return []
-    trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
-    return [f"adapter: {trained:,} weights are trained; those of {policy.base.name} are frozen, in {weights}"]
-
-
-def _model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum) -> list[str]:
-    """Return what is trained, how it computes, and what `cluster.shard` does not do."""
-    divided = [*whole_notes(recipe, reward), *_offload_note(recipe, policy)]
-    return [*_adapter_note(policy, recipe.weights), _attention_note(recipe, policy), *divided]
-
-
-def _offload_note(recipe: Recipe, policy: Policy) -> list[str]:
-    """Return a line if everything is in main memory in any case."""
-    without = recipe.cluster.shard.offload and policy.device.type == "cpu"
-    return ["cluster.shard.offload: has no effect on a CPU, whose memory is the main memory"] if without else []
-
-
-def _attention_note(recipe: Recipe, policy: Policy) -> str:
-    forward, share = policy.forward, sequence_replicas(recipe)
-    kernel = "" if forward.kernel == "sdpa" else f", by {forward.kernel}"
-    parts = f", each sequence by {share} replicas" if share > 1 else ""
-    return f"attention: {forward.way}{kernel}{parts}" + (f" ({forward.reason})" if forward.reason else "")
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:

@@ -7,21 +7,28 @@ and what makes CUDA deterministic. Here they are applied to a recipe.
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from outdo.config.fields import GradientProducts
 from outdo.config.names import QUANTISED
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
+from outdo.models.fastest_products import fastest_gradients
 from outdo.models.inspect_folder import ModelFacts
+from outdo.models.onednn import ONEDNN, Gradients
 from outdo.trainer.micro_batch_size import container_limit
 from outdo.utils.malloc import disable_trim
 
 SMALL_MODEL = 50_000_000
 """Number of weights up to which a process per thread is faster than one process with all threads, which can use them
 in matrix products only."""
+
+BUSY = 0.1
+"""The share of its time without a processor from which a run says that it is not alone."""
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where Linux keeps the memory that processes share. A container has 64 MiB of it unless told otherwise."""
@@ -43,11 +50,15 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     disable_trim()
     precision = resolve_precision(recipe.precision, device)
     weights = resolve_weights(recipe, facts)
+    on_cpu = device.type == "cpu" and precision == "float32" and recipe.cluster.replicas == 1
+    products, product_notes = choose_products(recipe, facts) if on_cpu else (recipe.gradient_products, [])
     notes = [
         f"device: {device.type} ({reason}), precision: {precision}",
         f"workers: {workers}, threads per worker: {per_worker} ({why})",
+        *product_notes,
     ]
-    chosen = {"device": device.type, "threads": threads, "workers": workers, "weights": weights}
+    chosen: dict[str, Any] = {"device": device.type, "threads": threads, "workers": workers, "weights": weights}
+    chosen["gradient_products"] = products
     return recipe.model_copy(update=chosen), notes
 
 
@@ -88,6 +99,42 @@ def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int
     if parameters is None or parameters > SMALL_MODEL:
         return 1, "a large model uses all threads in one process"
     return threads, "a small model is faster with one process per thread"
+
+
+def choose_products(recipe: Recipe, facts: ModelFacts) -> tuple[GradientProducts | None, list[str]]:
+    """Return the libraries that compute the products of the backward pass, and a note on them.
+
+    None, without a note, where only oneDNN or torch's own choice is left. The recipe of a run has what was measured, so
+    that the run has the same bits when it is made again, whatever a new measurement would say.
+    """
+    if recipe.gradient_products is not None:
+        return recipe.gradient_products, [f"gradient products: {_named(recipe.gradient_products)} (set in the recipe)"]
+    measured = fastest_gradients(facts.layer_matrices)
+    if measured is None:
+        return None, []
+    products = GradientProducts(**measured.gradients._asdict())
+    speeds = f"MKL is {measured.input:.2f} and {measured.weight:.2f} times as fast as oneDNN"
+    return products, [f"gradient products: {_named(products)} ({speeds} here: {measured.file})"]
+
+
+def busy_notes(share: float | None) -> list[str]:
+    """Return a line if the threads of this process waited for a processor for a large share of their time so far."""
+    if share is None or share < BUSY:
+        return []
+    return [
+        f"other programs compute here: while this run loaded, its threads had no processor for {share:.0%} of their "
+        "time; it takes longer than on a machine of its own, with the same result"
+    ]
+
+
+def gradients_of(recipe: Recipe) -> Gradients:
+    """Return the libraries of a resolved recipe."""
+    return ONEDNN if recipe.gradient_products is None else Gradients(**recipe.gradient_products.model_dump())
+
+
+def _named(products: GradientProducts) -> str:
+    names = {"onednn": "oneDNN", "mkl": "MKL"}
+    return f"of inputs by {names[products.input]}, of weights by {names[products.weight]}"
 
 
 def _fit_shared_memory(recipe: Recipe, workers: int, parameters: int, why: str) -> tuple[int, str]:
