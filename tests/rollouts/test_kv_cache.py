@@ -95,6 +95,20 @@ def test_a_block_allocated_for_few_rows_grows_with_the_batch():
             torch.testing.assert_close(found[row], whole(each, rule)[start + offset], rtol=1e-5, atol=1e-6)
 
 
+def test_a_row_that_is_alone_again_reads_the_blocks_that_have_grown():
+    rule, (first, second) = Rule(0.3), (sequence(14, 0), sequence(14, 1))
+    cache = KVCache(2, block=BLOCK, device=CPU)
+    cache.admit(0, 1, [(first[1][0, :, :3], first[2][0, :, :3])])
+    for _ in range(2):
+        step(cache, [first], rule)
+    cache.admit(1, 1, [(second[1][0, :, :4], second[2][0, :, :4])])
+    step(cache, [first, second], rule)  # the second block has two rows now: it is another tensor
+    cache.lengths[1] = 0
+    for offset in range(6, 12):
+        found = step(cache, [first], rule)
+        torch.testing.assert_close(found[0], whole(first, rule)[offset], rtol=1e-5, atol=1e-6)
+
+
 def test_new_blocks_have_only_the_rows_still_in_use():
     policy, sampling = shared("qwen3"), SamplingParams(max_tokens=200)
     batch = requests((3,), siblings=16, limit=lambda index: 200 if index == 5 else 4)

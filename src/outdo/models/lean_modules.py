@@ -40,17 +40,21 @@ def lean_modules(model: nn.Module, kinds: Collection[Kind], rules: Sequence[Rule
 
     `rules` are those with which the attention modules of the model call attention, in their order.
     """
-    replaced = [each for kind in kinds for each in _replaced(model, kind, rules)]
+    replaced = [each for kind in kinds for each in modules_of(model, kind, rules)]
     with wrapped_forwards([module for module, _ in replaced], dict(replaced).__getitem__):
         yield
 
 
-def _replaced(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Replaced]:
-    """Return the modules of a kind, each with its other forward pass."""
+def modules_of(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Replaced]:
+    """Return the modules of a kind, each with its other forward pass.
+
+    No attention module is, in a model that calls attention elsewhere too: there is not one rule for each.
+    """
     if kind == "attention":
+        found = [module for module in model.modules() if _is_attention(module)]
         signed = _SignedSines()
-        found = zip(attentions(model), rules, strict=True)
-        return [(module, partial(_attention, module, rule, signed)) for module, rule in found]
+        each = zip(found, rules, strict=True) if len(found) == len(rules) else ()
+        return [(module, partial(_attention, module, rule, signed)) for module, rule in each]
     if kind == "mlp":
         return [(module, partial(_mlp, module)) for module in model.modules() if _is_mlp(module)]
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
@@ -58,9 +62,8 @@ def _replaced(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Repla
     return [(module, partial(_norm, module, *formula)) for module, formula in formulas if formula]
 
 
-def attentions(model: nn.Module) -> list[nn.Module]:
-    """Return the attention modules that have a shorter form."""
-    return [each for each in model.modules() if _parts(each) in (PROJECTIONS, PROJECTIONS | {"q_norm", "k_norm"})]
+def _is_attention(module: nn.Module) -> bool:
+    return _parts(module) in (PROJECTIONS, PROJECTIONS | {"q_norm", "k_norm"})
 
 
 def _is_mlp(module: nn.Module) -> bool:
@@ -84,7 +87,8 @@ def _formula(kind: type[nn.Module]) -> tuple[str, float] | None:
     x = torch.arange(16.0).view(2, 8) - 3
     nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     with torch.no_grad():
-        alike = (offset for offset in (0.0, 1.0) if torch.allclose(norm(x), _norm(norm, epsilon, offset, x)))
+        expected = norm(x).double()
+        alike = (offset for offset in (0.0, 1.0) if torch.allclose(expected, _norm(norm, epsilon, offset, x).double()))
         return next(((epsilon, offset) for offset in alike), None)
 
 

@@ -7,6 +7,17 @@ from outdo.rewards import WeightedSum
 from outdo.trainer.build_rewards import whole_notes
 
 
+def model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum) -> list[str]:
+    """Return what is trained, how it computes, and what `cluster.shard` does not do."""
+    return [
+        *_adapter_note(policy, recipe.weights),
+        _attention_note(recipe, policy),
+        *_modules_note(policy),
+        *whole_notes(recipe, reward),
+        *_offload_note(recipe, policy),
+    ]
+
+
 def _adapter_note(policy: Policy, weights: str) -> list[str]:
     """Return what is trained, if it is not the whole model."""
     if policy.base is None:
@@ -15,20 +26,20 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
     return [f"adapter: {trained:,} weights are trained; those of {policy.base.name} are frozen, in {weights}"]
 
 
-def model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum) -> list[str]:
-    """Return what is trained, how it computes, and what `cluster.shard` does not do."""
-    divided = [*whole_notes(recipe, reward), *_offload_note(recipe, policy)]
-    return [*_adapter_note(policy, recipe.weights), _attention_note(recipe, policy), *divided]
+def _attention_note(recipe: Recipe, policy: Policy) -> str:
+    forward, share = policy.forward, sequence_replicas(recipe)
+    kernel = "" if forward.kernel == "sdpa" else f", by {forward.kernel}"
+    parts = f", each sequence by {share} replicas" if share > 1 else ""
+    return f"attention: {forward.way}{kernel}{parts}" + (f" ({forward.reason})" if forward.reason else "")
+
+
+def _modules_note(policy: Policy) -> list[str]:
+    """Return the kinds of modules that outdo computes in place of the model's own, if there are any."""
+    lean = policy.forward.lean
+    return [f"modules that outdo computes with less memory: {', '.join(lean)}"] if lean else []
 
 
 def _offload_note(recipe: Recipe, policy: Policy) -> list[str]:
     """Return a line if everything is in main memory in any case."""
     without = recipe.cluster.shard.offload and policy.device.type == "cpu"
     return ["cluster.shard.offload: has no effect on a CPU, whose memory is the main memory"] if without else []
-
-
-def _attention_note(recipe: Recipe, policy: Policy) -> str:
-    forward, share = policy.forward, sequence_replicas(recipe)
-    kernel = "" if forward.kernel == "sdpa" else f", by {forward.kernel}"
-    parts = f", each sequence by {share} replicas" if share > 1 else ""
-    return f"attention: {forward.way}{kernel}{parts}" + (f" ({forward.reason})" if forward.reason else "")

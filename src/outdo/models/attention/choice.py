@@ -16,7 +16,7 @@ from outdo.models.attention.kernels import kernel_for
 from outdo.models.attention.packed import Packed, Rule, pack
 from outdo.models.base_weights import is_quantised
 from outdo.models.device import Precision, resolve_precision
-from outdo.models.lean_modules import KINDS, Kind, attentions
+from outdo.models.lean_modules import KINDS, Kind, modules_of
 from outdo.models.limits import MISMATCH
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.rounding import distance, in_float64, rounding
@@ -84,9 +84,8 @@ def _choose_lean_modules(forward: Forward, own: "_OwnWay", batch: Batch) -> None
     """Set the modules that are computed with fewer operators: those kinds that change no log-probability."""
     recorded = _RecordedRules(pack(batch))
     forward.with_weights(lambda: (recorded.run(forward.in_float32()),))
-    same_calls = len(recorded.rules) == len(attentions(forward.model))
     forward.rules = tuple(recorded.rules)
-    possible: tuple[Kind, ...] = KINDS if same_calls else ("norm", "mlp")
+    possible: tuple[Kind, ...] = tuple(kind for kind in KINDS if modules_of(forward.model, kind, forward.rules))
     lean = copy(forward.in_float32())
 
     def right(kinds: tuple[Kind, ...]) -> bool:
