@@ -35,10 +35,13 @@ def recipe(tmp_path):
     return written
 
 
-def test_a_recipe_has_at_most_eighty_settings_and_the_readme_tells_how_many():
-    """Each value counts that a recipe can hold, also in nested tables; the options of pieces belong to the pieces."""
+def test_a_recipe_has_few_settings_and_the_readme_tells_how_many():
+    """Each value counts that a recipe can hold, also in nested tables; the options of pieces belong to the pieces.
+
+    There were 80 until a run had to keep what was measured on its processor, `gradient_products`.
+    """
     assert {"data.select.low", "optim.schedule", "reference.sync.mix", "sampling.stop"} < {*leaves()}
-    assert len(leaves()) <= 80
+    assert len(leaves()) <= 81
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     row = next(line for line in readme.splitlines() if line.startswith("| settings of a GRPO run |"))
     assert f"| {len(leaves())}," in row

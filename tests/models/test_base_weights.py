@@ -145,6 +145,9 @@ def test_a_base_with_a_number_that_is_not_finite_is_refused_however_it_is_stored
         load_model(tmp_path, weights=weights)
 
 
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="bitsandbytes cuts the gradient on AVX-512 BF16 alone"
+)
 @pytest.mark.filterwarnings("ignore:bitsandbytes.*autograd kernel was not registered:UserWarning")
 def test_a_quantised_base_that_cuts_the_gradient_is_refused(base: Path):
     model = load_model(base, weights="nf4")

@@ -140,10 +140,23 @@ class Shard(Section):
 
 
 class GradientProducts(Section):
-    """The library that computes each matrix product of a backward pass on a CPU in float32."""
+    """The library that computes the matrix products of a backward pass: a name, or a table, `{weight = "mkl"}`."""
 
-    input: Literal["onednn", "mkl"] = Field(default="onednn", description="for the gradients of the inputs")
-    weight: Literal["onednn", "mkl"] = Field(default="onednn", description="for the gradients of the weights")
+    SHORT_FORM = ("input", "weight")
+
+    input: Literal["onednn", "mkl"] = "onednn"  # for the gradients of the inputs
+    weight: Literal["onednn", "mkl"] = "onednn"  # for the gradients of the weights
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_recipe(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | GradientProducts):
+            raise ValueError('expected "onednn", "mkl", or a table such as {weight = "mkl"}')
+        return {"input": value, "weight": value} if isinstance(value, str) else value
+
+    @model_serializer
+    def _to_recipe(self) -> Any:
+        return self.input if self.input == self.weight else {"input": self.input, "weight": self.weight}
 
 
 class Curriculum(Section):

@@ -51,6 +51,7 @@ LAST_BITS = (
     "device",
     "threads",
     "workers",
+    "gradient_products",
     "gradient_products.input",
     "gradient_products.weight",
     "compile",

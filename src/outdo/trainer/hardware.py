@@ -129,7 +129,8 @@ def busy_notes(share: float | None) -> list[str]:
 
 def gradients_of(recipe: Recipe) -> Gradients:
     """Return the libraries of a resolved recipe."""
-    return ONEDNN if recipe.gradient_products is None else Gradients(**recipe.gradient_products.model_dump())
+    products = recipe.gradient_products
+    return ONEDNN if products is None else Gradients(products.input, products.weight)
 
 
 def _named(products: GradientProducts) -> str:
