@@ -50,6 +50,15 @@ def test_a_measurement_is_made_once_for_a_processor_a_torch_and_a_model(measured
 
 
 @needs_onednn
+def test_a_home_folder_that_cannot_be_written_is_no_error(measured, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = fastest_gradients(MATRICES)
+    assert found.gradients == Gradients(input="mkl", weight="onednn")
+    assert found.file is None
+
+
+@needs_onednn
 def test_a_small_gain_does_not_choose(measured, monkeypatch):
     monkeypatch.setattr(fastest_products, "_shortest", lambda left, right: {"onednn": 1.04, "mkl": 1.0})
     assert fastest_gradients(MATRICES).gradients == Gradients()

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from transformers import BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 
 from outdo.models.inspect_folder import ModelFacts
-from outdo.models.onednn import NarrowLinear, linear, product
+from outdo.models.onednn import NarrowLinear, current_gradients, linear, product
 from outdo.utils.errors import ModelError
 
 Weights = Literal["float32", "bfloat16", "int8", "nf4"]
@@ -106,14 +106,15 @@ class _Int8Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
-        ctx.weight = weight
+        ctx.weight, ctx.library = weight, current_gradients().input
         return linear(x, weight.dequantize())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None]:
         weight = ctx.weight.dequantize().to(grad_y.dtype)
-        return product(grad_y.reshape(-1, len(weight)), weight).view(*grad_y.shape[:-1], weight.shape[1]), None
+        grad_x = product(grad_y.reshape(-1, len(weight)), weight, ctx.library)
+        return grad_x.view(*grad_y.shape[:-1], weight.shape[1]), None
 
 
 def _to_float32(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:

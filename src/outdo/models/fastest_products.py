@@ -19,6 +19,7 @@ from torch import Tensor
 from outdo.models.device import describe_hardware
 from outdo.models.onednn import Gradients, Library, available, product
 from outdo.storage.atomic import write_json_atomically
+from outdo.utils.errors import RunFolderError
 from outdo.utils.user_cache import locked, user_cache
 
 ROWS = 512
@@ -49,7 +50,7 @@ class Measured(NamedTuple):
     gradients: Gradients
     input: float
     weight: float
-    file: Path  # where the measurement is kept
+    file: Path | None  # where the measurement is kept; None: it could not be written
 
 
 def fastest_gradients(matrices: Sequence[Matrix]) -> Measured | None:
@@ -64,13 +65,16 @@ def fastest_gradients(matrices: Sequence[Matrix]) -> Measured | None:
         "torch": torch.__version__,
         "matrices": [[*matrix, count] for matrix, count in sorted(Counter(matrices).items())],
     }
-    folder = user_cache("products")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
-    with locked(file.with_suffix(".lock")):  # runs that start beside each other take the same
-        if not file.exists():
-            write_json_atomically(file, {**key, "seconds": _measure(Counter(matrices))})
-    faster = {name: by["onednn"] / by["mkl"] for name, by in json.loads(file.read_text())["seconds"].items()}
+    file: Path | None = user_cache("products") / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.with_suffix(".lock")):  # runs that start beside each other take the same
+            if not file.exists():
+                write_json_atomically(file, {**key, "seconds": _measure(Counter(matrices))})
+            seconds = json.loads(file.read_text())["seconds"]
+    except (OSError, RunFolderError):  # a home folder that is read-only, or full
+        file, seconds = None, _measure(Counter(matrices))
+    faster = {name: by["onednn"] / by["mkl"] for name, by in seconds.items()}
     library: dict[str, Library] = {name: "mkl" if gain >= FASTER else "onednn" for name, gain in faster.items()}
     return Measured(Gradients(**library), **faster, file=file)
 

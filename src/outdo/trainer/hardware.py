@@ -114,7 +114,8 @@ def choose_products(recipe: Recipe, facts: ModelFacts) -> tuple[GradientProducts
         return None, []
     products = GradientProducts(**measured.gradients._asdict())
     speeds = f"MKL is {measured.input:.2f} and {measured.weight:.2f} times as fast as oneDNN"
-    return products, [f"gradient products: {_named(products)} ({speeds} here: {measured.file})"]
+    where = measured.file or "not kept, because the user's cache cannot be written"
+    return products, [f"gradient products: {_named(products)} ({speeds} here: {where})"]
 
 
 def busy_notes(share: float | None) -> list[str]:
