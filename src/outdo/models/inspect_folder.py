@@ -86,6 +86,7 @@ class ModelFacts:
     vocab_size: int | None  # rows of the embedding
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
     normed_heads: bool = False  # whether attention normalises its queries and keys
+    lean: bool = False  # whether its layers keep less for the backward pass, by `lean_modules`
     adapter: Path | None = None  # the folder of an adapter of this model
     dequantised: str | None = None  # of a GGUF file: the type of most of its weights, for example Q4_1
 
@@ -328,6 +329,7 @@ def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tens
             (shape[0], shape[1]) for name, (_, shape) in tensors.items() if len(shape) == 2 and IN_A_LAYER.search(name)
         ),
         normed_heads=_has_normed_heads(tensors),
+        lean=config.get("hidden_act") == "silu" and any("gate_proj" in name for name in tensors),
         **size,
     )
 

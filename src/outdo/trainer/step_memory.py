@@ -27,6 +27,10 @@ not tell: 25 to 31 were counted in Qwen3 models with feed-forward layers of thre
 DENSE = range(4, 17)
 """Matrices of a layer that is no mixture of experts: a mixture has those of each expert, or stores them as one."""
 
+READ_AGAIN = 3
+"""Matrices of a layer that read the hidden state which the one before them reads: of keys, of values, and one of two
+before the gate."""
+
 LEAST_ROWS = 6
 """Rows of all matrices of a layer that has a feed-forward part, in units of the hidden size; attention has 2 to 4."""
 
@@ -94,14 +98,20 @@ def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> 
 def numbers_of_layer(facts: ModelFacts, hidden: int, layers: int) -> int:
     """Return how many numbers a layer keeps of each token for the backward pass.
 
-    That is twice the result of each matrix, as it is and as the next function makes it, and three hidden states for the
-    sums and norms; twice the queries and keys once more where these are normalised. In SmolLM2 (21 hidden states) and
-    in a Qwen3 model (26) as many were counted.
+    Where `lean_modules` computes norms and a gated MLP, that is the result of each matrix, and what each reads: the
+    queries, keys and values read the same, and so do the two matrices before the gate. Attention keeps a copy of its
+    result, and of keys and values behind those of the prompt. For other layers it is twice the result of each matrix,
+    as it is and as the next function makes it, and three hidden states for the sums and norms. Norms of queries and
+    keys keep what they read, and in other layers also what they make.
     """
     rows = sum(rows for rows, _ in facts.layer_matrices) // layers
+    columns = sum(columns for _, columns in facts.layer_matrices) // layers
     if len(facts.layer_matrices) // layers not in DENSE or rows < LEAST_ROWS * hidden:
         return ACTIVATIONS_PER_LAYER * hidden
-    normed = ((facts.heads or 0) + (facts.kv_heads or 0)) * (facts.head_dim or 0) * facts.normed_heads
+    heads, kv_heads, size = facts.heads or 0, facts.kv_heads or 0, facts.head_dim or 0
+    normed = (heads + kv_heads) * size * facts.normed_heads
+    if facts.lean:
+        return rows + columns - READ_AGAIN * hidden + (heads + 2 * kv_heads) * size + normed
     return 2 * rows + 3 * hidden + 2 * normed
 
 
