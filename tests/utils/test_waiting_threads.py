@@ -24,7 +24,7 @@ print(json.dumps({name: value for name, value in os.environ.items() if before.ge
 @pytest.mark.parametrize(
     ("chosen", "set_by_outdo"),
     [
-        ({}, {"GOMP_SPINCOUNT": "1000"}),
+        ({}, {"GOMP_SPINCOUNT": "3000"}),
         ({"GOMP_SPINCOUNT": "7"}, {}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {}),
     ],
