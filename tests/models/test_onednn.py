@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as torchs_linear
 
 from outdo.models import onednn as products
-from outdo.models.onednn import linear, patched_linears, product
+from outdo.models.onednn import linear, patched_linears, product, together
 
 onednn = pytest.mark.skipif(
     not (products.X86 and torch.backends.mkldnn.is_available()), reason="oneDNN is asked on x86 processors alone"
@@ -140,6 +140,26 @@ def test_weights_are_packed_once_per_block(monkeypatch):
         with patched_linears(layer, packed=True):
             layer(x)
         assert len(asked) == expected
+
+
+@onednn
+@pytest.mark.parametrize(("biases", "products_made"), [((False,) * 3, 1), ((True,) * 3, 1), ((True, True, False), 3)])
+def test_layers_that_read_the_same_are_one_product_with_the_same_result(biases, products_made, asked):
+    layers = nn.ModuleList([nn.Linear(64, n, bias=bias) for n, bias in zip((64, 32, 32), biases, strict=True)])
+    x = torch.randn(300, 64)
+    with torch.no_grad():
+        expected = [layer(x) for layer in layers]
+        with patched_linears(layers, packed=True, readers=[tuple(layers)]):
+            found = together(x, *layers)
+            assert len(asked) == products_made
+            for m in (1, 4, 31):
+                for some, all_rows in zip(together(x[7 : 7 + m], *layers), found, strict=True):
+                    assert torch.equal(some, all_rows[7 : 7 + m])
+            torch.testing.assert_close(layers[1](x), expected[1])
+        assert len(together(x, *layers)) == 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert not any({"forward", "together"} & set(vars(layer)) for layer in layers)
 
 
 @given(rows=st.integers(1, 100_000))

@@ -329,13 +329,17 @@ def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tens
             (shape[0], shape[1]) for name, (_, shape) in tensors.items() if len(shape) == 2 and IN_A_LAYER.search(name)
         ),
         normed_heads=_has_normed_heads(tensors),
-        lean=config.get("hidden_act") == "silu" and any("gate_proj" in name for name in tensors),
+        lean=_is_lean(config, tensors),
         **size,
     )
 
 
 def _has_normed_heads(tensors: Tensors) -> bool:
     return any("q_norm" in name for name in tensors)
+
+
+def _is_lean(config: dict[str, Any], tensors: Tensors) -> bool:
+    return config.get("hidden_act") == "silu" and any("gate_proj" in name for name in tensors)
 
 
 def _wrong_dtypes(count: Counter[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
 
+from outdo.models import onednn
 from outdo.models.attention.packed import Layout, Rule
 from outdo.models.wrapped_forwards import wrapped_forwards
 
@@ -43,6 +44,16 @@ def lean_modules(model: nn.Module, kinds: Collection[Kind], rules: Sequence[Rule
     replaced = [each for kind in kinds for each in modules_of(model, kind, rules)]
     with wrapped_forwards([module for module, _ in replaced], dict(replaced).__getitem__):
         yield
+
+
+def readers(model: nn.Module, kinds: Collection[Kind]) -> Iterator[tuple[nn.Module, ...]]:
+    """Yield the layers of modules of some kinds that read the same input, for `onednn.patched_linears`."""
+    for module in model.modules():
+        parts: Any = module
+        if "attention" in kinds and _is_attention(module):
+            yield parts.q_proj, parts.k_proj, parts.v_proj
+        elif "mlp" in kinds and _is_mlp(module):
+            yield parts.gate_proj, parts.up_proj
 
 
 def modules_of(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Replaced]:
@@ -104,7 +115,7 @@ def _norm(module: nn.Module, epsilon: str, offset: float, hidden_states: Tensor)
 
 def _mlp(module: nn.Module, x: Tensor) -> Tensor:
     parts: Any = module
-    gate, up = parts.gate_proj(x), parts.up_proj(x)
+    gate, up = onednn.together(x, parts.gate_proj, parts.up_proj)
     return parts.down_proj(_SwiGLU.apply(gate, up) if torch.is_grad_enabled() else silu(gate).mul_(up))
 
 
@@ -122,8 +133,8 @@ def _attention(
     parts: Any = module
     cos, sin = signed(*position_embeddings)  # [1, N, 1, d]
     query, key, value = (
-        project(hidden_states).unflatten(-1, (-1, parts.head_dim))  # [1, N, heads, d]
-        for project in (parts.q_proj, parts.k_proj, parts.v_proj)
+        projected.unflatten(-1, (-1, parts.head_dim))  # [1, N, heads, d]
+        for projected in onednn.together(hidden_states, parts.q_proj, parts.k_proj, parts.v_proj)
     )
     if hasattr(module, "q_norm"):
         query, key = parts.q_norm(query), parts.k_norm(key)
@@ -161,7 +172,8 @@ def _exchanged(x: Tensor) -> Tensor:
 
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    return x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()  # [..., 1]
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [..., 1], without a copy of x
+    return norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -8,7 +8,7 @@ the functions here do what torch does by itself.
 """
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -92,27 +92,69 @@ LINEAR = (nn.Linear, NarrowLinear)
 """The layers that are nothing but a product."""
 
 
+Replaced = dict[nn.Linear, dict[str, Callable[..., Any]]]
+"""Linear layers, and what they compute with: `forward`, and `together` of the first layer of a group."""
+
+
 @contextmanager
-def patched_linears(model: nn.Module, *, packed: bool = False) -> Iterator[None]:
+def patched_linears(
+    model: nn.Module, *, packed: bool = False, readers: Iterable[Sequence[nn.Module]] = ()
+) -> Iterator[None]:
     """Let the linear layers of a model compute by `linear` during a `with` block.
 
     `packed` copies the weights into the order in which oneDNN reads them, as each product would do otherwise: for many
-    products with few rows, between which no weight changes. Up to `PACKED_BYTES` bytes are copied, or none.
+    products with few rows, between which no weight changes. Up to `PACKED_BYTES` bytes are copied, or none. Layers that
+    read the same input, each group of `readers`, are packed as one matrix, which `together` multiplies by.
     """
     linear_layers = (each for each in model.modules() if isinstance(each, nn.Linear))
     layers = [each for each in linear_layers if type(each) in LINEAR and "forward" not in vars(each)]
     packed = packed and sum(4 * layer.weight.numel() for layer in layers) <= PACKED_BYTES
-    for layer in layers:
-        forward = partial(_forward, layer)
-        if packed and _use_onednn(layer.weight):
-            weight = layer.weight.detach().float()
-            forward = partial(_packed_forward, layer, torch.ops.mkldnn._reorder_linear_weight(weight))
-        layer.forward = forward  # type: ignore[method-assign]
+    replaced: Replaced = {layer: {"forward": partial(_forward, layer)} for layer in layers}
+    if packed:
+        _pack_all(replaced, readers)
+    for layer, functions in replaced.items():
+        vars(layer).update(functions)
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, functions in replaced.items():
+            for name in functions:
+                delattr(layer, name)
+
+
+def together(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """Compute several layers of the same x, as one product if `patched_linears` has packed them as one matrix."""
+    joined = vars(layers[0]).get("together")
+    return [layer(x) for layer in layers] if joined is None else joined(x)
+
+
+def _pack_all(layers: Replaced, readers: Iterable[Sequence[nn.Module]]) -> None:
+    """Replace what layers compute with by products with packed weights."""
+    alone = {layer for layer in layers if _use_onednn(layer.weight)}
+    for group in readers:
+        known = [layer for layer in group if isinstance(layer, nn.Linear) and layer in alone]
+        alike = len({layer.bias is None for layer in known}) == 1
+        if alike and len(known) == len(group):
+            layers[known[0]]["together"] = _joined(known)
+            alone.difference_update(known)
+    for layer in alone:
+        layers[layer]["forward"] = partial(_packed_forward, layer, _pack([layer]))
+
+
+def _joined(layers: Sequence[nn.Linear]) -> Callable[[Tensor], Sequence[Tensor]]:
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+    return partial(_joined_forward, layers, _pack(layers), bias)
+
+
+def _pack(layers: Sequence[nn.Linear]) -> Tensor:
+    weights = [layer.weight.detach().float() for layer in layers]
+    return torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights) if len(weights) > 1 else weights[0])
+
+
+def _joined_forward(layers: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None, x: Tensor) -> Sequence[Tensor]:
+    if not _use_onednn(x):
+        return [_forward(layer, x) for layer in layers]
+    return _by_onednn(x, weight, bias).split([layer.out_features for layer in layers], -1)
 
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from outdo.models.attention.conversations import conversations
 from outdo.models.attention.kernels import Kernel, layout_for
 from outdo.models.attention.packed import Layout, Rule, pack
 from outdo.models.device import Precision
-from outdo.models.lean_modules import Kind, lean_modules
+from outdo.models.lean_modules import Kind, lean_modules, readers
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.models.rounding import tolerance
 from outdo.models.routing import UNKNOWN, Routers
@@ -282,7 +282,8 @@ class Forward:
                     if not compiled:
                         replaced.enter_context(lean_modules(self.model, self.lean, self.rules))
                 if not (self.autocast or compiled):
-                    replaced.enter_context(onednn.patched_linears(self.model, packed=packed))
+                    same = readers(self.model, self.lean) if packed else ()
+                    replaced.enter_context(onednn.patched_linears(self.model, packed=packed, readers=same))
                 yield
         finally:
             self._prepared = False
