@@ -15,7 +15,7 @@ from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
-CONTINUOUS, GENERATE, ONE_LENGTH, NO_CACHE = (way.name for way in WAYS)
+CAPTURED, CONTINUOUS, GENERATE, ONE_LENGTH, NO_CACHE = (way.name for way in WAYS)
 BART = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "d_model": 32, "init_std": 0.2}
 HRM = {"head_dim": 8, "num_layers_per_stack": 1}
 RWKV = {"attention_hidden_size": 32, "context_length": 512}

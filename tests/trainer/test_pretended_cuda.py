@@ -27,6 +27,7 @@ from outdo.observability.record.parquet import make_folder
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import InProcessReward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.limits import HOST_READS_EVERY
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -116,12 +117,12 @@ def test_what_waits_for_the_device_does_not_grow_with_the_batch(
     on_cuda: Callable[[str], Trained], method: str, tmp_path: Path
 ):
     small = on_cuda(method)
-    longer = two_steps(method, tmp_path / "longer", cuda=True, tokens=2 * TOKENS)
+    longer = two_steps(method, tmp_path / "longer", cuda=True, tokens=TOKENS + HOST_READS_EVERY)
     wider = two_steps(method, tmp_path / "wider", cuda=True, group=8)
     assert wider.step_waits == small.step_waits
     assert small.record_waits == longer.record_waits == wider.record_waits
-    # Sampling reads the token and its log-probability, of all answers together, once for each place in an answer.
-    assert longer.step_waits == small.step_waits + Counter(tolist=2 * TOKENS)
+    # Sampling reads tokens and their log-probabilities, of all answers together, once for several places in an answer.
+    assert longer.step_waits == small.step_waits + Counter(tolist=2)
 
 
 def test_the_pretence_refuses_what_cuda_refuses_and_counts_what_it_waits_for():

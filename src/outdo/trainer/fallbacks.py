@@ -46,6 +46,9 @@ def fallback_warnings(forward: Forward, choice: SamplingChoice | None) -> list[s
             f"sampling: {choice.way.name}{reason}, without continuous batching{cause}; sampling takes twice as long "
             'or more (docs/models.md), and answers depend on their batch; `engine = "vllm"` may be faster'
         )
+    elif choice is not None and choice.faults and not choice.way.captured:
+        faults = "; ".join(choice.faults)
+        warnings.append(f"sampling: {faults}; the host starts each operation of a step instead")
     return warnings
 
 

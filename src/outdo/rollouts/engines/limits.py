@@ -8,3 +8,6 @@ KEPT_BYTES = 2**30
 
 CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512
 """Tokens of a block: the cache of keys and values grows by blocks, and attention sums over blocks."""
+
+HOST_READS_EVERY = 8
+"""Tokens of each answer that an accelerator samples before the host looks at them."""

@@ -21,13 +21,20 @@ from torch import Tensor
 
 from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kept import Kept, KeptEpisodes
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
 from outdo.rollouts.engines.builtin.route_log import RouteLog
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
-from outdo.rollouts.engines.limits import ACCELERATOR_BLOCK, CPU_BLOCK, SEQUENCES_AT_A_TIME
+from outdo.rollouts.engines.builtin.sequences import (
+    SequenceState,
+    StopRule,
+    append,
+    append_next_tokens,
+    numbers_of,
+)
+from outdo.rollouts.engines.limits import ACCELERATOR_BLOCK, CPU_BLOCK, HOST_READS_EVERY, SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
@@ -169,7 +176,9 @@ def sample(
     with forward.prepared(packed=True), recorded as recording:
         if way.continuous:
             log = None if recording is None else RouteLog(recording)
-            ContinuousBatch(policy, sampling, rule, min(rows, len(sequences)), log, kept).run(sequences)
+            capture = CAPTURES.get(forward.device.type) if way.captured else None
+            batch = ContinuousBatch(policy, sampling, rule, min(rows, len(sequences)), log, kept, capture=capture)
+            batch.run(sequences)
         else:
             settings = {"mix_lengths": way.mix_lengths, "use_cache": way.use_cache}
             generate_with_hf(policy, sequences, sampling, rule, batch_size=rows, **settings)
@@ -194,9 +203,13 @@ class ContinuousBatch:
         rows: int,
         log: RouteLog | None = None,
         kept: KeptEpisodes | None = None,
+        *,
+        capture: Capture | None = None,
     ) -> None:
         self.forward = policy.forward
         self.log = log
+        self.capture = capture
+        self.steps: dict[int, DeviceSteps] = {}  # by their number of rows
         self.kept = KeptEpisodes() if kept is None else kept
         self.sampling = sampling
         self.rule = rule
@@ -204,8 +217,9 @@ class ContinuousBatch:
         self.active: list[SequenceState] = []
         self.prefilled: dict[tuple[int, ...], PrefilledPrompt] = {}
         device = self.forward.device
-        block = CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK
-        self.cache = KVCache(_round_up(rows), block=block, device=device)
+        self.on_host = device.type == "cpu"
+        block = CPU_BLOCK if self.on_host else ACCELERATOR_BLOCK
+        self.cache = KVCache(_round_up(rows), block=block, device=device, one_block=not self.on_host)
 
     def run(self, sequences: Sequence[SequenceState]) -> None:
         """Sample every sequence to its end."""
@@ -217,8 +231,10 @@ class ContinuousBatch:
             free = min(len(waiting), self.rows - len(self.active))
             if free:
                 self._admit([waiting.popleft() for _ in range(free)], waiting_by_prompt)
-            if self.active:
+            if self.active and (self.on_host or self.log is not None):
                 self._decode_step()
+            elif self.active:
+                self._decode_on_device()
         if self.log is not None:
             self.log.give(sequences)
 
@@ -302,6 +318,23 @@ class ContinuousBatch:
         for sequence in self.active:
             _count(sequence, 1)
         append_next_tokens(self.active, logits, self.sampling, self.rule)
+        self._remove_finished()
+
+    def _decode_on_device(self) -> None:
+        """Sample some more tokens for every active row, none of which the host reads before the last."""
+        sequences, n = self.active, len(self.active)
+        count = min(HOST_READS_EVERY, *(each.max_tokens - len(each.token_ids) for each in sequences))
+        rows = rows_of_bucket(n, len(self.cache.lengths))
+        self.cache.make_room(int(self.cache.lengths[:n].max()) + count, rows)
+        steps = self.steps.get(rows)
+        if steps is None or steps.generation != self.cache.generation:
+            steps = self.steps[rows] = DeviceSteps(self.forward, self.cache, rows, self.sampling, self.capture)
+        last, numbers = [each.token_ids[-1] for each in sequences], numbers_of(sequences, count)
+        sampled = steps.run(last, self.cache.lengths[:n], numbers)
+        for row, (sequence, tokens, logprobs) in enumerate(zip(sequences, *sampled, strict=True)):
+            read = append(sequence, tokens, logprobs, self.rule)
+            self.cache.lengths[row] += read
+            _count(sequence, read)
         self._remove_finished()
 
     def _remove_finished(self) -> None:

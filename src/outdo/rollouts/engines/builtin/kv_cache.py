@@ -13,6 +13,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outdo.models.attention.packed import Rule, attention, within
 
@@ -76,10 +77,16 @@ class KVCache:
     pass: it does once what all calls need. `lengths` [rows] counts the tokens of each row; it stays on the host, to
     avoid a synchronisation with the accelerator. A block has as many rows as were in use when it was allocated: when
     only one long answer is left, its new blocks have one row.
+
+    With `one_block` there is a single block, which becomes longer by `block` tokens where others would be added: all
+    rows then read and write one tensor, whose shape stays for as many steps. `generation` counts how often tensors
+    were replaced.
     """
 
-    def __init__(self, rows: int, *, block: int, device: torch.device) -> None:
-        self.block = block
+    def __init__(self, rows: int, *, block: int, device: torch.device, one_block: bool = False) -> None:
+        self.block = self.added = block
+        self.one_block = one_block
+        self.generation = 0
         self.device = device
         self.lengths = numpy.zeros(rows, dtype=numpy.int64)
         # For each call the keys and the values, each a list of blocks [rows, kv_heads, block, d or e].
@@ -94,6 +101,7 @@ class KVCache:
     def admit(self, first: int, count: int, calls: Sequence[KeysValues]) -> None:
         """Copy a prompt's keys and values into `count` rows from `first` on."""
         length, end = calls[0][0].shape[1], first + count
+        self._lengthen(length, len(self.lengths))
         self.calls += [([], []) for _ in range(len(calls) - len(self.calls))]
         for stores, call in zip(self.calls, calls, strict=True):
             for store, new in zip(stores, call, strict=True):
@@ -133,17 +141,41 @@ class KVCache:
         at = self.lengths[rows] + numpy.arange(len(rows)) - numpy.repeat(new.cumsum() - new, new)
         self.lengths[: len(new)] += new
         rows, at = (numpy.pad(each, (0, padding), mode="edge") for each in (rows, at))
-        needed = int(at.max()) // self.block + 1
-        first = self.calls[0][0]  # all calls have the same blocks
-        if len(first) < needed or any(len(block) < len(new) for block in first[:needed]):
-            for store in chain.from_iterable(self.calls):
-                self._reserve(store, needed, len(new), store[0])
+        self.make_room(int(at.max()) + 1, len(new))
         self._next_call = 0
         self._writes = self._writes_of(rows, at)
         self._parts = self._parts_of(rows, at)
         self._at = torch.from_numpy(at).to(self.device)
         self._masks = {}
         return at.tolist()
+
+    def begin_at(self, at: Tensor) -> None:
+        """Prepare a forward pass of one new token of each of the first rows at positions `at` [R], which the host need
+        not know. The cache has one block and room for them; `lengths` is left as it is."""
+        self._next_call = 0
+        self._writes = [BlockWrite(0, None, torch.arange(len(at), device=self.device), at)]
+        self._parts = [Part(slice(None), slice(len(at)), 1)]
+        self._at = at
+        self._masks = {}
+
+    def make_room(self, tokens: int, rows: int) -> None:
+        """Allocate what is missing for so many tokens of each of the first rows."""
+        self._lengthen(tokens, rows)
+        needed = -(-tokens // self.block)
+        first = self.calls[0][0]  # all calls have the same blocks
+        if len(first) < needed or any(len(block) < rows for block in first[:needed]):
+            for store in chain.from_iterable(self.calls):
+                self._reserve(store, needed, rows, store[0])
+
+    def _lengthen(self, tokens: int, rows: int) -> None:
+        """Make the only block long enough for so many tokens, and drop the rows after the first ones."""
+        if not self.one_block or tokens <= self.block:
+            return
+        more = -(-(tokens - self.block) // self.added) * self.added
+        self.block += more
+        for store in chain.from_iterable(self.calls):
+            store[:] = [pad(block[:rows], (0, 0, 0, more)) for block in store]
+        self._changed()
 
     def _writes_of(self, rows: Indices, at: Indices) -> list[BlockWrite]:
         blocks, offset = divmod(at, self.block)
@@ -189,7 +221,7 @@ class KVCache:
     def _read_by(self, part: Part) -> list[list[Tensor]]:
         """Return the blocks of keys and those of values that a part reads, each [m * kv_heads, block, d or e].
 
-        Most steps read the same rows as the step before. Views of them are made once, and again after `_reserve`.
+        Most steps read the same rows as the step before. Views of them are made once, and again after a change.
         """
         stores = self.calls[self._next_call]
         if not isinstance(part.rows, slice):
@@ -202,13 +234,18 @@ class KVCache:
     def _reserve(self, store: list[Tensor], blocks: int, rows: int, like: Tensor) -> None:
         """Allocate `blocks` blocks of `rows` rows where they are missing; `like` is [..., kv_heads, *, d]."""
         kv_heads, _, d = like.shape[-3:]
-        self._views.clear()
         for block in range(blocks):
             if block == len(store):
                 store.append(like.new_zeros(rows, kv_heads, self.block, d))
+                self._changed()
             elif len(store[block]) < rows:
                 missing = like.new_zeros(rows - len(store[block]), kv_heads, self.block, d)
                 store[block] = torch.cat([store[block], missing])
+                self._changed()
+
+    def _changed(self) -> None:
+        self.generation += 1
+        self._views.clear()
 
     def _mask(self, number: int, rule: Rule, kv_heads: int, group: int) -> Tensor:
         """Return 0 where the tokens of a part may attend, else -inf: [m * kv_heads, group, blocks * block]."""

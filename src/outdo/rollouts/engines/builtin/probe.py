@@ -15,6 +15,7 @@ import torch
 from outdo.models.attention.choice import probe_tokens
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.builtin.device_steps import CAPTURES
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Request
@@ -34,11 +35,13 @@ class SamplingWay(NamedTuple):
 
     name: str
     continuous: bool = False  # by outdo's own cache, which needs the shared forward pass; else by `model.generate`
+    captured: bool = False  # its steps as graphs of the device: see `device_steps`
     mix_lengths: bool = True  # prompts of different lengths are padded on the left
     use_cache: bool = True
 
 
 WAYS = (
+    SamplingWay("continuous batching with captured steps", continuous=True, captured=True),
     SamplingWay("continuous batching", continuous=True),
     SamplingWay("model.generate"),
     SamplingWay("model.generate with prompts of one length at a time", mix_lengths=False),
@@ -67,7 +70,7 @@ def choose_way(policy: PolicyView, sample: Sample) -> SamplingChoice:
     view = replace(PolicySnapshot.of(policy), forward=forward, end_ids=frozenset())
     faults: list[str] = []
     for way in WAYS:
-        if way.continuous and forward.way != "shared":
+        if way.continuous and (forward.way != "shared" or (way.captured and forward.device.type not in CAPTURES)):
             continue
         with forward.gathered():
             fault = _fault(view, way, sample)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -98,18 +99,36 @@ def append_next_tokens(rows: Sequence[SequenceState], logits: Tensor, sampling: 
 
     Raises `NonFiniteWeightsError`, with the step and the question, if logits are not finite.
     """
-    keys = numpy.array([row.stream_key for row in rows], dtype=numpy.uint64)
-    positions = numpy.array([row.request.position + len(row.token_ids) for row in rows], dtype=numpy.uint64)
-    numbers = torch.from_numpy(uniforms(keys, positions))
+    numbers = torch.from_numpy(numbers_of(rows, 1)[0])
     if logits.device.type != "mps":
         numbers = numbers.to(logits.device)
     tokens, logprobs = sample_tokens(logits, numbers, sampling)
     for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        append(row, [token], [logprob], rule)
+
+
+def numbers_of(rows: Sequence[SequenceState], count: int) -> NDArray[numpy.float64]:
+    """Return the random numbers that choose the next `count` tokens of each row, [count, n]."""
+    keys = numpy.array([row.stream_key for row in rows], dtype=numpy.uint64)
+    next_ones = numpy.array([row.request.position + len(row.token_ids) for row in rows], dtype=numpy.uint64)
+    positions = next_ones + numpy.arange(count, dtype=numpy.uint64)[:, None]
+    return uniforms(numpy.broadcast_to(keys, positions.shape), positions)
+
+
+def append(row: SequenceState, tokens: Sequence[int], logprobs: Sequence[float], rule: StopRule) -> int:
+    """Append sampled tokens to a row until it ends; return how many, and set the finish reason.
+
+    Raises `NonFiniteWeightsError` if a log-probability is NaN.
+    """
+    for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
         if math.isnan(logprob):
             raise NonFiniteWeightsError(_not_finite(row))
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         row.finish_reason = rule.finish_reason(row)
+        if row.finish_reason is not None:
+            return count
+    return len(tokens)
 
 
 def _not_finite(row: SequenceState) -> str:
