@@ -1,1 +1,1 @@
-"""Several processes that share the weights of a model: none of it runs with `workers = 1`."""
+"""Several processes for one run: workers that share the weights, replicas with DDP or FSDP2, and machines under Ray."""

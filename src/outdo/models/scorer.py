@@ -1,8 +1,8 @@
 """Score the tokens of a batch with a model, and add up the gradient of a loss of these scores, in micro-batches.
 
 The loss itself is not computed here: it sees detached log-probabilities and entropies, and returns its derivatives with
-respect to them. `LocalScoring` computes in this process; `outdo.distributed.WorkerPool` brings a `Scoring` that shares
-the rows among several.
+respect to them. `LocalScoring` computes in this process; `distributed.worker_pool.WorkerPool` brings a `Scoring` that
+shares the rows among several.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ class Scoring(Protocol):
 
 
 class ScoringPool(Protocol):
-    """Several processes that share a model's weights: an `outdo.distributed.WorkerPool`."""
+    """Several processes that share a model's weights: a `distributed.worker_pool.WorkerPool`."""
 
     def __len__(self) -> int: ...
 

@@ -1,1 +1,1 @@
-"""The quickstart: a small model, built here, is fine-tuned to add in writing and then trained by GRPO."""
+"""`outdo quickstart`: SmolLM2 learns to write sentences; small models learn sums, tools, games or programs."""

@@ -31,9 +31,9 @@ LOADING = 1800.0
 LARGEST = 1 << 32
 """Bytes of a response."""
 LOG_LINES = 12
+"""The last lines of the log that an error shows."""
 NOT_PASSED = ("PYTHON", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """How the names of variables begin that belong to this process: vLLM reads those of torchrun as its own."""
-"""The last lines of the log that an error shows."""
 
 
 def command(python: str) -> list[str]:
