@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["step", "scores", "counts"]
+Kind = Literal["step", "sampling", "scores", "counts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is timed. A step samples `prompts` groups, and makes one update on all of them."""
+    """What is timed. A step samples `prompts` groups, and makes one update on all of them; `sampling` has no update."""
 
     name: str
     about: str
@@ -124,6 +124,18 @@ CASES: Mapping[str, Case] = {
             prompts=1,
             prompt_tokens=384,
             answers=(32,) * 16,
+        ),
+        *(
+            Case(
+                name=f"sampling-{rows}",
+                about=f"sampling alone: SmolLM2's shape or --model, {rows} answers of 32 tokens to prompts of 24",
+                kind="sampling",
+                shape=SMOLLM2,
+                prompts=-(-rows // 8),
+                prompt_tokens=24,
+                answers=(32,) * min(rows, 8),
+            )
+            for rows in (1, 8, 32, 64)
         ),
         Case(
             name="small-lora",

@@ -21,6 +21,10 @@ class Implementation:
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: str = ""  # a package of an extra
 
+    def can_do(self, kind: Kind) -> bool:
+        """Return whether it can do a case of this kind."""
+        return kind == self.kind or (kind == "sampling" and self.part == "sampling")
+
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     each.name: each
@@ -85,6 +89,21 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
             part="sampling",
         ),
         Implementation(
+            name="outdo-sampling",
+            about="the sampling of outdo's step",
+            run="benchmarks.suite.outdo_side:sampling",
+            part="sampling",
+            kind="sampling",
+        ),
+        Implementation(
+            name="vllm",
+            about="vLLM in the environment of `make vllm`, or of the interpreter that OUTDO_VLLM names",
+            run="benchmarks.suite.outdo_side:sampling",
+            part="sampling",
+            kind="sampling",
+            options={"vllm": True},
+        ),
+        Implementation(
             name="outdo-scores",
             about="outdo's log-probabilities and entropies, in chunks",
             run="benchmarks.suite.scores:chunked",
@@ -112,7 +131,12 @@ MACHINE = Implementation(
     run="benchmarks.suite.speed:measure",
     part="machine",
 )
-OWN: Mapping[Kind, str] = {"step": "outdo", "scores": "outdo-scores", "counts": "counts"}
+OWN: Mapping[Kind, str] = {"step": "outdo", "sampling": "outdo-sampling", "scores": "outdo-scores", "counts": "counts"}
 """Which implementation is outdo, by the kind of case."""
-USUAL: Mapping[Kind, tuple[str, ...]] = {"step": ("trl-tuned", "generate"), "scores": ("plain-scores",), "counts": ()}
+USUAL: Mapping[Kind, tuple[str, ...]] = {
+    "step": ("trl-tuned", "generate"),
+    "sampling": ("generate",),
+    "scores": ("plain-scores",),
+    "counts": (),
+}
 """The implementations that outdo is compared with if none is named."""

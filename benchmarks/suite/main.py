@@ -157,7 +157,7 @@ def _unknown(what: str, names: Sequence[str], known: Iterable[str]) -> list[str]
 def _implementations(case: Case, against: Sequence[str]) -> list[Implementation]:
     """Return outdo first, then the chosen implementations that can run such a case."""
     named = against or USUAL_IMPLEMENTATIONS[case.kind]
-    others = [name for name in named if IMPLEMENTATIONS[name].kind == case.kind and name != OWN[case.kind]]
+    others = [name for name in named if IMPLEMENTATIONS[name].can_do(case.kind) and name != OWN[case.kind]]
     return [IMPLEMENTATIONS[name] for name in (OWN[case.kind], *others)]
 
 

@@ -1,14 +1,16 @@
 """outdo in the benchmark: a training step, built as `outdo train` builds it."""
 
 import dataclasses
-import itertools
+import os
 import time
 from collections.abc import Sequence
+from itertools import count, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.suite.roofline import Weights
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import (
     adapter_of,
@@ -38,12 +40,17 @@ from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.vllm.engine import vllm
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.trainer.hardware import SMALL_MODEL
 from outdo.types import Completion, Prompt, Request
 from outdo.utils.malloc import disable_trim
+from outdo.utils.rng import Stream
 
 LR = 1e-6
+VLLM = ".venv-vllm/bin/python"
+"""Where `make vllm` installs it."""
 
 
 class EndlessPolicy(Policy):
@@ -113,41 +120,73 @@ class EveryOther:
         """Nothing to close."""
 
 
+def prepared(setting: Setting) -> tuple[EndlessPolicy, Weights, Engine]:
+    """The policy of a case, the sizes of its model, and the engine that samples from it, as `outdo train` has them."""
+    model = model_of(setting)
+    weights = weights_of(model)
+    if adapter := adapter_of(setting):
+        attach(model, adapter)
+    one_process = setting.options.get("threads") or setting.device != "cpu" or weights.all > SMALL_MODEL
+    workers = 1 if one_process else setting.threads
+    torch.set_num_threads(setting.threads // workers)
+    disable_trim()
+    pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
+    settings = OptimiserSettings(lr=LR)
+    measured = fastest_gradients(matrices_of(model)) if setting.device == "cpu" else None
+    gradients = ONEDNN if measured is None else measured.gradients
+    policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients, pool=pool)
+    if setting.options.get("vllm"):
+        return policy, weights, vllm(policy, python=os.environ.get("OUTDO_VLLM", VLLM))
+    return policy, weights, MultiprocessEngine(policy, pool)
+
+
+def sampling(setting: Setting, turns: Turns) -> None:
+    """Sample alone, every answer to its length."""
+    policy, weights, inner = prepared(setting)
+    longest = max(setting.case.answers)
+    engine, params, rounds = TimedEngine(inner, setting.case.answers), SamplingParams(max_tokens=longest), count()
+    engine.update_weights(policy)
+
+    def turn() -> Turn:
+        number = next(rounds)
+        requests = [
+            Request(token_ids=ids, stream=Stream("train", number, str(place), sample), max_tokens=longest)
+            for place, ids in enumerate(_prompts(setting, policy))
+            for sample in range(setting.case.group)
+        ]
+        engine.generate(requests, params)
+        return Turn(sampling=engine.sampling, tokens=setting.case.sampled, bytes=most_memory(setting.device))
+
+    turns.take(turn, weights=dataclasses.asdict(weights))
+
+
+def _prompts(setting: Setting, policy: Policy) -> Sequence[tuple[int, ...]]:
+    return prompts_of(setting, policy.model.config.get_text_config().vocab_size)
+
+
 class Steps:
     """The training loop of a case; `next(steps.steps)` makes a step."""
 
     def __init__(self, setting: Setting) -> None:
         case = setting.case
-        model = model_of(setting)
-        self.weights = weights_of(model)
-        if adapter := adapter_of(setting):
-            attach(model, adapter)
-        workers = 1 if setting.options.get("threads") or setting.device != "cpu" else setting.threads
-        torch.set_num_threads(setting.threads // workers)
-        disable_trim()
-        pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
-        settings = OptimiserSettings(lr=LR)
-        measured = fastest_gradients(matrices_of(model)) if setting.device == "cpu" else None
-        gradients = ONEDNN if measured is None else measured.gradients
-        self.policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients, pool=pool)
-        self.engine = TimedEngine(MultiprocessEngine(self.policy, pool), case.answers)
+        self.policy, self.weights, engine = prepared(setting)
+        self.engine = TimedEngine(engine, case.answers)
         self.objective = grpo(beta=0.0)
-        sampling = SamplingParams(max_tokens=max(case.answers))
-        rollout = GroupSampler(self.engine, SingleTurn(EveryOther()), group_size=case.group, sampling=sampling)
+        params = SamplingParams(max_tokens=max(case.answers))
+        rollout = GroupSampler(self.engine, SingleTurn(EveryOther()), group_size=case.group, sampling=params)
         prompts = [
-            Prompt(id=str(number), text="", token_ids=ids)
-            for number, ids in enumerate(prompts_of(setting, model.config.get_text_config().vocab_size))
+            Prompt(id=str(number), text="", token_ids=ids) for number, ids in enumerate(_prompts(setting, self.policy))
         ]
         models = Models.of(self.policy, self.objective)
         advantage = per_token(group_standardised)
-        self.steps = train(models, itertools.repeat(prompts), rollout, advantage, self.objective)
+        self.steps = train(models, repeat(prompts), rollout, advantage, self.objective)
 
 
 def step(setting: Setting, turns: Turns) -> None:
     """Sample, score and update; with the option `record`, also record what was trained.
 
-    This runs in one process per thread, as `outdo train` does with models of these sizes; with the option `threads`,
-    in one process.
+    This runs in as many processes as `outdo train` takes for the size of the model: one per thread if it is small; with
+    the option `threads`, in one.
     """
     steps = Steps(setting)
     recorder = Recorder(steps.policy, steps.objective)

@@ -1,6 +1,6 @@
 """Report the rounds: medians with their spread, ratios round by round, and shares of the machine's roofline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -62,6 +62,7 @@ class CaseReport:
     counts: Mapping[str, float]
     speed: Mapping[str, float]
     roofline: Roofline | None
+    processor: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -70,7 +71,8 @@ class CaseReport:
 
 def report_of(case: Case, results: Mapping[str, Result]) -> CaseReport:
     """Make the report of a case, outdo first."""
-    speeds = [turn.figures for turn in results[MACHINE.name].turns] if MACHINE.name in results else []
+    measured = results.get(MACHINE.name, Result())
+    speeds = [turn.figures for turn in measured.turns]
     speed = {name: max(each[name] for each in speeds) for name in speeds[0]} if speeds else {}
     own = results.get(OWN[case.kind], Result())
     weights = own.about.get("weights")
@@ -81,7 +83,8 @@ def report_of(case: Case, results: Mapping[str, Result]) -> CaseReport:
         if name != MACHINE.name
     ]
     counts = own.turns[-1].figures if own.turns else {}
-    return CaseReport(case=case, entries=entries, counts=counts, speed=speed, roofline=bound)
+    named = measured.about.get("processor", "")
+    return CaseReport(case=case, entries=entries, counts=counts, speed=speed, roofline=bound, processor=named)
 
 
 def _entry(name: str, result: Result, own: Result, bound: Roofline | None, speed: Mapping[str, float]) -> Entry:
@@ -170,13 +173,7 @@ def counts_table(report: CaseReport) -> Table:
 
 def remarks(report: CaseReport) -> list[str]:
     """Return sentences that explain the table of a case."""
-    sentences: list[str] = []
-    if report.speed:
-        multiply, copy = report.speed["multiply"] / 1e9, report.speed["copy"] / 1e9
-        sentences.append(f"this machine: {multiply:,.0f} GFLOP/s in matrix products, {copy:,.0f} GB/s in copies")
-    if report.speed and report.roofline is not None:
-        whole, sampling = report.roofline.seconds(report.speed), report.roofline.sampling_seconds(report.speed)
-        sentences.append(f"roofline: at that speed a step takes {whole:.3g} s, sampling alone {sampling:.3g} s")
+    sentences = list(_speeds(report))
     for entry in report.entries:
         if entry.failed:
             sentences.append(f"{entry.name} failed: {entry.failed}")
@@ -186,6 +183,23 @@ def remarks(report: CaseReport) -> list[str]:
             done = f"{entry.name} did 1/{entry.scaled:.0f} of the work because memory is short"
             sentences.append(f"{done}: its figures are {entry.scaled:.0f} times what was measured")
     return sentences
+
+
+def _speeds(report: CaseReport) -> Iterator[str]:
+    """Yield how fast the machine is, what it would take at that speed, and tokens a second of sampling alone."""
+    if report.speed:
+        multiply, copy = report.speed["multiply"] / 1e9, report.speed["copy"] / 1e9
+        yield (
+            f"this machine ({report.processor}): {multiply:,.0f} GFLOP/s in matrix products, {copy:,.0f} GB/s in copies"
+        )
+    sampling_alone = report.case.kind == "sampling"
+    if report.speed and report.roofline is not None:
+        whole, sampling = report.roofline.seconds(report.speed), report.roofline.sampling_seconds(report.speed)
+        step = "" if sampling_alone else f"a step takes {whole:.3g} s, "
+        yield f"roofline: at that speed {step}sampling alone takes {sampling:.3g} s"
+    if sampling_alone:
+        timed = [(entry.name, entry.sampling.median) for entry in report.entries if entry.sampling]
+        yield "tokens a second: " + ", ".join(f"{name} {report.case.sampled / seconds:,.0f}" for name, seconds in timed)
 
 
 LEGEND = (

@@ -15,6 +15,7 @@ from benchmarks.suite import machine
 from benchmarks.suite.implementations import MACHINE, Implementation
 from benchmarks.suite.setting import Setting
 from outdo.utils.errors import OutdoError
+from outdo.utils.waiting_threads import TURNS
 
 WARM_UP = 2
 """Turns that are not counted: they fill caches and do what is done at first use."""
@@ -68,7 +69,9 @@ class Running:
         self.name = implementation.name
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` does
         own_setting = replace(setting, options=implementation.options)
-        threads = {name: str(setting.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        variables = {name: str(setting.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        if implementation.name.startswith("outdo"):
+            variables["GOMP_SPINCOUNT"] = TURNS  # which the command `outdo` sets
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.suite.worker", implementation.name, own_setting.dumps()],
             stdin=subprocess.PIPE,
@@ -76,7 +79,7 @@ class Running:
             stderr=self.errors,
             text=True,
             start_new_session=True,
-            env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **variables, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
         )
         try:
             self.about = self._answer()

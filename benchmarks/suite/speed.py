@@ -1,7 +1,9 @@
 """Measure how fast this machine multiplies and copies with the threads in use, in turn with everything else."""
 
+import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -16,7 +18,15 @@ ENOUGH = 0.1  # seconds for each measurement
 def measure(setting: Setting, turns: Turns) -> None:
     """Report operations per second of the fastest square product, and bytes per second of a copy, read and written."""
     with torch.no_grad():
-        turns.take(lambda: Turn(figures=speed(setting.device)))
+        turns.take(lambda: Turn(figures=speed(setting.device)), processor=processor())
+
+
+def processor() -> str:
+    """Return the name of the processor, and the instructions that torch uses of it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def speed(device: str) -> dict[str, float]:
