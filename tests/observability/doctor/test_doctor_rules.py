@@ -80,6 +80,13 @@ def test_a_policy_that_has_broken_down_is_not_said_to_have_stopped_reading() -> 
     assert roots(merged(merged(read, rose), large))[0] == "stopped_reading"
 
 
+@pytest.mark.parametrize(("metric", "found"), [("eval/reads/mention _", 1), ("reads/mention _", 0)])
+def test_a_word_that_was_read_a_little_is_judged_by_held_out_questions_alone(metric: str, found: int) -> None:
+    read = steps((1, {metric: 4.1, "reads/mention _": 2.9}), (9, {}), (1, {metric: 0.1, "reads/mention _": 0.0}))
+    rose = steps((11, {"reward": jumping(0.1, 0.9)}))
+    assert len(found_by("stopped_reading", merged(read, rose))) == found
+
+
 def test_a_kl_that_grows_tenfold_is_reported_before_it_is_large() -> None:
     growing = [0.0005] * 12 + [0.001 * 2.0**n for n in range(8)]
     (found,) = found_by("kl_explosion", steps((20, {"kl": growing})))
