@@ -54,12 +54,9 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
         return
     names = {name for line in run.lines for name in line}
     for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
-        held_out, training = run.span(f"eval/{name}"), run.span(name)
-        span = held_out if len(held_out.values) > 1 else training
-        since = _stopped(span, LEAST_READ_HELD_OUT if span is held_out else LEAST_READ)
+        span, since = _read_until(run, name)
         if since is None:
             continue
-        since = min(since, _stopped(training, LEAST_READ) or since)
         place = name.removeprefix(READ)
         part = "their question" if place == "mean" else f'the word in "{place}"'
         yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
@@ -69,6 +66,16 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
             "Read some answers, and let the reward check this part of the question too; a KL term "
             "(train.objective.beta) keeps the policy closer to the start.",
         )
+
+
+def _read_until(run: RunMetrics, name: str) -> tuple[Span, int | None]:
+    """Return the values that decide about a part of the question, and the first step at which it was not read."""
+    held_out, training = run.span(f"eval/{name}"), run.span(name)
+    in_training = _stopped(training, LEAST_READ)
+    if len(held_out.values) < 2:
+        return training, in_training
+    since = _stopped(held_out, LEAST_READ_HELD_OUT)
+    return held_out, since if since is None else min(since, in_training or since)
 
 
 def _stopped(span: Span, least: float) -> int | None:
