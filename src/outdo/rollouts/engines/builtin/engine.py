@@ -326,11 +326,12 @@ class ContinuousBatch:
         count = min(HOST_READS_EVERY, *(each.max_tokens - len(each.token_ids) for each in sequences))
         rows = rows_of_bucket(n, len(self.cache.lengths))
         self.cache.make_room(int(self.cache.lengths[:n].max()) + count, rows)
-        steps = self.steps.get(rows)
-        if steps is None or steps.generation != self.cache.generation:
-            steps = self.steps[rows] = DeviceSteps(self.forward, self.cache, rows, self.sampling, self.capture)
+        if any(each.generation != self.cache.generation for each in self.steps.values()):
+            self.steps.clear()
+        if rows not in self.steps:
+            self.steps[rows] = DeviceSteps(self.forward, self.cache, rows, self.sampling, self.capture)
         last, numbers = [each.token_ids[-1] for each in sequences], numbers_of(sequences, count)
-        sampled = steps.run(last, self.cache.lengths[:n], numbers)
+        sampled = self.steps[rows].run(last, self.cache.lengths[:n], numbers)
         for row, (sequence, tokens, logprobs) in enumerate(zip(sequences, *sampled, strict=True)):
             read = append(sequence, tokens, logprobs, self.rule)
             self.cache.lengths[row] += read
