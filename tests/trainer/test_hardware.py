@@ -15,7 +15,7 @@ from outdo.models import onednn
 from outdo.models.fastest_products import Measured
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.onednn import Gradients
-from outdo.trainer import hardware
+from outdo.trainer import build, hardware
 
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="there is nothing to choose without oneDNN")
 
@@ -90,12 +90,21 @@ def test_a_run_says_that_other_programs_compute(share: float | None, said: bool)
 
 
 @needs_onednn
-def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(own_home: Path):
-    """The bits of the weights say so: MKL adds up in another order."""
-    hashes = {}
-    for name, libraries in {"onednn": "onednn", "mkl": "mkl", "again": "mkl"}.items():
-        setting = f"gradient_products={{input='{libraries}', weight='{libraries}'}}"
+def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """On some processors both give a small model the same bits, so that bits cannot tell."""
+    monkeypatch.chdir(home)
+    libraries = "gradient_products={input='mkl', weight='onednn'}"
+    run = build.build_run(load("recipe.toml", ["device=cpu", "workers=1", "threads=1", libraries]))
+    run.reward.close()
+    assert run.models.policy.forward.gradients == Gradients("mkl", "onednn")
+
+
+@needs_onednn
+def test_a_run_by_libraries_of_its_recipe_has_the_same_bits_again(own_home: Path):
+    hashes = []
+    for name in ("first", "again"):
+        setting = "gradient_products={input='mkl', weight='mkl'}"
         said = outdo_(own_home, "train", "recipe.toml", f"run=./{name}", "steps=2", "workers=1", "threads=1", setting)
-        assert f"of weights by {'MKL' if libraries == 'mkl' else 'oneDNN'} (set in the recipe)" in said
-        hashes[name] = weights(own_home / name)
-    assert hashes["mkl"] == hashes["again"] != hashes["onednn"]
+        assert "of weights by MKL (set in the recipe)" in said
+        hashes.append(weights(own_home / name))
+    assert hashes[0] == hashes[1]
