@@ -123,6 +123,7 @@ def endless(monkeypatch: pytest.MonkeyPatch, tokens: int) -> tuple[Counter[str],
 def test_the_host_reads_tokens_and_log_probabilities_once_for_several_steps(monkeypatch: pytest.MonkeyPatch):
     (short, _, _), (long, graphs, answers) = (endless(monkeypatch, 1 + count * HOST_READS_EVERY) for count in (1, 4))
     assert {len(each.token_ids) for each in answers} == {1 + 4 * HOST_READS_EVERY}
+    assert long["tolist"] == 2 * (1 + 4)
     assert long - short == Counter(tolist=2 * 3)
     # The cache has 32 tokens after the first look, and 48 at last: each of them is another step to capture.
     assert graphs.captured == [4, 4]

@@ -150,8 +150,10 @@ class KVCache:
         return at.tolist()
 
     def begin_at(self, at: Tensor) -> None:
-        """Prepare a forward pass of one new token of each of the first rows at positions `at` [R], which the host need
-        not know. The cache has one block and room for them; `lengths` is left as it is."""
+        """Prepare a forward pass of one new token of each of the first rows, at positions `at` [R] on the device.
+
+        The cache has one block, with room for them. `lengths` stays as it is: the host need not know the positions.
+        """
         self._next_call = 0
         self._writes = [BlockWrite(0, None, torch.arange(len(at), device=self.device), at)]
         self._parts = [Part(slice(None), slice(len(at)), 1)]
