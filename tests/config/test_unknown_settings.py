@@ -89,19 +89,26 @@ def test_settings_of_trl_are_fields_of_its_configurations():
         ("critic.model.path", "outdo has train.critic"),
         ("train.penalty.beta", "it is now train.kl_in_reward.beta"),
         ("train.lr", "did you mean optim.lr?"),
-        ("train.loss_tpye", "outdo has train.objective"),
+        ("loss_tpye", "outdo has train.objective"),
+        ("actor.loss_tpye", "outdo has train.objective"),
         ("trian.prompts", "did you mean train.prompts?"),
         ("sampling.temprature", "did you mean sampling.temperature?"),
         ("model.mix", "did you mean reference.sync.mix?"),
         ("eval.evrey", "did you mean eval.every?"),
+        ("recrod.every", "did you mean record.every?"),
+        ("gradient_products.wieght", "did you mean gradient_products.weight?"),
+        ("cluster.shard.ofload", "did you mean cluster.shard.offload?"),
+        ("data.path.0.streming", "did you mean data.path.streaming?"),
+        ("data.path.0.curriculum.windw", "did you mean data.path.curriculum.window?"),
     ],
 )
 def test_the_longest_ending_of_a_key_counts_and_then_the_nearest_last_part(key, sentence):
     assert explain_unknown_setting(key).startswith(f"unknown setting; {sentence}")
 
 
-def test_a_setting_like_no_other_gets_no_name():
-    assert explain_unknown_setting("train.xyzzy") == "unknown setting"
+@pytest.mark.parametrize("key", ["train.xyzzy", "record.enabled", "gradient_products.evrey", "train.loss_tpye"])
+def test_a_setting_like_no_other_below_its_first_part_gets_no_name(key):
+    assert explain_unknown_setting(key) == "unknown setting"
     assert listed_hint("train.xyzzy") is None
 
 

@@ -37,7 +37,7 @@ def leaves() -> dict[str, FieldInfo]:
     """
 
     def walk(key: str, info: FieldInfo) -> Iterator[tuple[str, FieldInfo]]:
-        table = _table_in(info.annotation)
+        table = table_in(info.annotation)
         if table is None:
             yield key, info
             return
@@ -50,8 +50,8 @@ def leaves() -> dict[str, FieldInfo]:
     return dict(leaf for key, info in settings().items() for leaf in walk(key, info))
 
 
-def _table_in(annotation: Any) -> type[Section] | None:
+def table_in(annotation: Any) -> type[Section] | None:
     """Return the kind of table in an annotation such as `Selection | None` or `tuple[WeightedReward, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next(filter(None, map(_table_in, get_args(annotation))), None)
+    return next(filter(None, map(table_in, get_args(annotation))), None)

@@ -1,12 +1,14 @@
 """Explain settings that outdo does not know: old names of outdo, names of other libraries, and misspelt names."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outdo.config.settings import leaves, sections, settings
+from outdo.config.fields import Section
+from outdo.config.recipe import Recipe
+from outdo.config.settings import table_in
 from outdo.utils.errors import nearest
 
 OTHER_LIBRARIES = Path(__file__).with_name("other_libraries.toml")
@@ -17,12 +19,12 @@ def explain_unknown_setting(key: str) -> str:
     """Return the sentence about a setting that outdo does not have, without its key.
 
     It names the new setting of a renamed one, what outdo has instead of another library's setting or why it has none,
-    or else the most similar name.
+    or else the most similar name. Below a first part that outdo has, only its own settings are compared.
     """
     hint = listed_hint(key)
     if hint is None:
-        name = _nearest_setting(key)
-        hint = f"did you mean {name}?" if name else _nearest_listed_hint(key)
+        name, is_ours = _nearest_setting(key), key.partition(".")[0] in Recipe.model_fields
+        hint = f"did you mean {name}?" if name else None if is_ours else _nearest_listed_hint(key)
     return f"unknown setting; {hint}" if hint else "unknown setting"
 
 
@@ -67,9 +69,32 @@ def other_libraries() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _nearest_setting(key: str) -> str | None:
+    """Return the setting that a key means; None if there is none that is similar.
+
+    The first part decides first: below it, or below the one that it misspells, the last part is compared. Elsewhere it
+    has to be the same, and in no other table, unless the first part is like none.
+    """
+    known, (first, _, rest), last = [*_keys()], key.partition("."), key.rpartition(".")[2]
+    is_ours = first in Recipe.model_fields
+    table = first if is_ours else nearest(first, list(Recipe.model_fields))
+    if table and not rest:
+        return table
+    same = [name for name in known if name.rpartition(".")[2] == last]
+    below = _similar_in([name for name in known if name.startswith(f"{table}.")], key)
+    return below or (same[0] if len(same) == 1 else None if is_ours else _similar_in(known, key))
+
+
+def _keys(table: type[Section] = Recipe, before: str = "") -> Iterator[str]:
+    """Yield every dotted key that a recipe may have, those of nested tables included."""
+    for name, info in table.model_fields.items():
+        yield f"{before}{name}"
+        if inner := table_in(info.annotation):
+            yield from (key for key in _keys(inner, f"{before}{name}.") if not key.endswith((".name", ".options")))
+
+
+def _similar_in(known: Sequence[str], key: str) -> str | None:
     """Return the setting whose last part is most similar to that of `key`; settings of the same table come first."""
     table, _, last = key.rpartition(".")
-    known = [name for name in [*settings(), *leaves(), *sections()] if not name.endswith(".name")]
     by_last_part: dict[str, str] = {}
     for name in sorted(known, key=lambda name: name.rpartition(".")[0] != table):  # a stable sort
         by_last_part.setdefault(name.rpartition(".")[2], name)
