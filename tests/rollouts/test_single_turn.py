@@ -1,11 +1,17 @@
 """What a reward sees of an answer: the completion, and the prompt as the policy read it."""
 
+import pytest
+
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
-from outdo.rewards import load_reward
+from outdo.rewards import WeightedSum, load_reward
+from outdo.rewards.online_model import OnlineRewardModel
+from outdo.rollouts.agents.agent import Agent
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine, byte_bpe_tokenizer
+from outdo.utils.errors import UserError
 
 TOKENIZER = byte_bpe_tokenizer([], 300)
 QUESTION = Question(id="1", text="9 * 2?", answer="18", columns={})
@@ -18,6 +24,26 @@ def rewards(template: str, answer: str) -> dict[str, float | None]:
     sampling = SamplingParams(max_tokens=200)
     (group,) = environment.rollouts(ScriptedEngine([answer], TOKENIZER), prompts, 1, sampling, step=1, purpose="test")
     return dict(group.rollouts[0].reward_parts)
+
+
+def score(completion: str, answer: str) -> float:
+    return float(completion == answer)
+
+
+def test_a_plain_function_is_a_reward_in_python_as_in_a_recipe():
+    prompts, sampling = tokenise([QUESTION], TOKENIZER, template="{prompt}"), SamplingParams(max_tokens=9)
+    for reward in (score, WeightedSum([(score, 1.0)])):
+        engine = ScriptedEngine(["18"], TOKENIZER)
+        (group,) = SingleTurn(reward).rollouts(engine, prompts, 1, sampling, step=1, purpose="test")
+        assert (group.rollouts[0].reward, group.rollouts[0].reward_parts) == (1.0, {"score": 1.0})
+    assert Dialogue(lambda: None, None, score).reward.name == "score"  # type: ignore[arg-type, union-attr]
+    assert Agent(lambda row: None, None, score).reward.name == "score"  # type: ignore[arg-type, union-attr]
+    assert OnlineRewardModel(None, score, every=1).labels.name == "score"  # type: ignore[arg-type]
+
+
+def test_what_is_no_reward_is_refused_before_anything_is_sampled():
+    with pytest.raises(UserError, match="the reward str is not a function but of type str"):
+        SingleTurn("exact")  # type: ignore[arg-type]
 
 
 def test_a_template_that_opens_the_thinking_begins_the_format():

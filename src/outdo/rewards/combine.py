@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 
+from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.right import right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, to_output
 from outdo.utils.errors import UserError
@@ -22,8 +23,8 @@ class WeightedSum:
         UserError: there is no reward, a weight is not a finite number, or no reward is called `right`.
     """
 
-    def __init__(self, weighted: Sequence[tuple[Reward, float]], *, right: str | None = None) -> None:
-        self.rewards = tuple(reward for reward, _ in weighted)
+    def __init__(self, weighted: Sequence[tuple[RewardLike, float]], *, right: str | None = None) -> None:
+        self.rewards = tuple(as_reward(reward) for reward, _ in weighted)
         self.weights = tuple(weight for _, weight in weighted)
         self.names = unique_names([(reward.name, _source(reward)) for reward in self.rewards])
         self.name = "+".join(self.names)

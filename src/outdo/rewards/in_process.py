@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.signatures import score_all, wrap_function
-from outdo.rewards.types import RewardInput, RewardOutput
+from outdo.rewards.types import Reward, RewardInput, RewardOutput
 
 
 class InProcessReward:
@@ -25,7 +25,7 @@ class InProcessReward:
     def __init__(
         self, function: Callable[..., Any], name: str | None = None, *, options: Mapping[str, Any] | None = None
     ) -> None:
-        self.name = name or _metric_name(function)
+        self.name = name or metric_name(function)
         self.source = "" if name else str(getattr(function, "__module__", "")).rpartition(".")[2]
         self._function = wrap_function(function, self.name, options=options)
         self._lock = Lock()
@@ -47,7 +47,17 @@ class InProcessReward:
             return output_of_error(error, self.name)
 
 
-def _metric_name(function: Any) -> str:
+RewardLike = Reward | Callable[..., Any]
+"""A reward, or a plain function such as `score(completion, answer)`."""
+
+
+def as_reward(reward: RewardLike) -> Reward:
+    """Return a reward as it is, and a plain function as `load_reward` takes it."""
+    return cast(Reward, reward) if hasattr(reward, "name") and hasattr(reward, "close") else InProcessReward(reward)
+
+
+def metric_name(function: Any) -> str:
+    """Return the name of a function in messages and metrics."""
     wrapped = getattr(function, "func", function)  # functools.partial
     name = getattr(wrapped, "__name__", type(wrapped).__name__)
     return "reward" if name == "<lambda>" else name

@@ -10,9 +10,10 @@ from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
+from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.loading import load_reward
 from outdo.rewards.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit, shuffled_epochs
-from outdo.rewards.types import FailureCount, Reward, RewardInput, RewardOutput, Status, reward_input
+from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, Status, reward_input
 from outdo.types import Group, Rollout
 from outdo.utils.errors import UserError
 
@@ -40,7 +41,7 @@ class OnlineRewardModel:
     def __init__(
         self,
         model: RewardModel,
-        labels: Reward,
+        labels: RewardLike,
         *,
         every: int,
         replay: float = 0.1,
@@ -51,7 +52,7 @@ class OnlineRewardModel:
         seed: int = 0,
     ) -> None:
         self.model = model
-        self.labels = labels
+        self.labels = as_reward(labels)
         self.every = every
         self.replay = replay
         self.steps = steps

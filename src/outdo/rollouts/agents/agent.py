@@ -16,7 +16,8 @@ from typing import Any
 
 from outdo.models.prompt_encoding import Tool
 from outdo.rewards.environment import NAME
-from outdo.rewards.types import FailureCount, Reward, RewardOutput, Status, output_without_value
+from outdo.rewards.in_process import RewardLike, as_reward
+from outdo.rewards.types import FailureCount, RewardOutput, Status, output_without_value
 from outdo.rollouts.agents.chat import CallError, ChatAnswer, ChatCall
 from outdo.rollouts.agents.endpoint import Endpoint
 from outdo.rollouts.agents.rows import lay_out
@@ -87,7 +88,7 @@ class Agent:
         self,
         run: AgentFunction,
         template: Template,
-        reward: Reward | None = None,
+        reward: RewardLike | None = None,
         *,
         calls: int = 16,
         at_once: int = 64,
@@ -99,7 +100,7 @@ class Agent:
         step_timeout: float | None = None,
     ) -> None:
         self.run = run
-        self.reward = reward
+        self.reward = None if reward is None else as_reward(reward)
         self.at_once = at_once
         self.timeout = timeout
         self.limits = Limits(calls=calls, tokens=0, turn_tokens=turn_tokens, prompt=longest_prompt, context=context)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from outdo.models.prompt_encoding import Message
-from outdo.rewards.types import FailureCount, Reward
+from outdo.rewards.in_process import RewardLike, as_reward
+from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine, end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
@@ -50,7 +51,7 @@ class Dialogue:
         self,
         make: Callable[[], Player],
         template: Template,
-        reward: Reward | None = None,
+        reward: RewardLike | None = None,
         *,
         turns: int = 8,
         turn_tokens: int | None = None,
@@ -60,7 +61,7 @@ class Dialogue:
     ) -> None:
         self.make = make
         self.template = template
-        self.reward = reward
+        self.reward = None if reward is None else as_reward(reward)
         self.turns = turns
         self.turn_tokens = turn_tokens
         self.context = context

@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from outdo.rewards.types import FailureCount, Reward, RewardOutput, reward_input
+from outdo.rewards.in_process import RewardLike, as_reward
+from outdo.rewards.types import FailureCount, RewardOutput, reward_input
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
@@ -14,15 +15,15 @@ from outdo.utils.timing import span
 
 
 class SingleTurn:
-    """Samples n answers to each question and scores them by `reward`.
+    """Samples n answers to each question and scores them by `reward`, which may be a plain function.
 
     If a reward fails, hangs or is no number, its rollout is not trained on. If that happens to more than the share
     `max_failed` of a step's rollouts, `RewardError` shows the first. After `step_timeout` seconds the remaining
     rewards of a step have timed out.
     """
 
-    def __init__(self, reward: Reward, *, max_failed: float = 0.5, step_timeout: float | None = None) -> None:
-        self.reward = reward
+    def __init__(self, reward: RewardLike, *, max_failed: float = 0.5, step_timeout: float | None = None) -> None:
+        self.reward = as_reward(reward)
         self.max_failed = max_failed
         self.step_timeout = math.inf if step_timeout is None else step_timeout
 
