@@ -61,7 +61,7 @@ def test_an_agent_is_told_by_its_signature(name: str, options: dict[str, Any], a
         ("agent.py:short", {"api_key": "a"}, "environment.api_key: outdo sets it itself"),
         ("agent.py:run", {"calls": 0}, "environment.calls: expected a whole number of 1 or more"),
         ("agent.py:run", {"timeout": 0}, "environment.timeout: expected a number above 0"),
-        ("agent.py:plain", {}, "environment.must: agent.py:plain needs it"),
+        ("agent.py:plain", {}, "environment.must: required by agent.py:plain"),
         ("agent", {"run": "agent.py:no_row"}, "has no parameter for the row"),
         ("agent", {"run": "agent.py:Workflow", "round": 2}, "did you mean rounds?"),
         ("agnt", {}, 'nothing is called "agnt"; did you mean agent?'),

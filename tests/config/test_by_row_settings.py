@@ -36,7 +36,7 @@ def test_rows_name_an_environment_or_none() -> None:
         ({"environments": {"a": {**TOOLS, "turns": 0}}}, "environments.a.turns: expected a whole number"),
         ({"environments": {"a": {**TOOLS, "turn": 2}}}, "environments.a.turn: unknown option; did you mean turns?"),
         ({"environments": {"a": "by_row"}}, "environments.a: rows name one environment, which is not by_row again"),
-        ({"environments": {"a": GAME}, "turns": 3}, "turns: unknown option; it takes environments, column"),
+        ({"environments": {"a": GAME}, "turns": 3}, "turns: unknown option; by_row takes environments, column"),
         ({"environments": {"a": GAME}, "colum": "b"}, "colum: unknown option; did you mean column?"),
         ({"environments": {"a": GAME}, "column": 3}, "column: expected the name of a column, found 3"),
         ({"environments": [GAME]}, "environments: expected a table such as"),

@@ -43,7 +43,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         (["train.objective.beta=nan"], "train.objective.beta: expected a finite number"),
         (["train.objective.beta=inf"], "train.objective.beta: expected a finite number"),
         (["train.advantage.eps=-1"], "train.advantage.eps: expected a finite number that is not negative"),
-        (["train.advantage.rewards=1"], "train.advantage.rewards: unknown option; it takes eps"),
+        (["train.advantage.rewards=1"], "train.advantage.rewards: unknown option; group_standardised takes eps"),
         (["train.objective={name='cispo', ratio_max=0.5}"], "expected 1 or more, because every token's ratio is 1"),
         (
             ["train.objective={name='grpo', correction={name='mask', high=0.9}}"],
@@ -64,7 +64,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         ),
         (
             ["train.kl_in_reward={name='k1', beta=0.1, after=true}"],
-            "train.kl_in_reward.after: unknown option; it takes beta and after_baseline",
+            "train.kl_in_reward.after: unknown option; did you mean after_baseline? k1 takes beta, after_baseline",
         ),
         (
             ["train.objective=ppo", "train.critic={name='head', weight='sequence_meen'}"],
@@ -77,7 +77,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         (["optim.algorithm=adam"], 'nothing is called "adam"; did you mean adamw?'),
         (["optim.algorithm.beta=0.9"], "optim.algorithm.beta: unknown option; did you mean betas?"),
         (["optim.algorithm.betas=0.9"], "optim.algorithm.betas: expected a list such as [0.9, 0.999], found 0.9"),
-        (["optim.algorithm.betas=[0.9, true]"], "expected a number such as 0.999, found True"),
+        (["optim.algorithm.betas=[0.9, true]"], "expected a number such as 0.999, found [0.9, True]"),
         (["optim.algorithm.weight_decay=-1"], "expected a finite number that is not negative, found -1"),
         (["optim.schedule.warm=3"], "optim.schedule.warm: unknown option; did you mean warmup?"),
         (["optim.schedule.warmup=-1"], "expected a finite number that is not negative, found -1"),

@@ -294,12 +294,12 @@ def test_a_call_that_cannot_be_separated_from_what_is_expected_is_refused(test: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seconds": 0.5}, "the reward code: seconds must be a whole number above 0, not 0.5"),
-        ({"memory": 8}, "memory must be a whole number of MiB, 64 or more, not 8"),
-        ({"tolerance": -1}, "tolerance must be a number from 0 to below 1"),
-        ({"partial": 1}, "partial must be true or false"),
-        ({"sandbox": "bublewrap"}, "no sandbox is called 'bublewrap'; did you mean bubblewrap"),
-        ({"partia": True}, "the reward code has no option 'partia'; did you mean partial?"),
+        ({"seconds": 0.5}, "rewards.code.seconds: expected a whole number of 1 or more, found 0.5"),
+        ({"memory": 8}, "memory: expected a whole number of MiB, 64 or more, found 8"),
+        ({"tolerance": -1}, "tolerance: expected a number from 0 to below 1"),
+        ({"partial": 1}, "partial: expected true or false, found 1"),
+        ({"sandbox": "bublewrap"}, 'sandbox: nothing is called "bublewrap"; did you mean bubblewrap'),
+        ({"partia": True}, "rewards.code.partia: unknown option; did you mean partial?"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str):

@@ -64,7 +64,7 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("exakt", "no reward is called 'exakt'; did you mean exact?"),
+        ("exakt", 'rewards: nothing is called "exakt"; did you mean exact?'),
         ("my_rewards.py:score", "did you mean my_reward.py?"),
         ("my_reward.py", '"my_reward.py": expected "file.py:name"'),
         ("my_reward.py:scor", 'has no "scor"; did you mean score?'),
@@ -73,20 +73,29 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
         ([("exact", float("nan"))], "the weight of the reward exact must be a finite number, not nan"),
         ([("exact", "1")], "the weight of the reward exact must be a finite number, not '1'"),
         ([], "needs at least one reward"),
-        ({"name": "my_reward.py:score", "lenght": 3}, "the reward score has no option 'lenght'; did you mean length?"),
-        ({"name": "my_reward.py:score", "wieght": 3}, "the reward score has no option 'wieght'; did you mean weight?"),
-        ({"name": "my_reward.py:score", "x": 3}, "the reward score has no option 'x'; it takes length"),
-        ({"name": "exact", "x": 3}, "the reward exact has no option 'x'; it takes none"),
-        ({"name": "exact", "answer": 3}, "the reward exact: answer belongs to the completion and cannot be an option"),
-        ({"name": "overlong", "cache": 3}, 'the reward overlong needs max_tokens: {name = "overlong", max_tokens = '),
-        ({"name": "my_reward.py:score", "length": lambda: 3}, "its options cannot be sent to its worker"),
+        (
+            {"name": "my_reward.py:score", "lenght": 3},
+            "my_reward.py:score.lenght: unknown option; did you mean length?",
+        ),
+        (
+            {"name": "my_reward.py:score", "wieght": 3},
+            "my_reward.py:score.wieght: unknown option; did you mean weight?",
+        ),
+        ({"name": "my_reward.py:score", "x": 3}, "score.x: unknown option; my_reward.py:score takes length"),
+        ({"name": "exact", "x": 3}, "rewards.exact.x: unknown option; exact takes no options"),
+        ({"name": "exact", "answer": 3}, "rewards.exact.answer: outdo sets it itself: it belongs to the completion"),
+        ({"name": "overlong", "cache": 3}, "rewards.overlong.max_tokens: required by overlong"),
+        ({"name": "my_reward.py:score", "length": lambda: 3}, "length: expected a number such as 1, found <function"),
+        ({"name": "my_reward.py:free", "length": lambda: 3}, "its options cannot be sent to its worker"),
         ({"name": ["exact"], "length": 3}, "not a function but of type list"),
     ],
 )
 def test_an_error_offers_the_nearest_right_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, message: str
 ):
-    (tmp_path / "my_reward.py").write_text("def score(completion, length=1): return 1.0")
+    (tmp_path / "my_reward.py").write_text(
+        "def score(completion, length=1): return 1.0\ndef free(completion, length): ..."
+    )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=re.escape(message)):
         load_reward(spec)
@@ -138,6 +147,25 @@ def test_an_option_may_be_omitted_if_a_default_or_a_column_fills_it(sample: Samp
 
     assert load_reward({"name": score})([sample("a", length=3)])[0].value == 6.0
     assert load_reward({"name": score, "factor": 1.0})([sample("a", length=3)])[0].value == 3.0
+
+
+def test_a_secret_of_the_wrong_type_is_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("JUDGE_KEY", "very-secret-key")
+    (tmp_path / "mine.py").write_text("def score(completion, length=3): ...\nown = (lambda: score)()\n")
+    key = {"env": "JUDGE_KEY"}
+    for name in (lambda completion, length=3: 1.0, f"{tmp_path}/mine.py:score"):
+        with pytest.raises(UserError, match="length: expected a number such as 3, found ''"):
+            load_reward({"name": name, "length": key})
+    with pytest.raises(UserError, match=r"own\.lenght: unknown option") as caught:  # found by the worker, which has it
+        load_reward({"name": f"{tmp_path}/mine.py:own", "lenght": 3, "length": key})
+    assert "very-secret-key" not in str(caught.value)
+
+
+def test_what_is_read_from_a_place_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "rubric.txt").write_text("Is it short?")
+    monkeypatch.setenv("JUDGE", "http://127.0.0.1:1/v1")
+    rubric = {"file": str(tmp_path / "rubric.txt")}
+    load_reward({"name": "judge", "url": {"env": "JUDGE"}, "model": "m", "rubric": rubric}).close()
 
 
 # ---- several rewards

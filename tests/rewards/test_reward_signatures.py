@@ -69,7 +69,7 @@ def test_a_function_of_cs336_runs_unchanged(sample: Sample):
     assert values(r1_zero_reward_fn, [sample("1", "1"), sample("2", "1")]) == [1.0, 0.0]
     slow = load_reward({"name": r1_zero_reward_fn, "fast": False})
     assert slow([sample("1")])[0].value == -1.0
-    with pytest.raises(UserError, match="ground_truth belongs to the completion"):
+    with pytest.raises(UserError, match="ground_truth: outdo sets it itself: it belongs to the completion"):
         load_reward({"name": r1_zero_reward_fn, "ground_truth": "1"})
 
 

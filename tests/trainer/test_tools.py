@@ -134,10 +134,13 @@ def test_mcp_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch
     [
         ([], "environment.functions: expected "),
         ([7], "environment.functions: expected "),
-        (["serch"], 'no tool is called "serch"; did you mean search?'),
-        (["other"], 'no tool is called "other"; expected file.py:name or search, mcp, python'),
-        (["search"], "search needs the option corpus"),
-        ([{"name": "search", "corpus": "docs.jsonl", "result": 3}], "unknown option result; did you mean results?"),
+        (["serch"], 'nothing is called "serch"; did you mean search?'),
+        (["other"], 'nothing is called "other"; expected search, mcp, python or file.py:name'),
+        (["search"], "environment.functions.search.corpus: required by search"),
+        (
+            [{"name": "search", "corpus": "docs.jsonl", "result": 3}],
+            "search.result: unknown option; did you mean results?",
+        ),
         ([{"name": "search", "corpus": "docs.jsonl", "results": 0}], "search.results: expected a whole number of 1"),
         ([{"name": "search", "corpus": ["docs.jsonl"]}], 'search.corpus: expected a file such as "docs.jsonl"'),
         (["mcp"], "mcp needs one of the options command and url"),

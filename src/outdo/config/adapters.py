@@ -5,15 +5,17 @@ PEFT takes seconds to import, and a recipe is checked before that.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from outdo.config.method_rules import check_option
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.unknown_settings import listed_hint
 from outdo.models.limits import DIVISIBLE_LORA, DIVISIBLE_WEIGHTS
-from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.errors import UserError
 from outdo.utils.imports import Signature, signature_of, source_file
+from outdo.utils.options import no_such_name, option_mistakes
 
 SHORT_NAMES = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "rslora": "use_rslora"}
 """Short names of options, as papers use them, and the names of PEFT."""
@@ -58,11 +60,10 @@ def adapter_mistakes(key: str, piece: Piece) -> Iterator[str]:
     if not methods:
         yield f'{key}: needs peft: pip install "outdo[adapters]"'
     elif piece.name not in methods:
-        expected = did_you_mean(piece.name, list(methods)) or f"; expected {', '.join(methods)}"
-        yield f'{key}: nothing is called "{piece.name}"{expected}'
+        yield no_such_name(key, piece.name, list(methods))
     else:
+        yield from option_mistakes(key, piece.name, piece.options, _signature(piece.name), hint=listed_hint)
         for name, value in piece.options.items():
-            yield from check_option(f"{key}.{name}", value, name, _signature(piece.name))
             yield from _without_sense(f"{key}.{name}", name, value)
         for name, long in _short_names(piece.name).items():
             if {name, long} <= piece.options.keys():
@@ -120,12 +121,10 @@ def _without_sense(key: str, name: str, value: Any) -> Iterator[str]:
 @cache
 def _signature(method: str) -> Signature:
     """Return the options of a method, short names included, without those that PEFT sets itself in every method."""
-    signature, common = signature_of(adapter_methods()[method]), signature_of("peft.config:PeftConfig").parameters
-    defaults = {name: value for name, value in signature.defaults.items() if name not in common}
+    own = signature_of(adapter_methods()[method]).without(signature_of("peft.config:PeftConfig").parameters)
     short = _short_names(method)
-    options = (*short, *(name for name in signature.parameters if name not in common))
-    defaults |= {name: defaults[long] for name, long in short.items() if long in defaults}
-    return Signature(spec=signature.spec, parameters=options, options=options, defaults=defaults)
+    defaults = {name: own.defaults[long] for name, long in short.items() if long in own.defaults}
+    return replace(own, options=(*short, *own.options), defaults={**own.defaults, **defaults})
 
 
 def _short_names(method: str) -> Mapping[str, str]:

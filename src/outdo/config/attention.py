@@ -5,26 +5,24 @@ from collections.abc import Iterator
 from outdo.config.names import ATTENTIONS, ULYSSES
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
-from outdo.utils.errors import did_you_mean
+from outdo.utils.options import Check, is_natural, no_such_name, option_mistakes
+
+REPLICAS: Check = (lambda value: is_natural(value, least=2), "a whole number of 2 or more")
 
 
 def check_attention(recipe: Recipe) -> Iterator[str]:
     """Yield what is wrong with the attention of a recipe, whatever its model is."""
     name, options = recipe.attention.name, recipe.attention.options
     if name not in ATTENTIONS:
-        yield f'attention: nothing is called "{name}"{did_you_mean(name, ATTENTIONS)}; expected {", ".join(ATTENTIONS)}'
+        yield no_such_name("attention", name, ATTENTIONS)
         return
-    known = ("replicas",) if name == ULYSSES else ()
-    takes = f"takes {', '.join(known)}" if known else "takes no options"
-    yield from (f"attention.{option}: unknown option; {name} {takes}" for option in options if option not in known)
+    yield from option_mistakes("attention", name, options, checks={"replicas": REPLICAS} if name == ULYSSES else {})
     if name != ULYSSES:
         return
     replicas, share = recipe.cluster.replicas, options.get("replicas", recipe.cluster.replicas)
     if replicas == 1:
         yield f'attention = "{ULYSSES}": replicas share each sequence; set cluster.replicas to 2 or more'
-    elif not isinstance(share, int) or isinstance(share, bool) or share < 2:
-        yield f"attention.replicas: expected a whole number of 2 or more, found {share!r}"
-    elif replicas % share:
+    elif REPLICAS[0](share) and replicas % share:
         yield f"attention.replicas = {share}: does not divide cluster.replicas = {replicas}"
 
 

@@ -7,16 +7,19 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from outdo.config.method_rules import check_name
 from outdo.config.names import BUILTIN_ENGINE, ENGINES, QUANTISED
 from outdo.config.recipe import Piece, Recipe
-from outdo.utils.errors import UserError, did_you_mean, nearest
-from outdo.utils.imports import signature_of
+from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.imports import Signature, signature_of
+from outdo.utils.options import BOOLEAN, NATURAL, POSITIVE, TEXT, Check, is_url, option_mistakes
 
 VLLM = "vllm"
 ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
@@ -25,14 +28,37 @@ ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
 ACROSS_UPDATES = "across_updates"
 """The option of every engine with a copy of the weights: answers go on with newer ones."""
 
-OWN_OPTIONS = ("python", "url", "served_model", "folder", "timeout", "max_difference", "dtype", ACROSS_UPDATES)
-"""The options of the engine that are not vLLM's own."""
-
-OPTIONS_OF_PROCESSES = ("processes", "place", "folder", "devices", "timeout", "max_difference", ACROSS_UPDATES)
-"""The options of the built-in engine, all of them for processes of its own."""
-
 RAY = "ray"
 """The place of the built-in engine's processes on the machines of a Ray cluster."""
+
+
+def _are_devices(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) and DEVICE.fullmatch(each) for each in value)
+
+
+OF_COPIES: Mapping[str, Check] = {"max_difference": POSITIVE, ACROSS_UPDATES: BOOLEAN}
+"""The options of every engine with a copy of the weights."""
+
+OWN_OPTIONS: Mapping[str, Check] = {
+    "python": TEXT,
+    "url": (is_url, 'a URL such as "http://host:8000"'),
+    "served_model": TEXT,
+    "folder": TEXT,
+    "timeout": POSITIVE,
+    "dtype": TEXT,
+    **OF_COPIES,
+}
+"""The options of the engine that are not vLLM's own."""
+
+OPTIONS_OF_PROCESSES: Mapping[str, Check] = {
+    "processes": NATURAL,
+    "place": (lambda value: value == RAY, f'"{RAY}", or no place for processes of this machine'),
+    "folder": TEXT,
+    "devices": (_are_devices, 'a list such as ["cuda:1", "cuda:2"], of "cpu", "mps" and "cuda:" with a number'),
+    "timeout": POSITIVE,
+    **OF_COPIES,
+}
+"""The options of the built-in engine, all of them for processes of its own."""
 
 DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 
@@ -71,18 +97,17 @@ def check_engine(recipe: Recipe) -> Iterator[str]:
 
 def engine_mistakes(piece: Piece) -> Iterator[str]:
     """Yield what is wrong with the name and the options of an engine, without looking at any environment."""
-    if piece.name not in ENGINES and ":" not in piece.name:
-        expected = did_you_mean(piece.name, list(ENGINES)) or f"; expected {', '.join(ENGINES)} or file.py:name"
-        yield f'engine: nothing is called "{piece.name}"{expected}'
-        return
-    if not isinstance(across := piece.options.get(ACROSS_UPDATES, False), bool):
-        yield f"engine.{ACROSS_UPDATES}: expected true or false, found {across!r}"
-    if piece.name == VLLM:
+    if wrong_name := list(check_name("engine", piece.name, ENGINES)):
+        yield from wrong_name
+    elif piece.name == VLLM:
         yield from _vllm_mistakes(piece.options)
     elif piece.name == BUILTIN_ENGINE:
         yield from _builtin_mistakes(piece.options)
     else:
-        yield from _mistakes_of_own(piece)
+        signature = signature_of(piece.name)  # it is called with the policy and the seed
+        takes = replace(signature, options=tuple(name for name in signature.options if name != "seed"))
+        checks = {**OF_COPIES, "dtype": TEXT}
+        yield from option_mistakes("engine", piece.name, piece.options, takes, own=True, checks=checks)
 
 
 def is_separate(piece: Piece) -> bool:
@@ -117,7 +142,9 @@ def environment_mistakes(piece: Piece) -> list[str]:
         signature = signature_of(f"{package / ENGINE_ARGUMENTS.partition(':')[0]}:EngineArgs")
     except UserError as error:
         return [f"engine.python: {mistake}" for mistake in error.problems]
-    return list(_unknown(piece.options, [*OWN_OPTIONS, *signature.options]))
+    options = {name: value for name, value in piece.options.items() if name not in (*OWN_OPTIONS, *SET_BY_OUTDO)}
+    takes = Signature(spec=VLLM, options=(*OWN_OPTIONS, *signature.options))  # vLLM itself checks the values
+    return list(option_mistakes("engine", VLLM, options, takes))
 
 
 def reward_place_mistakes(recipe: Recipe) -> list[str]:
@@ -135,53 +162,18 @@ def _missing_ray(key: str) -> str | None:
     return None if find_spec("ray") else f'{key}.place: Ray is not installed: pip install "outdo[ray]"'
 
 
-def _mistakes_of_own(piece: Piece) -> Iterator[str]:
-    """Yield what is wrong with an engine in the user's code, which is called with the policy and the seed."""
-    try:
-        signature = signature_of(piece.name)
-    except UserError as error:
-        yield from (f"engine: {mistake}" for mistake in error.problems)
-        return
-    if not signature.accepts_any:
-        known = [*(name for name in signature.options if name != "seed"), "max_difference", "dtype", ACROSS_UPDATES]
-        yield from _unknown(piece.options, known)
-
-
 def _builtin_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
-    yield from _unknown(options, OPTIONS_OF_PROCESSES)
+    yield from option_mistakes("engine", BUILTIN_ENGINE, options, checks=OPTIONS_OF_PROCESSES)
     if "processes" not in options:
         given = [name for name in OPTIONS_OF_PROCESSES if name in options]
         yield from (f"engine.{name}: has an effect only with engine.processes" for name in given)
         return
-    processes = options["processes"]
-    if not _is_positive(processes) or not isinstance(processes, int):
-        yield f"engine.processes: expected a whole number of 1 or more, found {processes!r}"
-    yield from _limits(options)
-    yield from _place(options)
-    if "devices" in options and "place" not in options:
-        yield from _devices(options["devices"], processes)
-
-
-def _place(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the place of the processes, and with what depends on it."""
     if "folder" in options and options.get("place") != RAY:
         yield f'engine.folder: has an effect only with place = "{RAY}": processes of this machine share its memory'
-    elif "folder" in options:
-        yield from _text("folder", options["folder"])
-    if "place" in options and options["place"] != RAY:
-        yield f'engine.place: expected "{RAY}", found {options["place"]!r}; leave it out for processes of this machine'
-    elif "place" in options and "devices" in options:
+    if options.get("place") == RAY and "devices" in options:
         yield f'engine.devices: has no effect with place = "{RAY}": Ray gives a GPU to each process'
-
-
-def _devices(devices: Any, processes: Any) -> Iterator[str]:
-    if not isinstance(devices, list):
-        yield f'engine.devices: expected a list such as ["cuda:1", "cuda:2"], found {devices!r}'
-        return
-    for device in devices:
-        if not isinstance(device, str) or not DEVICE.fullmatch(device):
-            yield f'engine.devices: expected "cuda:" with a number, "cpu" or "mps", found {device!r}'
-    if len(devices) != processes:
+    elif _are_devices(devices := options.get("devices")) and len(devices) != options["processes"]:
+        processes = options["processes"]
         yield f"engine.devices: expected a device for each of engine.processes = {processes}, found {len(devices)}"
 
 
@@ -192,45 +184,10 @@ def _vllm_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
             'engine: vllm needs either python = "path/to/its/python" or url = "http://host:8000"'
             + ("; set only one of them" if given else "; `make vllm` creates .venv-vllm/bin/python")
         )
-    for name, value in options.items():
-        yield from _vllm_option(name, value)
-    yield from _limits(options)
-    if "url" in options:
-        yield from _unknown(options, OWN_OPTIONS)
-    elif "folder" in options:
+    takes = Signature(spec=VLLM, accepts_any="url" not in options)  # `environment_mistakes` reads what vLLM takes
+    yield from option_mistakes("engine", VLLM, options, takes, checks=OWN_OPTIONS, given=SET_BY_OUTDO)
+    if "folder" in options and "url" not in options:
         yield "engine.folder: has an effect only with engine.url: a process of this machine shares its memory"
-
-
-def _vllm_option(name: str, value: Any) -> Iterator[str]:
-    if name in SET_BY_OUTDO:
-        yield f"engine.{name}: is set by outdo: {SET_BY_OUTDO[name]}"
-    elif name in ("python", "url", "dtype", "served_model", "folder"):
-        yield from _text(name, value)
-    if name == "url" and isinstance(value, str) and not value.startswith(("http://", "https://")):
-        yield f'engine.url: expected a URL such as "http://host:8000", found {value!r}'
-
-
-def _text(name: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, str):
-        yield f"engine.{name}: expected text, found {value!r}"
-
-
-def _limits(options: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("timeout", "max_difference"):
-        if name in options and not _is_positive(options[name]):
-            yield f"engine.{name}: expected a number above 0, found {options[name]!r}"
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _unknown(options: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
-    for name in options:
-        if name not in known and name not in SET_BY_OUTDO:
-            similar = nearest(name, known)
-            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join(known[:12]) or 'no options'}"
-            yield f"engine.{name}: unknown option; {accepted}"
 
 
 @cache

@@ -3,15 +3,16 @@
 Several of them are one environment, `by_row`: the row of a question names the one in which it is played.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_REWARD, TOOLS
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.tools import tools_mistakes
-from outdo.utils.errors import UserError, did_you_mean, nearest
+from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.imports import Signature, signature_of
+from outdo.utils.options import ANYTHING, NATURAL, POSITIVE, Check, is_text, no_such_name, option_mistakes
 
 SKYRL_ARGUMENTS = frozenset({"env_config", "extras"})
 """The arguments of a class of SkyRL-Gym: a configuration, which a recipe may set, and the row, which outdo gives."""
@@ -19,17 +20,19 @@ SKYRL_ARGUMENTS = frozenset({"env_config", "extras"})
 TINKER_ARGUMENTS = ("row", "tokenizer")
 """The arguments of what makes an environment of tinker: outdo gives them."""
 
-LIMITS = ("turns", "turn_tokens", "timeout")
+LIMITS: Mapping[str, Check] = {"turns": NATURAL, "turn_tokens": NATURAL, "timeout": POSITIVE}
 """The options of an environment: turns of the policy, tokens of one turn, seconds of one call."""
 
-AGENT_LIMITS = ("calls", "turn_tokens", "at_once", "timeout")
+AGENT_LIMITS = {**dict.fromkeys(("calls", "turn_tokens", "at_once"), NATURAL), "timeout": POSITIVE}
 """The options of an agent: its calls, tokens of one answer, agents at the same time, seconds of one episode."""
 
-GIVEN = ("base_url", "api_key", "http_client", "model")
+GIVEN: Mapping[str, str] = dict.fromkeys(("base_url", "api_key", "http_client", "model"), "every agent gets it")
 """The arguments that an agent gets besides its row: a recipe cannot set them."""
 
-
-BY_ROW_OPTIONS = ("environments", "column")
+BY_ROW_OPTIONS: Mapping[str, Check] = {
+    "environments": ANYTHING,
+    "column": (is_text, "the name of a column"),
+}
 """The options of `by_row`: a table of environments, and the column of the data that names one of them."""
 
 
@@ -120,30 +123,22 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
         yield from _by_row_mistakes(piece)
         return
     if piece.name not in (TOOLS, AGENT) and ":" not in piece.name:
-        known = [TOOLS, AGENT, BY_ROW]
-        hint = did_you_mean(piece.name, known) or f"; expected {', '.join(known)} or file.py:Class"
-        yield f'environment: nothing is called "{piece.name}"{hint}'
+        yield no_such_name("environment", piece.name, [TOOLS, AGENT, BY_ROW], own="file.py:Class")
         return
-    agent, options = agent_of(piece), options_of(piece)
-    yield from _limit_mistakes(piece.options, LIMITS if agent is None else AGENT_LIMITS)
-    if agent is not None:
-        yield from _agent_mistakes(agent, options)
+    if piece.name == TOOLS:
+        yield from option_mistakes("environment", TOOLS, piece.options, checks={"functions": ANYTHING, **LIMITS})
+        yield from tools_mistakes(piece.options)
     else:
-        yield from _tools_mistakes(options) if piece.name == TOOLS else _class_mistakes(piece.name, options)
+        yield from _code_mistakes(piece, agent_of(piece))
 
 
 def _by_row_mistakes(piece: Piece) -> Iterator[str]:
-    yield from _unknown([each for each in piece.options if each not in BY_ROW_OPTIONS], BY_ROW_OPTIONS, ())
-    column = piece.options.get("column", RowEnvironments.column)
-    if not isinstance(column, str) or not column:
-        yield f"environment.column: expected the name of a column, found {column!r}"
-        return
+    yield from option_mistakes("environment", BY_ROW, piece.options, checks=BY_ROW_OPTIONS)
     rows = row_environments(piece)
-    if rows is None:
+    if rows is None and is_text(piece.options.get("column", RowEnvironments.column)):
         expected = 'a table such as {calculator = {name = "tools", functions = "file.py:name"}, game = "file.py:Class"}'
         yield f"environment.environments: expected {expected}; found {piece.options.get('environments')!r}"
-        return
-    for name, each in rows.pieces.items():
+    for name, each in rows.pieces.items() if rows else ():
         if each.name == BY_ROW:
             yield f"environment.environments.{name}: rows name one environment, which is not {BY_ROW} again"
             continue
@@ -151,23 +146,9 @@ def _by_row_mistakes(piece: Piece) -> Iterator[str]:
             yield f"environment.environments.{name}{mistake.removeprefix('environment')}"
 
 
-def _limit_mistakes(options: Mapping[str, Any], limits: Sequence[str]) -> Iterator[str]:
-    for name in limits:
-        if name not in options:
-            continue
-        value: Any = options[name]
-        is_number = isinstance(value, int if name != "timeout" else int | float) and not isinstance(value, bool)
-        if not is_number or value <= 0:
-            expected = "a number above 0" if name == "timeout" else "a whole number of 1 or more"
-            yield f"environment.{name}: expected {expected}, found {value!r}"
-
-
-def _tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
-    yield from _unknown(options, ["functions"], LIMITS)
-    yield from tools_mistakes(options)
-
-
-def _agent_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:
+def _code_mistakes(piece: Piece, agent: str | None) -> Iterator[str]:
+    """Yield what is wrong with a class of the user, or with the function or class that is an agent."""
+    name = piece.name if agent is None else agent
     if ":" not in name:
         yield f'environment.run: expected "file.py:function" or "file.py:Class", found {name!r}'
         return
@@ -176,39 +157,16 @@ def _agent_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:
     except UserError as error:
         yield from (f"environment: {mistake}" for mistake in error.problems)
         return
-    if signature.is_class:
-        yield from _option_mistakes(name, options, signature, signature.parameters, AGENT_LIMITS)
-        return
-    if not signature.parameters:
+    given = {} if agent is None or signature.is_class else GIVEN
+    if given and not signature.parameters:
         yield f"environment: {name} has no parameter for the row; expected run(row, *, base_url, ...)"
-    yield from (f"environment.{each}: outdo sets it itself" for each in options if each in GIVEN)
-    own = [each for each in signature.parameters[1:] if each not in GIVEN]
-    yield from _option_mistakes(name, options, signature, own, AGENT_LIMITS)
+    takes = signature.without((*given, *signature.parameters[:1]) if given else ())
+    takes = replace(takes, required=tuple(_needed(takes)))
+    checks = LIMITS if agent is None else AGENT_LIMITS if piece.name != AGENT else {**AGENT_LIMITS, "run": ANYTHING}
+    yield from option_mistakes("environment", name, piece.options, takes, own=True, checks=checks, given=given)
 
 
-def _class_mistakes(name: str, options: Mapping[str, Any]) -> Iterator[str]:
-    try:
-        signature = signature_of(name)
-    except UserError as error:
-        yield from (f"environment: {mistake}" for mistake in error.problems)
-        return
-    yield from _option_mistakes(name, options, signature, signature.parameters, LIMITS)
-
-
-def _option_mistakes(
-    name: str, options: Mapping[str, Any], signature: Signature, own: Sequence[str], limits: Sequence[str]
-) -> Iterator[str]:
-    """Yield which options the user's code does not take, of its parameters `own`, and which it needs."""
-    if not signature.accepts_any:
-        yield from _unknown([each for each in options if each not in GIVEN or each in own], own, limits)
-    of_skyrl = SKYRL_ARGUMENTS if set(own) >= SKYRL_ARGUMENTS else frozenset()
-    needed = [each for each in signature.required if each in own and each not in (*of_skyrl, *TINKER_ARGUMENTS)]
-    yield from (f"environment.{each}: {name} needs it" for each in needed if each not in options)
-
-
-def _unknown(options: Iterable[str], known: Sequence[str], limits: Sequence[str]) -> Iterator[str]:
-    for name in options:
-        if name not in known:
-            similar = nearest(name, [*known, *limits])
-            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join([*known, *limits])}"
-            yield f"environment.{name}: unknown option; {accepted}"
+def _needed(takes: Signature) -> Iterator[str]:
+    """Yield the parameters without a default that outdo does not fill for a class of another library."""
+    of_skyrl = SKYRL_ARGUMENTS if {*takes.options} >= SKYRL_ARGUMENTS else ()
+    yield from (each for each in takes.required if each not in (*of_skyrl, *TINKER_ARGUMENTS))

@@ -93,11 +93,6 @@ class WeightedReward(Piece):
         """Where its worker processes run: `"ray"`, or None for this machine. The function does not get this option."""
         return self.options.get("place")
 
-    @property
-    def own_options(self) -> dict[str, Any]:
-        """The options that the function gets."""
-        return {name: value for name, value in self.options.items() if name != "place"}
-
     @model_validator(mode="before")
     @classmethod
     def _from_recipe(cls, value: Any) -> Any:

@@ -3,8 +3,8 @@
 Each rule yields one sentence for each mistake in a recipe; `outdo.config.rules` runs all rules.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from outdo.config.names import (
@@ -29,12 +29,13 @@ from outdo.config.names import (
     WITH_REFERENCE,
 )
 from outdo.config.options import effective_options
-from outdo.config.recipe import Piece, Recipe
+from outdo.config.recipe import Piece, Recipe, reward_options
 from outdo.config.unknown_settings import listed_hint, other_libraries
 from outdo.rewards.loading import IN_WORKERS, runs_in_worker
-from outdo.utils.errors import UserError, did_you_mean, nearest
+from outdo.rewards.options import reward_mistakes
+from outdo.utils.errors import UserError
 from outdo.utils.imports import Signature, signature_of
-from outdo.utils.secrets import SecretPlace, has_secret_name
+from outdo.utils.options import ANYTHING, no_such_name, option_mistakes
 
 Rule = Callable[[Recipe], Iterator[str]]
 
@@ -53,24 +54,22 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
         yield from wrong_name
         return
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
-    replaceable = (COMPOSED_PIECES.keys() | COMPOSED_NUMBERS.keys()) - set(own)
+    replaceable = [name for name in (*COMPOSED_NUMBERS, *COMPOSED_PIECES) if name not in own]
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
-    options = {name: value for name, value in piece.options.items() if name not in replaceable}
-    yield from _check_piece(key, Piece(name=piece.name, options=options), OBJECTIVES)
+    offered = replaced if piece.name in NOT_COMPOSED else replaceable
+    yield from _check_piece(key, piece, OBJECTIVES, replaceable=offered)
     if "batch_transform" in replaced and piece.name in ("clip_cov", "kl_cov"):
         yield f"{key}.batch_transform: {piece.name} is defined by its own batch transform, which cannot be replaced"
     if replaced and piece.name in NOT_COMPOSED:
         yield f"{key}.{next(iter(replaced))}: {piece.name} is not made of pieces that could be replaced"
         return
     for name, value in replaced.items():
-        yield from _check_replacement(f"{key}.{name}", name, value)
+        if name in COMPOSED_PIECES:
+            yield from _check_replacement(f"{key}.{name}", name, value)
 
 
 def _check_replacement(key: str, name: str, value: Any) -> Iterator[str]:
-    """Check a piece or a number that replaces that of a preset."""
-    if name in COMPOSED_NUMBERS:
-        yield from _check_value(key, name, value, COMPOSED_NUMBERS[name])
-        return
+    """Check a piece that replaces that of a preset."""
     is_list = name == "correction" and isinstance(value, list | tuple)
     for each in value if is_list else [value]:
         try:
@@ -112,14 +111,9 @@ def _check_kl_in_reward(recipe: Recipe) -> Iterator[str]:
     if piece is None:
         return
     yield from check_name("train.kl_in_reward", piece.name, DIVERGENCES)
-    if "beta" not in piece.options:
-        yield f'train.kl_in_reward.beta: required; write {{name = "{piece.name}", beta = 0.05}}'
-    options = {"beta": 0.05, "after_baseline": False}
-    for name, value in piece.options.items():
-        if name in options:
-            yield from _check_value(f"train.kl_in_reward.{name}", name, value, options[name])
-        else:
-            yield f"train.kl_in_reward.{name}: unknown option; it takes {' and '.join(options)}"
+    defaults = {"beta": 0.05, "after_baseline": False}
+    takes = Signature(spec=piece.name, options=tuple(defaults), required=("beta",), defaults=defaults)
+    yield from option_mistakes("train.kl_in_reward", piece.name, piece.options, takes, tables=COEFFICIENTS)
     if piece.options.get("after_baseline") is True and recipe.advantage.name not in BASELINES:
         yield f"train.kl_in_reward.after_baseline: {recipe.advantage.name} subtracts no baseline from whole answers"
 
@@ -128,9 +122,10 @@ def _check_rewards(recipe: Recipe) -> Iterator[str]:
     for reward in recipe.rewards:
         wrong_name = list(check_name("rewards", reward.name, REWARDS))
         yield from wrong_name
-        if not wrong_name and (reward.own_options or reward.name in REWARDS):
-            piece = Piece(name=reward.name, options=reward.own_options)
-            yield from _check_piece(f"rewards.{reward.name}", piece, REWARDS)
+        if not wrong_name:
+            options, builtin = reward_options(reward, recipe.sampling.max_tokens), reward.name in REWARDS
+            signature = signature_of(REWARDS.get(reward.name, reward.name))
+            yield from reward_mistakes(reward.name, options, signature, builtin=builtin)
         if reward.place not in (None, "ray"):
             yield f'rewards.{reward.name}.place: expected "ray", found {reward.place!r}; leave it out for this machine'
         elif not wrong_name and reward.place and not runs_in_worker(reward.name):
@@ -140,8 +135,13 @@ def _check_rewards(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_with: str = "") -> Iterator[str]:
-    """Check a piece's name and options; `called_with` names the arguments that a user's own piece receives."""
+def _check_piece(
+    key: str, piece: Piece, known: Mapping[str, str], *, called_with: str = "", replaceable: Collection[str] = ()
+) -> Iterator[str]:
+    """Check a piece's name and options, and the numbers among the parts of it that are `replaceable`.
+
+    `called_with` names the arguments that a user's own piece receives.
+    """
     wrong_name = list(check_name(key, piece.name, known))
     if wrong_name:
         yield from wrong_name
@@ -151,79 +151,30 @@ def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_wit
     is_own = piece.name not in known
     if is_own and called_with and positional and len(positional) != called_with.count(",") + 1:
         yield f"{key}: {piece.name} takes {', '.join(positional)}; it will be called with {called_with}"
-    for name, value in piece.options.items():
-        yield from check_option(f"{key}.{name}", value, name, signature)
-    for name in signature.required:
-        if name in signature.options and name not in piece.options and name not in FILLED_FROM_RECIPE:
-            yield f"{key}.{name}: required by {piece.name}"
+    numbers = {name: value for name, value in COMPOSED_NUMBERS.items() if name in replaceable}
+    takes = replace(
+        signature,
+        options=(*signature.options, *numbers),
+        required=tuple(name for name in signature.required if name not in FILLED_FROM_RECIPE),
+        defaults={**signature.defaults, **numbers},
+    )
+    checks = {name: ANYTHING for name in COMPOSED_PIECES if name in replaceable}
+    yield from option_mistakes(
+        key, piece.name, piece.options, takes, own=is_own, checks=checks, tables=COEFFICIENTS, hint=listed_hint
+    )
 
 
 def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the name of a piece: it is unknown, or the code that it names is missing."""
     if name not in known and ":" not in name:
         renamed = other_libraries()["renamed_pieces"].get(name)
-        hint = f"; it is now {renamed}" if renamed in known else did_you_mean(name, list(known))
-        hint = hint or f"; expected {', '.join(known)} or file.py:name"
-        yield f'{key}: nothing is called "{name}"{hint}'
+        unknown = no_such_name(key, name, list(known), own="file.py:name")
+        yield f'{key}: nothing is called "{name}"; it is now {renamed}' if renamed in known else unknown
         return
     try:
         signature_of(known.get(name, name))
     except UserError as error:
         yield from (f"{key}: {mistake}" for mistake in error.problems)
-
-
-def check_option(key: str, value: Any, name: str, signature: Signature) -> Iterator[str]:
-    """Yield what is wrong with an option, judged by the parameters and the literal defaults in the source."""
-    if name in signature.options:
-        yield from _check_value(key, name, value, signature.defaults.get(name))
-    elif not signature.accepts_any:
-        similar = nearest(name, signature.options)
-        accepted = f"it takes {', '.join(signature.options)}" if signature.options else "it takes no options"
-        yield f"{key}: unknown option; {f'did you mean {similar}?' if similar else listed_hint(key) or accepted}"
-
-
-def _check_value(key: str, name: str, value: Any, default: Any) -> Iterator[str]:
-    """Check a value by its default, or by `COEFFICIENTS` if it is a table for a coefficient that follows a target.
-
-    A secret is written as its place.
-    """
-    if name in COEFFICIENTS and isinstance(value, Mapping):
-        signature = signature_of(COEFFICIENTS[name])
-        for option, inner in value.items():
-            yield from check_option(f"{key}.{option}", inner, option, signature)
-        yield from (f"{key}.{option}: required" for option in signature.required if option not in value)
-    elif not (has_secret_name(name) and SecretPlace.of(value)):
-        yield from _check_type(key, value, default)
-
-
-def _check_type(key: str, value: Any, default: Any) -> Iterator[str]:
-    """Check that a value has the type of its default, if the default is a plain value."""
-    match default, value:
-        case (bool(), bool()) | (str(), str()):
-            return
-        case bool(), _:
-            yield f"{key}: expected true or false, found {value!r}"
-        case str(), _:
-            yield f"{key}: expected text such as {default!r}, found {value!r}"
-        case (int() | float(), bool()):
-            yield f"{key}: expected a number such as {default}, found {value!r}"
-        case (int(), float()):
-            yield f"{key}: expected a whole number such as {default}, found {value}"
-        case (int() | float(), int() | float()):
-            if not (math.isfinite(value) and value >= min(default, 0)):
-                yield f"{key}: expected a finite number that is not negative, found {value}"
-        case tuple(), _:
-            yield from _check_list(key, value, default)
-        case (int() | float(), _):
-            yield f"{key}: expected a number such as {default}, found {value!r}"
-
-
-def _check_list(key: str, value: Any, defaults: tuple[Any, ...]) -> Iterator[str]:
-    if not isinstance(value, list | tuple) or len(value) != len(defaults):
-        yield f"{key}: expected a list such as {list(defaults)}, found {value!r}"
-        return
-    for each, default in zip(value, defaults, strict=True):
-        yield from _check_type(key, each, default)
 
 
 # ------------------------------------------------------------------------------------- pieces that exclude each other

@@ -296,10 +296,10 @@ class Record(Section):
     )
 
 
-def _reward_spec(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:
-    """Return a reward and its options as `load_reward` takes them; `overlong` gets the longest answer by default."""
+def reward_options(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:
+    """Return the options that the function of a reward gets; `overlong` gets the longest answer by default."""
     defaults = {"max_tokens": max_tokens} if reward.name == "overlong" else {}
-    return {"name": reward.name, **defaults, **reward.own_options}
+    return defaults | {name: value for name, value in reward.options.items() if name != "place"}
 
 
 class Recipe(Section):
@@ -377,8 +377,8 @@ class Recipe(Section):
     @property
     def reward_specs(self) -> list[tuple[WeightedReward, dict[str, Any]]]:
         """The rewards that are not reward models, each with the specification that `load_reward` takes."""
-        longest = self.sampling.max_tokens
-        return [(each, _reward_spec(each, longest)) for each in self.rewards if each.name != REWARD_MODEL]
+        longest, functions = self.sampling.max_tokens, [each for each in self.rewards if each.name != REWARD_MODEL]
+        return [(each, {"name": each.name, **reward_options(each, longest)}) for each in functions]
 
     @property
     def critic(self) -> Piece | None:

@@ -1,51 +1,29 @@
 """The tools that the environment `tools` may name: functions in the user's code, and those that outdo has."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from outdo.config.fields import Piece
 from outdo.config.names import MCP, PYTHON, SEARCH, TOOL_NAMES
-from outdo.utils.errors import UserError, did_you_mean, nearest
-from outdo.utils.imports import signature_of
+from outdo.utils.errors import UserError
+from outdo.utils.imports import Signature, signature_of
+from outdo.utils.options import BOOLEAN, MIB, NATURAL, POSITIVE, Check, is_text, is_url, no_such_name, option_mistakes
 from outdo.utils.secrets import SecretPlace, has_secret_name, has_secret_value
-
-Check = tuple[Callable[[Any], bool], str]
-"""Whether a value suits an option, and what is expected."""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _is_memory(value: Any) -> bool:
-    return _is_natural(value) and value >= 64
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
+    return isinstance(value, list | tuple) and bool(value) and all(map(is_text, value))
 
 
 def _is_url(value: Any) -> bool:
-    return _is_text(value) and value.startswith(("http://", "https://")) and not has_secret_value(value)
+    return is_url(value) and not has_secret_value(value)
 
 
 def _are_headers(value: Any) -> bool:
     """Whether these are headers of HTTP, of which none is a secret that is written out."""
     return isinstance(value, Mapping) and all(
-        SecretPlace.of(each) is not None or (_is_text(each) and not _is_secret_header(str(name), each))
+        SecretPlace.of(each) is not None or (is_text(each) and not _is_secret_header(str(name), each))
         for name, each in value.items()
     )
 
@@ -54,12 +32,10 @@ def _is_secret_header(name: str, value: str) -> bool:
     return name.lower() in SECRET_HEADERS or has_secret_name(name) or has_secret_value(value)
 
 
-NATURAL: Check = (_is_natural, "a whole number of 1 or more")
-
 TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
     SEARCH: {
-        "corpus": (_is_text, 'a file such as "docs.jsonl"'),
-        "column": (_is_text, "the name of a column"),
+        "corpus": (is_text, 'a file such as "docs.jsonl"'),
+        "column": (is_text, "the name of a column"),
         "results": NATURAL,
         "characters": NATURAL,
     },
@@ -72,22 +48,22 @@ TOOL_OPTIONS: Mapping[str, Mapping[str, Check]] = {
     },
     PYTHON: {
         "seconds": NATURAL,
-        "memory": (_is_memory, "a whole number of MiB, 64 or more"),
+        "memory": MIB,
         "characters": NATURAL,
-        "sandbox": (_is_text, "the name of a sandbox"),
-        "unsafe_local": (_is_bool, "true or false"),
+        "sandbox": (is_text, "the name of a sandbox"),
+        "unsafe_local": BOOLEAN,
     },
 }
 """The options of each tool that outdo has."""
 
 FUNCTION_OPTIONS: Mapping[str, Check] = {
     "workers": NATURAL,
-    "memory": (_is_positive, "a number of GiB above 0"),
+    "memory": (POSITIVE[0], "a number of GiB above 0"),
     "environment": (_are_texts, "a list of environment variables"),
 }
 """The options of a function in the user's code: those of its worker processes."""
 
-NEEDED: Mapping[str, Sequence[str]] = {SEARCH: ["corpus"]}
+NEEDED: Mapping[str, tuple[str, ...]] = {SEARCH: ("corpus",)}
 """The options that a tool cannot do without."""
 
 ONLY_WITH: Mapping[str, Mapping[str, str]] = {MCP: {"environment": "command", "headers": "url"}}
@@ -114,7 +90,7 @@ def tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
         expected = f'"file.py:name", {", ".join(TOOL_NAMES)}, a table with one of them as `name`, or a list of these'
         yield f"environment.functions: expected {expected}; found {options.get('functions')!r}"
     for tool in tools:
-        yield from (f"environment.functions: {each}" for each in _mistakes(tool))
+        yield from _mistakes("environment.functions", tool)
 
 
 def tool_files(options: Mapping[str, Any]) -> list[Path]:
@@ -128,33 +104,21 @@ def tool_files(options: Mapping[str, Any]) -> list[Path]:
     return [path for path in map(Path, named) if path.is_file()]
 
 
-def _mistakes(tool: Piece) -> Iterator[str]:
-    if ":" in tool.name:
+def _mistakes(key: str, tool: Piece) -> Iterator[str]:
+    name, options = tool.name, tool.options
+    if ":" in name:
         try:
-            signature_of(tool.name)
+            signature_of(name)
         except UserError as error:
-            yield from error.problems
-        yield from _option_mistakes(tool, FUNCTION_OPTIONS)
+            yield from (f"{key}: {mistake}" for mistake in error.problems)
+    elif name not in TOOL_NAMES:
+        yield no_such_name(key, name, TOOL_NAMES, own="file.py:name")
         return
-    if tool.name not in TOOL_NAMES:
-        hint = did_you_mean(tool.name, TOOL_NAMES) or f"; expected file.py:name or {', '.join(TOOL_NAMES)}"
-        yield f'no tool is called "{tool.name}"{hint}'
-        return
-    known, needed = TOOL_OPTIONS[tool.name], NEEDED.get(tool.name, ())
-    yield from (f"{tool.name} needs the option {each}" for each in needed if each not in tool.options)
-    if tool.name == MCP and ("command" in tool.options) == ("url" in tool.options):
-        yield "mcp needs one of the options command and url"
-    for option, other in ONLY_WITH.get(tool.name, {}).items():
-        if option in tool.options and other not in tool.options:
-            yield f"{tool.name}.{option}: only with {other}"
-    yield from _option_mistakes(tool, known)
-
-
-def _option_mistakes(tool: Piece, known: Mapping[str, Check]) -> Iterator[str]:
-    for option, value in tool.options.items():
-        if option not in known:
-            similar = nearest(option, list(known))
-            accepted = f"did you mean {similar}?" if similar else f"it takes {', '.join(known)}"
-            yield f"{tool.name}: unknown option {option}; {accepted}"
-        elif not known[option][0](value):
-            yield f"{tool.name}.{option}: expected {known[option][1]}, found {value!r}"
+    if name == MCP and ("command" in options) == ("url" in options):
+        yield f"{key}: mcp needs one of the options command and url"
+    for option, other in ONLY_WITH.get(name, {}).items():
+        if option in options and other not in options:
+            yield f"{key}.{name}.{option}: only with {other}"
+    takes = Signature(spec=name, required=NEEDED.get(name, ()))
+    checks = TOOL_OPTIONS.get(name, FUNCTION_OPTIONS)
+    yield from option_mistakes(f"{key}.{name}", name, options, takes, checks=checks)

@@ -2,13 +2,15 @@
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from outdo.config.method_rules import check_name, check_option
+from outdo.config.method_rules import check_name
 from outdo.config.names import TRACKERS
 from outdo.config.recipe import Piece, Recipe
 from outdo.observability.trackers.base import COMMON
 from outdo.observability.trackers.hooks import GIVEN
 from outdo.utils.imports import Signature, signature_of
+from outdo.utils.options import option_mistakes
 
 CLIENTS = ("wandb", "tensorboard", "trackio", "mlflow")
 """Trackers whose client is an optional dependency, the module and the extra of the same name."""
@@ -28,11 +30,8 @@ def tracker_mistakes(pieces: Sequence[Piece]) -> Iterator[str]:
         if wrong_name := list(check_name("track", piece.name, TRACKERS)):
             yield from wrong_name
             continue
-        signature = tracker_options(piece.name)
-        for name, value in piece.options.items():
-            yield from check_option(f"track.{piece.name}.{name}", value, name, signature)
-        missing = [name for name in signature.required if name not in piece.options]
-        yield from (f"track.{piece.name}.{name}: required" for name in missing)
+        own, takes = piece.name not in TRACKERS, tracker_options(piece.name)
+        yield from option_mistakes(f"track.{piece.name}", piece.name, piece.options, takes, own=own)
 
 
 def missing_clients(pieces: Sequence[Piece]) -> list[str]:
@@ -45,13 +44,6 @@ def missing_clients(pieces: Sequence[Piece]) -> list[str]:
 
 
 def tracker_options(name: str) -> Signature:
-    """Return the options of a tracker: of a function, its parameters that outdo does not fill."""
-    signature = signature_of(TRACKERS.get(name, name))
-    given = GIVEN if name not in TRACKERS else ("run",)
-    return Signature(
-        spec=signature.spec,
-        options=(*(each for each in signature.parameters if each not in given), *COMMON),
-        required=tuple(each for each in signature.required if each not in given),
-        defaults={**signature.defaults, **COMMON},
-        accepts_any=signature.accepts_any,
-    )
+    """Return what a tracker takes from a recipe: what outdo does not give to its function, and `COMMON`."""
+    takes = signature_of(TRACKERS.get(name, name)).without(("run",) if name in TRACKERS else GIVEN)
+    return replace(takes, options=(*takes.options, *COMMON), defaults={**takes.defaults, **COMMON})

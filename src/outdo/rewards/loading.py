@@ -8,13 +8,14 @@ from typing import Any
 
 from outdo.rewards.code import open_code_sandbox
 from outdo.rewards.combine import WeightedSum
-from outdo.rewards.in_process import InProcessReward
+from outdo.rewards.in_process import InProcessReward, metric_name
 from outdo.rewards.limits import DEADLINE, WorkerLimits
-from outdo.rewards.signatures import ARGUMENTS, SignatureKind
+from outdo.rewards.options import reward_mistakes
 from outdo.rewards.types import Reward
 from outdo.rewards.worker import WorkerReward
-from outdo.utils.errors import UserError, did_you_mean
-from outdo.utils.imports import resolve, signature_of, source_file, split
+from outdo.utils.errors import UserError
+from outdo.utils.imports import resolve, signature_of, signature_of_object, source_file, split
+from outdo.utils.options import no_such_name
 from outdo.utils.secrets import read_secrets
 
 BUILTIN = {
@@ -136,26 +137,33 @@ def _parse_entry(entry: Any) -> tuple[Any, Any, Mapping[str, Any]]:
 
 
 def _load_single(spec: Any, options: Mapping[str, Any], limits: WorkerLimits) -> Reward:
-    options, secrets = read_secrets(options, str(spec))
+    if isinstance(spec, str) and spec not in BUILTIN:
+        if ":" not in spec and not spec.endswith(".py"):
+            raise UserError([no_such_name("rewards", spec, list(BUILTIN), own="file.py:name")])
+        where, _ = split(spec)
+        if where.endswith(".py"):
+            source_file(where)
+    if mistakes := _option_mistakes(spec, options):
+        raise UserError(mistakes)
+    options, secrets = read_secrets(options, str(spec))  # after the check, whose messages show values
     if not isinstance(spec, str):
         return InProcessReward(spec, options=options)
     if spec in BUILTIN:
         return _load_builtin(spec, options, limits, secrets)
-    if ":" not in spec and not spec.endswith(".py"):
-        known = f"{', '.join(BUILTIN)}, or your own as file.py:name or package.module:name"
-        raise UserError([f"no reward is called {spec!r}{did_you_mean(spec, list(BUILTIN))}; expected {known}"])
-    where, _ = split(spec)
-    if where.endswith(".py"):
-        source_file(where)
     return WorkerReward(spec, options=options, limits=limits, secrets=secrets)
 
 
+def _option_mistakes(spec: Any, options: Mapping[str, Any]) -> list[str]:
+    if not isinstance(spec, str):
+        name = metric_name(spec)
+        return list(reward_mistakes(name, options, signature_of_object(spec, name))) if callable(spec) else []
+    try:
+        return list(reward_mistakes(spec, options, signature_of(BUILTIN.get(spec, spec)), builtin=spec in BUILTIN))
+    except UserError:  # the worker tells why the code cannot be imported
+        return []
+
+
 def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits, secrets: Sequence[str] = ()) -> Reward:
-    parameters = signature_of(BUILTIN[name]).required
-    required = [parameter for parameter in parameters if parameter not in ARGUMENTS[SignatureKind.plain]]
-    if missing := [option for option in required if option not in options]:
-        example = ", ".join(f"{option} = ..." for option in missing)
-        raise UserError([f'the reward {name} needs {" and ".join(missing)}: {{name = "{name}", {example}}}'])
     if name in MADE_FROM_OPTIONS:
         return resolve(BUILTIN[name])(**options)
     limits = replace(limits, workers=processes_of(name, limits.workers))

@@ -9,17 +9,18 @@ import inspect
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic, sleep
 from typing import Any
 
 from outdo.rewards.failures import output_of_error
+from outdo.rewards.options import SignatureKind, kind_of, reward_mistakes
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
-from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.errors import UserError
+from outdo.utils.imports import Signature, signature_of_object
 
 ACCEPTED_SIGNATURES = """\
   f(completion, answer)                        one completion; also prompt, or any column of the data by its name
@@ -29,24 +30,6 @@ ACCEPTED_SIGNATURES = """\
 
 TRAINER_ONLY = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """Arguments that only TRL's trainer can pass: a function may have these parameters if they have a default."""
-
-
-class SignatureKind(StrEnum):
-    """The signature of a reward function, with the parameter that identifies it."""
-
-    trl = "completions"
-    verl = "solution_str"
-    plain = "completion"
-    cs336 = "response"
-
-
-ARGUMENTS = {
-    SignatureKind.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
-    SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
-    SignatureKind.plain: frozenset({"prompt", "rendered_prompt", "completion", "completion_ids", "messages", "answer"}),
-    SignatureKind.cs336: frozenset({"prompt", "response", "ground_truth", "completion_ids", "answer"}),
-}
-"""Parameters that a function can always have, whatever columns the data has."""
 
 
 class EventLoop:
@@ -88,10 +71,7 @@ class RewardFunction:
     name: str
     function: Callable[..., Any]
     kind: SignatureKind
-    accepts: frozenset[str] | None
-    """The names of its parameters; `None` if it takes any (`**columns`)."""
-    required: frozenset[str]
-    """The parameters without a default."""
+    takes: Signature
     asynchronous: bool
     options: Mapping[str, Any]
     """Arguments that are the same for every completion; they win over columns of the same name."""
@@ -153,10 +133,11 @@ class RewardFunction:
 
     def _select_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**given, **self.options}
-        missing = sorted(self.required - arguments.keys())
+        missing = sorted({*self.takes.required} - arguments.keys())
         if missing:
             raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(given)}")
-        return {name: value for name, value in arguments.items() if self.accepts is None or name in self.accepts}
+        accepted = arguments if self.takes.accepts_any else self.takes.parameters
+        return {name: value for name, value in arguments.items() if name in accepted}
 
 
 def wrap_function(
@@ -170,43 +151,25 @@ def wrap_function(
     """
     if not callable(function):
         raise UserError([f"the reward {name} is not a function but of type {type(function).__name__}"])
-    parameters = _parameters(function)
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    required = frozenset(p.name for p in named.values() if p.default is p.empty)
-    kind = next((kind for kind in SignatureKind if kind.value in named), None)
+    takes = signature_of_object(function, name)
+    kind = kind_of(takes)
     if kind is None:
-        shown = ", ".join(map(str, parameters))
+        shown = ", ".join(takes.parameters)
         raise UserError([f"the reward {name}({shown}) has no known signature; known are:\n{ACCEPTED_SIGNATURES}"])
-    if required & TRAINER_ONLY:
-        only = ", ".join(sorted(required & TRAINER_ONLY))
+    if only := ", ".join(sorted(TRAINER_ONLY.intersection(takes.required))):
         raise UserError([f"the reward {name} needs {only}, which only TRL's trainer can pass: give it a default"])
-    accepts = None if any(p.kind is p.VAR_KEYWORD for p in parameters) else frozenset(named)
-    options = options or {}
-    if wrong := list(_wrong_options(name, options, ARGUMENTS[kind], accepts)):
+    options, of_any_type = options or {}, replace(takes, defaults={})  # a message with a value may show a secret
+    if wrong := list(reward_mistakes(name, options, of_any_type)):
         raise UserError(wrong)
     return RewardFunction(
         name=name,
         function=function,
         kind=kind,
-        accepts=accepts,
-        required=required,
+        takes=takes,
         asynchronous=any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))),  # noqa: B004
         options=options,
         timeout=timeout,
     )
-
-
-def _wrong_options(
-    name: str, options: Mapping[str, Any], given: frozenset[str], accepts: frozenset[str] | None
-) -> Iterator[str]:
-    known = sorted((accepts or frozenset()) - given)
-    for option in options:
-        if option in given:
-            yield f"the reward {name}: {option} belongs to the completion and cannot be an option"
-        elif accepts is not None and option not in accepts:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            hint = did_you_mean(option, [*known, "weight"]) or f"; {takes}"
-            yield f"the reward {name} has no option {option!r}{hint}"
 
 
 Call = Callable[[Sequence[RewardInput], float], list[RewardOutput] | RewardOutput]
@@ -292,13 +255,6 @@ def _score_one_by_one(
         for task in tasks:
             task.result()
     return outputs
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except ValueError:  # some functions written in C have no signature
-        return []
 
 
 def _plain_arguments(sample: RewardInput) -> dict[str, Any]:

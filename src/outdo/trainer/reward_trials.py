@@ -81,7 +81,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
     try:
         reward = load_reward(rules, **recipe.reward_limits.of_workers)
     except UserError as error:
-        return RewardTrials(errors=[f"rewards: {mistake}" for mistake in error.problems])
+        return RewardTrials(errors=[_at_its_key(mistake) for mistake in error.problems])
     assert isinstance(reward, WeightedSum)
     answered = _references_are_answers(rules)
     rule, errors = _right_rule(reward, recipe)
@@ -96,6 +96,10 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         reward.close()
     notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(rules))]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
+
+
+def _at_its_key(mistake: str) -> str:
+    return mistake if mistake.startswith("rewards") else f"rewards: {mistake}"
 
 
 def _right_rule(reward: WeightedSum, recipe: Recipe) -> tuple[RightRule | None, list[str]]:

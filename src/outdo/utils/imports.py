@@ -1,16 +1,17 @@
 """Find code by a name such as `"package.module:name"` or `"file.py:name"`, and read its parameters without running it.
 
 `signature_of` reads the source with `ast`, so that outdo finds a wrong option before it imports anything. `resolve`
-imports the code and returns the object.
+imports the code and returns the object, and `signature_of_object` reads that.
 """
 
 import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -38,6 +39,11 @@ class Signature:
     """The code takes `**kwargs`, or the source does not show its parameters because it is not a function or class."""
     is_async: bool = False
     is_class: bool = False
+
+    def without(self, given: Collection[str]) -> "Signature":
+        """Return the signature of code that outdo calls by names: all parameters are options, except those given."""
+        options = tuple(name for name in self.parameters if name not in given)
+        return replace(self, options=options, required=tuple(name for name in self.required if name in options))
 
 
 def split(spec: str) -> tuple[str, str]:
@@ -67,6 +73,22 @@ def signature_of(spec: str) -> Signature:
     if name not in definitions:
         raise UserError([f'"{spec}": {where} has no "{name}"{did_you_mean(name, list(definitions))}'])
     return _read(spec, definitions[name], definitions)
+
+
+def signature_of_object(code: Any, name: str) -> Signature:
+    """Return the signature of code that was imported, and that is called by names: every parameter is an option."""
+    try:
+        parameters = inspect.signature(code).parameters.values()
+    except ValueError:  # some functions written in C have no parameters that can be read
+        parameters = []
+    by_name = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    names = tuple(each.name for each in by_name)
+    defaults = {each.name: each.default for each in by_name if each.default is not each.empty}
+    accepts_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    required = tuple(each for each in names if each not in defaults)
+    return Signature(
+        spec=name, parameters=names, options=names, required=required, defaults=defaults, accepts_any=accepts_any
+    )
 
 
 def source_file(where: str) -> Path:

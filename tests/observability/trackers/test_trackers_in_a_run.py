@@ -148,7 +148,7 @@ def test_mistakes_are_found_before_a_model_loads(tracked_home):
         "track.wandb.projekt: unknown option; did you mean project?",
         'track: "hooks.py:nothing": hooks.py has no "nothing"',
         'track: nothing is called "tensorbord"; did you mean tensorboard?',
-        "track.on_end.command: required",
+        "track.on_end.command: required by on_end",
         "track: mlflow is given twice",
         "nowhere",
     ):

@@ -338,11 +338,10 @@ def test_all_wrong_options_are_named_at_once():
         "url": "example.com",
         "model": "",
         "rubric": " ",
-        "api_key": "schlüssel",
         "compare": "all",
         "opponents": -1,
         "scale": 0,
-        "limits": {"at_onc": 3, "retries": 1.5, "timeout": 0},
+        "limits": {"at_onc": 3, "retries": 1.5},
         "price": {"input": "1"},
     }
     with pytest.raises(UserError) as error:
@@ -352,21 +351,34 @@ def test_all_wrong_options_are_named_at_once():
         "url",
         "model",
         "rubric",
-        "api_key",
         "compare",
         "opponents",
         "scale",
         "limits.retries",
-        "limits.timeout",
         "price.input",
     ):
-        assert f"the reward judge: {wrong} must be" in found, wrong
-    assert "limits has no 'at_onc'; did you mean at_once?" in found
+        assert f"rewards.judge.{wrong}: expected" in found, wrong
+    assert "rewards.judge.limits.at_onc: unknown option; did you mean at_once?" in found
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "mistake"),
+    [
+        ("api_key", "schlüssel", "rewards.judge.api_key: expected text of ASCII characters"),
+        ("limits", {"timeout": 0}, "rewards.judge.limits: expected a table with at_once and timeout above 0"),
+    ],
+)
+def test_a_judge_that_could_not_be_asked_is_refused(option: str, value: object, mistake: str):
+    with pytest.raises(UserError, match=mistake):
+        load_reward({"name": "judge", "url": "http://h", "model": "m", "rubric": "r", option: value})
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(UserError, match="needs url and model and rubric"):
+    with pytest.raises(UserError) as error:
         load_reward({"name": "judge"})
+    assert list(error.value.problems) == [
+        f"rewards.judge.{name}: required by judge" for name in ("url", "model", "rubric")
+    ]
 
 
 def test_a_reply_without_usage_costs_nothing():

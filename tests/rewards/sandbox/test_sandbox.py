@@ -154,7 +154,7 @@ def test_the_sandbox_that_works_is_chosen_by_default(sandbox: Sandbox):
 
 
 def test_an_unknown_sandbox_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError, match="no sandbox is called 'bublewrap'; did you mean bubblewrap"):
+    with pytest.raises(UserError, match='sandbox: nothing is called "bublewrap"; did you mean bubblewrap'):
         open_sandbox("bublewrap")
 
 

@@ -1,19 +1,17 @@
 """The reward `judge`: its options, and rewards from the verdicts of another model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
+from typing import Any
 
 from outdo.rewards.judge.client import ChatClient, NoVerdictError
 from outdo.rewards.judge.limits import Limits
 from outdo.rewards.judge.questions import Question, ask_better, ask_score, ask_scores
+from outdo.rewards.options import Compare
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, output_without_value, to_output
-from outdo.utils.errors import UserError, did_you_mean
-
-Compare = Literal["none", "pairs", "group"]
+from outdo.utils.errors import UserError
 
 REQUEST = {"temperature": 0, "max_tokens": 1024}
 """The fields of a request, besides the model and the messages, where the option `request` does not set others."""
@@ -215,23 +213,10 @@ def judge(
         price: a table with the price of a million tokens, `input` and `output`.
         cache: the file of replies; unset: `judge.jsonl` in the folder of a run, else none.
 
-    Raises: UserError with every option that is wrong.
+    Raises: UserError for a key that is not ASCII; `outdo.rewards.options` checks all other options.
     """
-    rules: tuple[tuple[str, str, bool], ...] = (
-        ("url", "an address such as https://api.openai.com/v1", _is_url(url)),
-        ("model", "the name of a model", _is_text(model)),
-        ("rubric", "the criteria, as text", _is_text(rubric)),
-        ("api_key", "text of ASCII characters", isinstance(api_key, str) and api_key.isascii()),
-        ("compare", f"one of {', '.join(get_args(Compare))}", compare in get_args(Compare)),
-        ("opponents", "0 or more", isinstance(opponents, int) and opponents >= 0),
-        ("scale", "a number above 0", isinstance(scale, int | float) and scale > 0),
-        ("reference", "true or false", isinstance(reference, bool)),
-        ("request", "a table", request is None or isinstance(request, Mapping)),
-    )
-    mistakes = [f"the reward judge: {name} must be {rule}" for name, rule, satisfied in rules if not satisfied]
-    mistakes += [*_table_mistakes("limits", limits, Limits), *_table_mistakes("price", price, Price)]
-    if mistakes:
-        raise UserError(mistakes)
+    if not api_key.isascii():
+        raise UserError(["rewards.judge.api_key: expected text of ASCII characters"])
     client = ChatClient(
         url=url,
         model=model,
@@ -249,33 +234,3 @@ def judge(
         reference=reference,
         price=None if price is None else Price(**price),
     )
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_url(value: Any) -> bool:
-    return isinstance(value, str) and urlsplit(value).scheme in ("http", "https") and bool(urlsplit(value).hostname)
-
-
-def _table_mistakes(option: str, table: Any, kind: type[Limits] | type[Price]) -> Iterator[str]:
-    """Yield what is wrong with an option that is a table of numbers, with the fields of a dataclass."""
-    if not isinstance(table, Mapping | None):
-        yield f"the reward judge: {option} must be a table"
-        return
-    defaults = {each.name: each.default for each in fields(kind)}
-    for name, value in (table or {}).items():
-        if name not in defaults:
-            yield f"the reward judge: {option} has no {name!r}{did_you_mean(name, list(defaults))}"
-        elif expected := _expected_number(name, value, defaults[name]):
-            yield f"the reward judge: {option}.{name} must be {expected}"
-
-
-def _expected_number(name: str, value: Any, default: Any) -> str:
-    """Return what is expected in place of `value`; empty if it is right."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        return "a number, 0 or more"
-    if isinstance(default, int) and not isinstance(value, int):
-        return "a whole number"
-    return "above 0" if name in ("at_once", "timeout") and not value else ""

@@ -12,7 +12,8 @@ from outdo.rewards.sandbox.bubblewrap import bubblewraps
 from outdo.rewards.sandbox.landlock import landlocks
 from outdo.rewards.sandbox.local import UnsafeLocal
 from outdo.rewards.sandbox.remote import open_remote
-from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.errors import UserError
+from outdo.utils.options import no_such_name
 from outdo.utils.text import one_line
 
 
@@ -74,8 +75,7 @@ def open_sandbox(name: str | None = None, *, api_key: str = "", unsafe_local: bo
     if name is not None and name.startswith(("http://", "https://")):
         return open_remote(name, api_key)
     if name not in (None, *TIERS):
-        known = f"{', '.join(TIERS)} or the URL of a service"
-        raise UserError([f"no sandbox is called {name!r}{did_you_mean(name, list(TIERS))}; expected {known}"])
+        raise UserError([no_such_name("sandbox", name, list(TIERS), own="the URL of a service")])
     reasons: list[str] = []
     for tier in [each for each in TIERS if each not in BY_NAME] if name is None else [name]:
         try:
