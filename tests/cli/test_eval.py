@@ -195,6 +195,15 @@ def test_several_rewards_are_summed_and_the_matcher_decides_what_is_right(outdo,
     assert "an answer is right if exact accepts it (the only matcher)" in outdo(*asked).out
 
 
+def test_a_reward_has_options_on_the_command_line_as_in_a_recipe(outdo, seven, ten, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completion, length): return float(length)")
+    asked = ["eval", seven, "--data", ten, "--json", "--rewards"]
+    table = f'{{name = "{tmp_path}/mine.py:score", length = 4}}'
+    assert json.loads(outdo(*asked, table).out)["reward"] == 4
+    misspelt = outdo(*asked, table.replace("length", "lenght"))
+    assert (misspelt.status, "score.lenght: unknown option; did you mean length?" in misspelt.error) == (2, True)
+
+
 def test_without_a_verdict_eval_shows_mean_rewards_and_calls_nothing_right(outdo, seven, ten, dense, tmp_path):
     asked = ["eval", seven, "--data", ten, "--rewards", f"{dense}:accuracy", "--rewards", f"{dense}:style"]
     told = json.loads(outdo(*asked, "--json").out)

@@ -258,7 +258,7 @@ def test_a_wrong_adapter_is_reported_with_the_other_mistakes(outdo, model, tmp_p
             ("lor", '--adapter: nothing is called "lor"'),
             ("{name = 'lora', rnk = 4}", "--adapter.rnk"),
             ("{name = 'lora', targets = ['foo']}", "--adapter: the adapter does not fit the model: "),
-            ("[4]", "--adapter [4]: expected the name of an adapter"),
+            ("[4]", "--adapter: expected a name, or a table such as {name = \"lora\", rank = 32}, found '[4]'"),
         ):
             done = outdo(command, model, *arguments, text)
             assert done.status == 2

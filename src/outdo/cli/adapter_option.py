@@ -2,11 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from outdo.config.adapters import adapter_mistakes
-from outdo.config.file import read_value
-from outdo.config.recipe import Piece
+from outdo.config.file import read_piece
 from outdo.models.adapter import with_head
 from outdo.models.inspect_folder import LANGUAGE_MODEL, Kind, inspect_folder
 from outdo.models.loading import HEAD, adapter_size
@@ -34,11 +31,7 @@ def read_adapter(text: str | None, model: str, base_weights: str, kind: Kind = L
         return None
     if facts.adapter:
         raise UserError([f"{OPTION}: {model} is an adapter, which is trained further without this option"])
-    try:
-        piece = Piece.model_validate(read_value(text))
-    except ValidationError:
-        table = '{name = "lora", rank = 32}'
-        raise UserError([f"{OPTION} {text}: expected the name of an adapter, or a table such as {table}"]) from None
+    piece = read_piece(OPTION, text, '{name = "lora", rank = 32}')
     if mistakes := list(adapter_mistakes(OPTION, piece)):
         raise UserError(mistakes)
     config = peft_config(OPTION, piece)

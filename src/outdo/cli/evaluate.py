@@ -15,6 +15,7 @@ from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import not_writable
 from outdo.cli.output import print_line
 from outdo.config.environments import row_environments
+from outdo.config.file import read_value
 from outdo.config.paths import named_code
 from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
@@ -257,7 +258,7 @@ def _questions(arguments: EvalArguments, source: ModelRef, matchers: Sequence[st
 def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any], str | None]:
     """Return the rewards, and the name of the one that decides what is right, if a setting names it."""
     if recipe is None or arguments.rewards:
-        return list(arguments.rewards) or list(REWARDS), arguments.right
+        return [read_value(each) for each in arguments.rewards] or list(REWARDS), arguments.right
     rewards = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     if not rewards:
         raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])

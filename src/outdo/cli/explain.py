@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -16,6 +15,7 @@ from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo
 from outdo.cli.output import print_line
+from outdo.config.file import read_value
 from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.observability.explain import Explanation, Point, explain, mistakes_in, table
@@ -81,10 +81,7 @@ def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objec
         if not equals:
             mistakes.append(f"explain: --set {text}: expected key=value, such as beta=0.02")
             continue
-        try:
-            options[key] = tomllib.loads(f"value = {written}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key] = written
+        options[key] = read_value(written)
     piece = Piece(name=name, options=options)
     mistakes += objective_mistakes(piece, key="explain")
     if mistakes:

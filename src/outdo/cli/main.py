@@ -347,7 +347,7 @@ def evaluate(
     ] = None,
     against: Annotated[str | None, typer.Option(help="a second model to compare with")] = None,
     rewards: Annotated[
-        list[str] | None, typer.Option(help="scores the answers; may be given several times; unset: the run's rewards")
+        list[str] | None, typer.Option(help="a reward, as in a recipe; may be given several times; unset: the run's")
     ] = None,
     right: Annotated[
         str | None, typer.Option(help="the reward that decides which answers are right; unset: see eval.right")

@@ -4,12 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from outdo.cli.arguments import no_run
 from outdo.cli.output import print_warning
-from outdo.config.file import read_value
-from outdo.config.recipe import Piece
+from outdo.config.file import read_piece
 from outdo.config.trackers import missing_clients, tracker_mistakes
 from outdo.observability.doctor import with_initial_evaluation
 from outdo.observability.page import read
@@ -30,7 +27,7 @@ def run_track(run: Path, to: Sequence[str], display: Display) -> None:
     """
     if problem := no_run(run) or _not_sendable(run):
         raise UserError([problem])
-    pieces = [_read(text) for text in to]
+    pieces = [read_piece("--to", text, '{name = "wandb", project = "mine"}') for text in to]
     if mistakes := [*tracker_mistakes(pieces), *missing_clients(pieces)]:
         raise UserError(mistakes)
     for tracker in map(tracker_settings, pieces):
@@ -45,14 +42,6 @@ def _not_sendable(run: Path) -> str | None:
         return f"{run}: this run is active; send it when it has ended"
     missing = [name for name in ("recipe.toml", "environment.json") if not (run / name).is_file()]
     return f"{run}: {' and '.join(missing)} of the run is missing" if missing else None
-
-
-def _read(text: str) -> Piece:
-    try:
-        return Piece.model_validate(read_value(text))
-    except ValidationError:
-        table = '{name = "wandb", project = "mine"}'
-        raise UserError([f"--to {text}: expected a tracker, or a table such as {table}"]) from None
 
 
 def _send(run: Path, tracker: TrackerSettings, display: Display) -> str | None:

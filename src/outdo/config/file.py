@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from outdo.config.fields import Source
+from outdo.config.fields import Piece, Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe
@@ -223,6 +223,17 @@ def read_value(written: str, setting: FieldInfo | None = None) -> Any:
     is_text = setting is not None and _takes_text(setting.annotation)
     one_value = len(parsed) == 1 and not isinstance(value, datetime.date | datetime.time)
     return value if one_value and (isinstance(value, str) or not is_text) else written
+
+
+def read_piece(option: str, written: str, example: str) -> Piece:
+    """Return the piece that an option of the command line names as a recipe does: by a name, or by a table in TOML."""
+    value = read_value(written)
+    try:
+        if "{" in written and value == written:
+            raise ValueError("a table that is not TOML")
+        return Piece.model_validate(value)
+    except ValueError:
+        raise UserError([f"{option}: expected a name, or a table such as {example}, found {written!r}"]) from None
 
 
 def _takes_text(annotation: Any) -> bool:

@@ -1,7 +1,6 @@
 """Open the engine that a recipe or a command names: the only place where one is chosen."""
 
 import os
-import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from outdo.config.engines import ACROSS_UPDATES, RAY, engine_mistakes, environment_mistakes, is_separate
+from outdo.config.file import read_piece
 from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
 from outdo.distributed.ray_cluster import joins
@@ -47,22 +47,13 @@ def named_engine(argument: str | None, recipe: Recipe | None = None) -> Piece:
     wrong with it, and with its environment, before any model is loaded.
     """
     if argument is not None:
-        piece = _parse(argument)
+        piece = read_piece("--engine", argument, '{name = "vllm", python = ".venv-vllm/bin/python"}')
     else:
         piece = Piece(name=BUILTIN_ENGINE) if recipe is None else recipe.engine
     mistakes = list(engine_mistakes(piece)) or [*environment_mistakes(piece), *device_mistakes(piece, "auto")]
     if mistakes:
         raise UserError(mistakes)
     return piece
-
-
-def _parse(argument: str) -> Piece:
-    try:
-        value: Any = tomllib.loads(f"engine = {argument}")["engine"] if "{" in argument else argument
-        return Piece.model_validate(value)
-    except ValueError:
-        example = '{name = "vllm", python = ".venv-vllm/bin/python"}'
-        raise UserError([f"--engine: expected a name, or a table such as {example}, found {argument!r}"]) from None
 
 
 def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirst | None = None) -> Engine:
