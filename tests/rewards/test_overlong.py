@@ -44,5 +44,5 @@ def test_a_cache_outside_the_limits_fails_with_a_reason(cache: int):
 
 
 def test_the_options_have_no_defaults():
-    with pytest.raises(UserError, match="needs max_tokens and cache"):
+    with pytest.raises(UserError, match=r"overlong\.max_tokens: required by overlong\n.*cache: required"):
         load_reward("overlong")

@@ -644,4 +644,4 @@ def test_the_same_call_again_has_random_numbers_of_its_own() -> None:
 
 
 def test_the_arguments_that_an_agent_is_given_are_those_that_a_recipe_may_not_set() -> None:
-    assert GIVEN == GIVEN_IN_A_RECIPE
+    assert tuple(GIVEN_IN_A_RECIPE) == GIVEN

@@ -266,7 +266,7 @@ def test_a_recipe_need_not_give_what_skyrl_gives(tmp_path: Path):
     (tmp_path / "env.py").write_text(source)
     name = f"{tmp_path / 'env.py'}:Env"
     assert list(environment_mistakes(Piece(name=name, options={"size": 3}))) == []
-    assert list(environment_mistakes(Piece(name=name))) == [f"environment.size: {name} needs it"]
+    assert list(environment_mistakes(Piece(name=name))) == [f"environment.size: required by {name}"]
 
 
 def test_a_recipe_names_a_game_of_textarena(tmp_path: Path):

@@ -31,6 +31,11 @@ ARGUMENTS = {
 Compare = Literal["none", "pairs", "group"]
 """How a judge compares the answers to a question."""
 
+
+def _can_ask(limits: Any) -> bool:
+    return isinstance(limits, Mapping) and not any(limits.get(name) == 0 for name in ("at_once", "timeout"))
+
+
 CHECKS: Mapping[str, Mapping[str, Check]] = {
     "code": {
         "seconds": NATURAL,
@@ -45,7 +50,7 @@ CHECKS: Mapping[str, Mapping[str, Check]] = {
         "compare": (lambda value: value in get_args(Compare), f"one of {', '.join(get_args(Compare))}"),
         "scale": POSITIVE,
         "request": TABLE,
-        "limits": (lambda value: _can_ask(value), "a table with at_once and timeout above 0"),
+        "limits": (_can_ask, "a table with at_once and timeout above 0"),
         "price": TABLE,
     },
 }
@@ -53,10 +58,6 @@ CHECKS: Mapping[str, Mapping[str, Check]] = {
 
 TABLES = {"judge": {"limits": "outdo.rewards.judge.limits:Limits", "price": "outdo.rewards.judge.reward:Price"}}
 """The options of built-in rewards that are tables, and the code whose parameters are the options in them."""
-
-
-def _can_ask(limits: Any) -> bool:
-    return isinstance(limits, Mapping) and not any(limits.get(name) == 0 for name in ("at_once", "timeout"))
 
 
 def kind_of(signature: Signature) -> SignatureKind | None:
