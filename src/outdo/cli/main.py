@@ -29,7 +29,6 @@ from outdo.cli.arguments import (
     Template,
 )
 from outdo.cli.run_commands import app as run_commands
-from outdo.cli.sweep_commands import sweep, tune
 from outdo.trainer.display import Display
 from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import OutdoError
@@ -49,7 +48,6 @@ cluster = typer.Typer(no_args_is_help=True, help="Several processes and machines
 app.add_typer(cluster, name="cluster")
 env = typer.Typer(no_args_is_help=True, help="Environments: episodes of several turns.")
 app.add_typer(env, name="env")
-app.add_typer(tune, name="tune")
 
 
 def _print_version(wanted: bool) -> None:
@@ -211,9 +209,6 @@ def train(
 
     arguments = TrainArguments(profile=profile, dry_run=dry_run, resume=resume, restarts=restarts)
     raise typer.Exit(run_train(settings, Display(), arguments))
-
-
-app.command()(sweep)
 
 
 @app.command()
