@@ -357,9 +357,6 @@ def evaluate(
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
     answers: Annotated[Path | None, typer.Option(help="write every answer with its rewards: a .jsonl file")] = None,
     engine: Engine = None,
-    lm_eval: Annotated[
-        str | None, typer.Option(help="run these benchmarks of lm-evaluation-harness instead: gsm8k,my_task.yaml")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how many questions a model answers right, and its mean reward, with confidence intervals."""
@@ -382,11 +379,6 @@ def evaluate(
         engine=engine,
     )
     models = [model] if against is None else [model, against]
-    if lm_eval is not None:
-        from outdo.cli.harness import run_harness
-
-        run_harness(models, lm_eval, arguments, Console(), as_json=as_json)
-        return
     run_eval(models, arguments, Console(), as_json=as_json)
 
 
