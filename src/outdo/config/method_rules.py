@@ -30,7 +30,7 @@ from outdo.config.names import (
 )
 from outdo.config.options import effective_options
 from outdo.config.recipe import Piece, Recipe
-from outdo.config.unknown_settings import listed_hint, other_libraries
+from outdo.config.unknown_settings import listed_hint
 from outdo.rewards.loading import IN_WORKERS, runs_in_worker
 from outdo.utils.errors import UserError, did_you_mean, nearest
 from outdo.utils.imports import Signature, signature_of
@@ -161,9 +161,7 @@ def _check_piece(key: str, piece: Piece, known: Mapping[str, str], *, called_wit
 def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the name of a piece: it is unknown, or the code that it names is missing."""
     if name not in known and ":" not in name:
-        renamed = other_libraries()["renamed_pieces"].get(name)
-        hint = f"; it is now {renamed}" if renamed in known else did_you_mean(name, list(known))
-        hint = hint or f"; expected {', '.join(known)} or file.py:name"
+        hint = did_you_mean(name, list(known)) or f"; expected {', '.join(known)} or file.py:name"
         yield f'{key}: nothing is called "{name}"{hint}'
         return
     try:
