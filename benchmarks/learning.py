@@ -32,7 +32,7 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
 from outdo.distributed.worker_pool import WorkerPool
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -131,7 +131,8 @@ def outdo(files: Files, lr: float, seed: int) -> list[dict[str, float]]:
         MultiprocessEngine(policy, pool, seed=seed), SingleTurn(reward), group_size=GROUP, sampling=sampling
     )
     watch = Stopwatch(partial(greedy_accuracy, policy, files))
-    steps = train(Models.of(policy, objective), prompts, sampler, per_token(group_standardised), objective)
+    rollouts = in_turn(policy, prompts, sampler)
+    steps = train(Models.of(policy, objective), rollouts, per_token(group_standardised), objective)
     next(step.index for step in steps if watch.finish(step.index))
     reward.close()
     pool.close()

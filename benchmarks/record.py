@@ -20,7 +20,7 @@ import tasks
 
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.policy import Policy
 from outdo.trainer.build import build_run
 from outdo.types import Group, Prompt, Sampled
@@ -42,7 +42,7 @@ def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
         before = time.perf_counter() - began
         return sampled
 
-    loop = train(run.models, run.prompts, sample, run.advantage, run.objective)
+    loop = train(run.models, in_turn(run.models.policy, run.prompts, sample), run.advantage, run.objective)
     while True:
         began = time.perf_counter()
         step = next(loop)

@@ -6,11 +6,11 @@ import outdo
 
 policy = outdo.Policy.load("quickstart/seed-0/warm", optimiser=outdo.OptimiserSettings(lr=2e-4))
 questions = outdo.tokenise(outdo.questions_from("quickstart/seed-0/questions.jsonl"), policy.tokenizer)
-prompts = outdo.Prompts(questions, per_step=32)
 environment = outdo.SingleTurn(outdo.load_reward("exact"))
 sampler = outdo.GroupSampler(
     outdo.BuiltinEngine(), environment, group_size=8, sampling=outdo.SamplingParams(max_tokens=48)
 )
+rollouts = outdo.in_turn(policy, outdo.Prompts(questions, per_step=32), sampler)
 objective, advantage = outdo.grpo(beta=0.0), outdo.per_token(outdo.group_standardised)
-for step in islice(outdo.train(outdo.Models.of(policy, objective), prompts, sampler, advantage, objective), 20):
+for step in islice(outdo.train(outdo.Models.of(policy, objective), rollouts, advantage, objective), 20):
     print(f"step {step.index}: {step.batch.rewards.mean():.0%} right")

@@ -1,7 +1,8 @@
 """Test the training loop: what happens in a step, in which order, and steps that have nothing to learn from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
-from outdo.loop import train
+from outdo.loop import Sampler, in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -24,7 +25,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
-from outdo.types import Completion, FinishReason, Prompt, Request, Sampled
+from outdo.types import Completion, FinishReason, Prompt, Request, Sampled, Step
 from outdo.utils.errors import EngineError
 from outdo.utils.rng import Stream
 
@@ -56,6 +57,13 @@ def rollouts(script: Callable[[Request], str] = yes_or_no, reward: Callable[...,
     return GroupSampler(ScriptedEngine(script), SingleTurn(load_reward(reward)), group_size=4, sampling=SAMPLING)
 
 
+def loop(
+    models: Models, prompts: Iterable[Sequence[Prompt]], sample: Sampler, *method: Any, start: int = 1, **how: Any
+) -> Iterator[Step]:
+    """The loop with sampling in turn."""
+    return train(models, in_turn(models.policy, prompts, sample, start=start), *method, **how)
+
+
 def weights(model: torch.nn.Module) -> Tensor:
     return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
 
@@ -65,7 +73,7 @@ def weights(model: torch.nn.Module) -> Tensor:
 
 def test_a_step_contains_its_groups_batch_and_updates():
     policy, rollout = small(), rollouts()
-    steps = list(islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 3))
+    steps = list(islice(loop(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 3))
     assert [step.index for step in steps] == [1, 2, 3]
     assert [len(step.updates) for step in steps] == [1, 1, 1]
     assert policy.version == 3
@@ -91,24 +99,24 @@ def test_training_increases_the_reward():
         return [sum(token < 132 for token in ids) / len(ids) for ids in completion_ids]
 
     rollout = GroupSampler(BuiltinEngine(), SingleTurn(load_reward(low_token_share)), group_size=8, sampling=SAMPLING)
-    steps = islice(train(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 25)
+    steps = islice(loop(Models(policy), data(), rollout, ADVANTAGE, grpo(beta=0)), 25)
     rewards = [float(step.batch.rewards.mean()) for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
 def test_the_first_step_index_can_be_set():
-    steps = train(Models(small()), data(), rollouts(), ADVANTAGE, grpo(beta=0), start=41)
+    steps = loop(Models(small()), data(), rollouts(), ADVANTAGE, grpo(beta=0), start=41)
     assert [step.index for step in islice(steps, 2)] == [41, 42]
 
 
 def test_the_loop_ends_when_its_data_ends():
-    assert len(list(train(Models(small()), [QUESTIONS] * 2, rollouts(), ADVANTAGE, grpo(beta=0)))) == 2
+    assert len(list(loop(Models(small()), [QUESTIONS] * 2, rollouts(), ADVANTAGE, grpo(beta=0)))) == 2
 
 
 def test_the_loop_computes_no_step_before_the_caller_requests_it():
     """After a break, the weights are those of the last step that the caller received."""
     policy = small()
-    for step in train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0)):
+    for step in loop(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0)):
         if step.index == 2:
             break
     assert policy.version == 2
@@ -122,7 +130,7 @@ def test_the_loop_computes_no_step_before_the_caller_requests_it():
 )
 def test_old_logprobs_are_computed_only_if_a_ratio_can_differ_from_1(passes, minibatches, separate):
     policy = small(minibatches=minibatches)
-    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=passes)
+    steps = loop(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=passes)
     before = frozen(policy)
     step = next(steps)
     assert (len(step.updates), policy.version) == (passes, passes * minibatches)
@@ -140,7 +148,7 @@ def test_early_stopping_ends_the_passes_of_only_its_own_step():
         return "twice" if len(seen) == 2 else ""
 
     policy = small()
-    steps = train(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=5, stop=after_two)
+    steps = loop(Models(policy), data(), rollouts(), ADVANTAGE, grpo(beta=0), passes=5, stop=after_two)
     done = [(len(step.updates), step.stopped) for step in islice(steps, 2)]
     assert done == [(2, "twice"), (5, "maximum")]
     assert (policy.version, len(seen)) == (7, 7)
@@ -154,7 +162,7 @@ def test_the_reference_is_the_policy_at_the_last_sync():
     models = Models.of(policy, grpo(beta=0.1), refresh_every=2)
     start, reference = weights(policy.model), models.reference.forward.model
     after = []
-    for step in islice(train(models, data(), rollouts(), ADVANTAGE, grpo(beta=0.1)), 4):
+    for step in islice(loop(models, data(), rollouts(), ADVANTAGE, grpo(beta=0.1)), 4):
         after.append(weights(policy.model))
         expected = {1: start, 2: after[-1], 3: after[1] if step.index == 3 else None, 4: after[-1]}[step.index]
         assert torch.equal(weights(reference), expected), step.index
@@ -165,7 +173,7 @@ def test_without_sync_the_reference_stays_unchanged():
     policy = small()
     models = Models.of(policy, grpo(beta=0.1))
     start = weights(policy.model)
-    (first, second) = islice(train(models, data(), rollouts(), ADVANTAGE, grpo(beta=0.1)), 2)
+    (first, second) = islice(loop(models, data(), rollouts(), ADVANTAGE, grpo(beta=0.1)), 2)
     assert torch.equal(weights(models.reference.forward.model), start)
     assert float(first.update.metrics["loss/divergence"]) == pytest.approx(0, abs=1e-8)
     assert float(second.update.metrics["loss/divergence"]) > 1e-6
@@ -176,7 +184,7 @@ def test_missing_models_are_reported_before_sampling():
     def no_rollout(policy, questions, *, step):
         raise AssertionError("sampled")
 
-    steps = train(Models(small()), data(), no_rollout, gae, grpo(beta=0.1))
+    steps = loop(Models(small()), data(), no_rollout, gae, grpo(beta=0.1))
     with pytest.raises(ValueError, match=r"needs a reference and a critic: `Models.of\(policy, objective, "):
         next(steps)
 
@@ -195,7 +203,7 @@ def always_none(completion: str, answer: str) -> None:
 def test_a_step_without_rewards_updates_nothing_but_is_counted():
     policy = small()
     before = weights(policy.model)
-    steps = train(Models(policy), data(), rollouts(reward=always_none), ADVANTAGE, grpo(beta=0), passes=3)
+    steps = loop(Models(policy), data(), rollouts(reward=always_none), ADVANTAGE, grpo(beta=0), passes=3)
     found = list(islice(steps, 2))
     assert [(step.index, step.update, len(step.updates)) for step in found] == [(1, None, 0), (2, None, 0)]
     assert found[0].batch.totals.tokens == 0
@@ -210,7 +218,7 @@ def test_a_step_without_groups_is_counted():
     def no_groups_in_step_2(policy, questions, *, step):
         return rollouts()(policy, questions, step=step) if step != 2 else []
 
-    found = list(islice(train(Models(policy), data(), no_groups_in_step_2, ADVANTAGE, grpo(beta=0)), 3))
+    found = list(islice(loop(Models(policy), data(), no_groups_in_step_2, ADVANTAGE, grpo(beta=0)), 3))
     assert [(step.index, len(step.updates), len(step.groups)) for step in found] == [(1, 1, 2), (2, 0, 0), (3, 1, 2)]
     assert found[1].update is None
     assert policy.version == 2
@@ -223,7 +231,7 @@ def test_equal_answers_change_no_weight():
     def equal_in_step_2(request: Request) -> str:
         return yes_or_no(request) if request.stream.step == 1 else "yes"
 
-    steps = train(Models(policy), data(), rollouts(equal_in_step_2), ADVANTAGE, grpo(beta=0))
+    steps = loop(Models(policy), data(), rollouts(equal_in_step_2), ADVANTAGE, grpo(beta=0))
     next(steps)
     before = weights(policy.model)
     step = next(steps)
@@ -238,7 +246,7 @@ def test_a_sampler_may_return_metrics_with_its_groups():
     def with_metrics(policy, questions, *, step):
         return Sampled(groups=rollouts()(policy, questions, step=step), metrics={"my/metric": float(step)})
 
-    first, second = islice(train(Models(small()), data(), with_metrics, ADVANTAGE, grpo(beta=0)), 2)
+    first, second = islice(loop(Models(small()), data(), with_metrics, ADVANTAGE, grpo(beta=0)), 2)
     assert [group.prompt.id for group in first.groups] == ["0", "1"]
     assert [step_metrics(step)["my/metric"] for step in (first, second)] == [1.0, 2.0]
 
@@ -247,7 +255,7 @@ def test_a_sampler_may_return_a_plain_list_of_groups():
     def plain_list(policy, questions, *, step):
         return rollouts()(policy, questions, step=step)
 
-    step = next(train(Models(small()), data(), plain_list, ADVANTAGE, grpo(beta=0)))
+    step = next(loop(Models(small()), data(), plain_list, ADVANTAGE, grpo(beta=0)))
     assert ([group.prompt.id for group in step.groups], step.sampled.metrics) == (["0", "1"], {})
 
 

@@ -26,7 +26,7 @@ from benchmarks.suite.work import (
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import WorkerPool
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.adapter import attach
 from outdo.models.bundle import Models
 from outdo.models.fastest_products import fastest_gradients
@@ -173,13 +173,14 @@ class Steps:
         self.engine = TimedEngine(engine, case.answers)
         self.objective = grpo(beta=0.0)
         params = SamplingParams(max_tokens=max(case.answers))
-        rollout = GroupSampler(self.engine, SingleTurn(EveryOther()), group_size=case.group, sampling=params)
+        sampler = GroupSampler(self.engine, SingleTurn(EveryOther()), group_size=case.group, sampling=params)
         prompts = [
             Prompt(id=str(number), text="", token_ids=ids) for number, ids in enumerate(_prompts(setting, self.policy))
         ]
         models = Models.of(self.policy, self.objective)
         advantage = per_token(group_standardised)
-        self.steps = train(models, repeat(prompts), rollout, advantage, self.objective)
+        rollouts = in_turn(self.policy, repeat(prompts), sampler)
+        self.steps = train(models, rollouts, advantage, self.objective)
 
 
 def step(setting: Setting, turns: Turns) -> None:

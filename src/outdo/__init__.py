@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from outdo.data.prompts import tokenise as tokenise
     from outdo.data.questions import questions_from as questions_from
     from outdo.distributed.worker_pool import WorkerPool as WorkerPool
+    from outdo.loop import in_turn as in_turn
     from outdo.loop import train as train
     from outdo.models.bundle import Models as Models
     from outdo.models.critic import Critic as Critic
@@ -249,6 +250,7 @@ HOME = {  # public name: the module that defines it
     "token_logprobs": "outdo.models.logprobs",
     "tokenise": "outdo.data.prompts",
     "tpo": "outdo.algorithms.objectives.target.tpo",
+    "in_turn": "outdo.loop",
     "train": "outdo.loop",
     "vespo": "outdo.algorithms.objectives.presets",
     "without_truncated": "outdo.algorithms.advantages",

@@ -21,18 +21,31 @@ class Sampler(Protocol):
         ...
 
 
+Rollouts = Iterable[tuple[int, Sampled]]
+"""The number of each step, and its groups with their rewards."""
+
+
+def in_turn(
+    policy: Policy, prompts: Iterable[Sequence[Prompt]], sample: Sampler, *, start: int = 1
+) -> Iterator[tuple[int, Sampled]]:
+    """Sample the groups of each step from the policy as it is then: sampling and training take turns.
+
+    Each item of `prompts` is the batch of questions of one step. A run that is continued starts with the step `start`.
+    """
+    for step, questions in enumerate(prompts, start):  # a batch of questions from D
+        yield step, Sampled.of(sample(policy, questions, step=step))  # π_old ← πθ: G outputs each, and rewards
+
+
 def train(
     models: Models,
-    prompts: Iterable[Sequence[Prompt]],
-    sample: Sampler,
+    rollouts: Rollouts,
     advantage: Advantage,
     objective: Objective,
     *,
     passes: int = 1,
     stop: Stop | None = None,
-    start: int = 1,
 ) -> Iterator[Step]:
-    """Train `models.policy` and yield every step. Each item of `prompts` is the batch of questions of one step.
+    """Train `models.policy` and yield every step. `rollouts` are those of `in_turn`, or of an asynchronous sampler.
 
     This is Algorithm 3 of CS336 and, with `models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1).
     `passes` is μ. To stop, leave the loop. A step without a token to train on is yielded like any other and updates
@@ -40,8 +53,7 @@ def train(
     """
     required = requirements_of(advantage, objective)
     models.check(required)
-    for index, questions in enumerate(prompts, start):  # a batch of questions from D
-        sampled = Sampled.of(sample(models.policy, questions, step=index))  # π_old ← πθ: G outputs each, rewards
+    for index, sampled in rollouts:
         batch = Batch.from_groups(sampled.groups)
         batch = score(batch, models, required, passes=passes)  # log π_old, log π_ref, values
         batch = objective.prepare(compute_advantages(advantage, batch))  # Â; totals and targets: fixed for this batch

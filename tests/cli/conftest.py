@@ -11,11 +11,9 @@ import pytest
 from command_cases import SMALL, Command, Done, outdo_process
 from stand_in_hub import Hub, stand_in_hub
 
-from outdo.cli import sweep
 from outdo.cli.main import main
 from outdo.cli.quickstart import settings
 from outdo.cli.quickstart.command import TASKS
-from outdo.distributed.launch import Ended
 from outdo.models.optimiser import OptimiserSettings
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
@@ -91,22 +89,6 @@ def outdo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return Done(int(left.value.code or 0), printed.out, printed.err)
 
     return run
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Start the runs of a sweep in this process, where torch is loaded already; the arguments of each."""
-    all_arguments: list[list[str]] = []
-
-    def start(arguments: Sequence[str]) -> Ended:
-        all_arguments.append(list(arguments))
-        monkeypatch.setattr(sys, "argv", ["outdo", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return Ended(int(left.value.code or 0), "", interrupted=False)
-
-    monkeypatch.setattr(sweep, "run_command", start)
-    return all_arguments
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Every command that trains or samples by a seed lets torch use only deterministic algorithms: docs/reproducibility.md.
 
-`outdo train` and `outdo eval --lm-eval` have tests of their own.
+`outdo train` has tests of its own.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""A setting that outdo does not know gets the setting that it has instead: renamed, of another library, or misspelt."""
+"""A setting that outdo does not know gets the setting that it has instead: of another library, or misspelt."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,6 @@ from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
 INSTEAD, NONE = other_libraries()["instead"], other_libraries()["none"]
-RENAMED = other_libraries()["renamed"]
 
 
 def problems(*overrides):
@@ -36,7 +35,7 @@ def load_setting(setting):
 def test_the_table_has_more_than_two_hundred_settings_of_other_libraries():
     assert len(INSTEAD) + len(NONE) > 200
     assert not INSTEAD.keys() & NONE.keys()
-    assert all(name == name.lower() and "-" not in name for name in [*INSTEAD, *NONE, *RENAMED])
+    assert all(name == name.lower() and "-" not in name for name in [*INSTEAD, *NONE])
 
 
 @pytest.mark.parametrize("name", INSTEAD)
@@ -55,13 +54,6 @@ def test_a_setting_that_outdo_does_not_have_gets_a_reason(name):
     assert len(reason.split()) >= 4
     sentence = f"unknown setting; outdo has no such setting, because {reason} (in {libraries}: {name})"
     assert explain_unknown_setting(name) == sentence
-
-
-@pytest.mark.parametrize("name", RENAMED)
-def test_a_renamed_setting_has_its_new_name(name):
-    load_setting(RENAMED[name])
-    assert name not in leaves()
-    assert explain_unknown_setting(name) == f"unknown setting; it is now {RENAMED[name]}"
 
 
 def test_settings_are_those_of_named_libraries():
@@ -87,7 +79,6 @@ def test_settings_of_trl_are_fields_of_its_configurations():
         ("train_batch_size", "outdo has train.minibatches"),
         ("actor_rollout_ref.model.path", "outdo has model (in verl: model.path)"),
         ("critic.model.path", "outdo has train.critic"),
-        ("train.penalty.beta", "it is now train.kl_in_reward.beta"),
         ("train.lr", "did you mean optim.lr?"),
         ("loss_tpye", "outdo has train.objective"),
         ("actor.loss_tpye", "outdo has train.objective"),
@@ -123,61 +114,8 @@ def test_every_setting_of_an_unknown_table_is_reported(tmp_path):
     assert second == f"{prefix}rollout.n: unknown setting; outdo has train.group_size (in verl: rollout.n)"
 
 
-def test_an_old_recipe_gets_all_new_names_at_once(tmp_path):
-    path = tmp_path / "recipe.toml"
-    path.write_text(
-        """
-        model = "m"
-        [data]
-        path = "x.jsonl"
-        [reward]
-        timeout = 5.0
-        max_failed = 0.1
-        [sampling]
-        stop_token_ids = [7]
-        [train]
-        group = 4
-        updates = 2
-        refill = 1
-        penalty = "k1"
-        truncated = "mask"
-        recompute = true
-        micro_tokens = 512
-        like = "trl"
-        [reference]
-        renew = {every = 5}
-        [optim]
-        warmup = 3
-        """
-    )
-    with pytest.raises(UserError) as caught:
-        load(path)
-    assert sorted(problem.removeprefix(f"{path}: ") for problem in caught.value.problems) == [
-        'optim.warmup: unknown setting; it is now optim.schedule = {name = "constant", warmup = 10}',
-        "reference.renew.every: unknown setting; it is now reference.sync = {every = 20}",
-        "reward.max_failed: unknown setting; it is now reward_limits.max_failed",
-        "reward.timeout: unknown setting; it is now reward_limits.timeout",
-        'sampling.stop_token_ids: unknown setting; it is now sampling.stop = ["\\n\\n", 151643]',
-        "train.group: unknown setting; it is now train.group_size",
-        "train.like: unknown setting; it is now train.compat",
-        "train.micro_tokens: unknown setting; it is now train.micro_batch_tokens",
-        "train.penalty: unknown setting; it is now train.kl_in_reward",
-        "train.recompute: unknown setting; it is now train.gradient_checkpointing",
-        "train.refill: unknown setting; it is now train.dynamic_sampling",
-        "train.truncated: unknown setting; it is now train.mask_truncated = true",
-        "train.updates: unknown setting; it is now train.passes",
-    ]
-
-
 def test_options_of_pieces_with_names_of_other_libraries_get_ours():
-    assert problems("train.objective.epsilon=0.2", "train.objective.preparation=high_entropy") == [
+    assert problems("train.objective.epsilon=0.2") == [
         'train.objective.epsilon: unknown option; outdo has train.objective = {name = "grpo", clip_low = 0.2, '
         "clip_high = 0.2} (in TRL: epsilon)",
-        'train.objective.preparation: unknown option; it is now train.objective = {name = "grpo", '
-        'batch_transform = "high_entropy"}',
     ]
-
-
-def test_a_renamed_piece_has_its_new_name():
-    sentence = ['train.objective.surrogate: nothing is called "soft_gate"; it is now sapo']
-    assert problems("train.objective={name='grpo', surrogate='soft_gate'}") == sentence

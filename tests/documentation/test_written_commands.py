@@ -18,9 +18,6 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 COMMAND = re.compile(r"^(?:    |\$ |# +)?(?:\.venv/bin/)?(outdo [a-z-].*)$")
 INLINE = re.compile(r"`(?:\.venv/bin/)?(outdo [a-z-][^`]*)`")
-OLD = {"CHANGELOG.md": {"bench"}}
-"""Commands that a page names because they are gone."""
-
 OF_THE_PROGRAM = ("--version", "--help", "--install-completion", "--show-completion")
 
 
@@ -78,9 +75,7 @@ def _is_setting(key: str) -> bool:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_options_and_settings_exist(path: Path):
-    found = [(line, problem) for line in written(path) if (problem := mistake(line))]
-    gone = OLD.get(path.name, set())
-    assert [each for each in found if each[1].removeprefix("no command outdo ") not in gone] == []
+    assert [(line, problem) for line in written(path) if (problem := mistake(line))] == []
 
 
 def test_a_wrong_command_option_or_setting_is_found():

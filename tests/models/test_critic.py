@@ -1,10 +1,11 @@
 """The critic: what it reads, what it learns, what it leaves alone; and the models it is kept with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from outdo.algorithms.advantages import gae, group_standardised, optimal_token, 
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean, total
-from outdo.loop import train
+from outdo.loop import Sampler, in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
@@ -24,12 +25,19 @@ from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
 
 PPO = ComposedObjective(surrogate=clip(low=0.2, high=0.2))
 BOTH = pytest.mark.parametrize("make", [own_model, own_head])
 ARCHITECTURES = pytest.mark.parametrize("arch", ["qwen3", "gemma2", "gpt2", "mamba"])  # the last is padded
+
+
+def loop(
+    models: Models, prompts: Iterable[Sequence[Prompt]], sample: Sampler, *method: Any, start: int = 1, **how: Any
+) -> Iterator[Step]:
+    """The loop with sampling in turn."""
+    return train(models, in_turn(models.policy, prompts, sample, start=start), *method, **how)
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -263,7 +271,7 @@ def test_ppo_trains_policy_and_critic_and_reports_both(make: Callable[..., Criti
     models = Models.of(policy, PPO, advantage=gae, critic=make(policy))
     assert models.critic is not None
     start = weights(models.critic.trained)
-    (step,) = islice(train(models, [[]], answers, gae, PPO, passes=2), 1)
+    (step,) = islice(loop(models, [[]], answers, gae, PPO, passes=2), 1)
     assert step.batch.returns is not None
     assert step.batch.values is not None
     assert [update.tokens["logprobs"].shape for update in step.updates] == [step.batch.token_ids.shape] * 2
@@ -280,7 +288,7 @@ def test_the_policy_does_not_change_during_the_critics_warmup() -> None:
     models = Models.of(policy, PPO, advantage=gae, critic=own_head(policy, warmup=2))
     before = weights(policy.model)
     moved = []
-    for step in islice(train(models, [[]] * 3, answers, gae, PPO, passes=2), 3):
+    for step in islice(loop(models, [[]] * 3, answers, gae, PPO, passes=2), 3):
         moved.append(not weights(policy.model).equal(before))
         assert all(bool(update.tokens) == moved[-1] and update.metrics["value/loss"] > 0 for update in step.updates)
     assert moved == [False, False, True]
@@ -298,7 +306,7 @@ def test_a_run_resumed_after_any_step_ends_in_the_same_bits(make: Callable[..., 
         return torch.cat([weights(models.policy.model), weights(models.critic.trained)])
 
     def run(models: Models, first: int, last: int) -> Models:
-        list(train(models, [[]] * (last - first + 1), answers, gae, PPO, passes=2, start=first))
+        list(loop(models, [[]] * (last - first + 1), answers, gae, PPO, passes=2, start=first))
         return models
 
     whole = ending(run(begin(), 1, 4))
@@ -328,7 +336,7 @@ def test_the_loop_measures_how_often_two_draws_are_equal_where_it_is_required(ar
     policy = fresh(arch, batch_sizes=BatchSizes(micro_batch_tokens=20))
     uniform = ComposedObjective(surrogate=clip(low=0.2, high=0.2))
     models = Models.of(policy, uniform, advantage=optimal_token)
-    (step,) = islice(train(models, [[]], answers, optimal_token, uniform), 1)
+    (step,) = islice(loop(models, [[]], answers, optimal_token, uniform), 1)
     batch = step.batch
     found = batch.old_collision
     assert found is not None
@@ -354,7 +362,7 @@ def test_the_loop_measures_the_value_after_truncated_answers_where_it_is_require
     critic = shaken(own_head(policy))
     for advantage, given in ((bootstrapped, True), (gae, False)):
         models = Models.of(policy, PPO, advantage=advantage, critic=critic)
-        (step,) = islice(train(models, [[]], cut_answers, advantage, PPO), 1)
+        (step,) = islice(loop(models, [[]], cut_answers, advantage, PPO), 1)
         assert (step.batch.end_values is not None) == given
 
 

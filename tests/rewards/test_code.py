@@ -163,15 +163,6 @@ def test_a_program_cannot_forge_its_reward(forgery: str, tests: Any, rewards: Ca
     assert (output.status, output.value) == (Status.ok, 0.0)
 
 
-@pytest.mark.parametrize("forgery", [None, *FORGERIES])
-def test_a_program_cannot_forge_its_reward_in_webassembly(forgery: str | None):
-    pytest.importorskip("wasmtime")
-    right = "def double(x): return x * 2\nif __name__ == '__main__': print(sum(map(int, input().split())))"
-    program = fenced(right if forgery is None else FORGERIES[forgery])
-    for tests in (DOUBLE, ADD):
-        assert code.code(program, tests, partial=True, sandbox="wasm") == (forgery is None)
-
-
 class Recording:
     """Keeps everything that enters the sandbox of a program."""
 

@@ -106,9 +106,8 @@ def test_each_part_of_an_answer_has_the_weights_that_the_lag_says(lag):
     policy = fresh()
     ahead, engine = ahead_of(policy, lag=lag)
     asked, versions = [], [0]
-    for step, questions in enumerate(ahead, 1):
-        asked += questions
-        sampled = ahead(policy, questions, step=step)
+    for step, sampled in ahead:
+        asked += [group.prompt for group in sampled.groups]
         ages = []
         for group in sampled.groups:
             for rollout in group.rollouts:
@@ -147,13 +146,11 @@ def trained(last, *, rounds, wait=True, policy=None, state=None):
     """The groups of each step up to `last`, with weights that change after each."""
     policy = policy or fresh()
     ahead, _ = ahead_of(policy, lag=3, rounds=rounds)
-    start = 1
     if state is not None:
         ahead.load_state(state)
-        start = state["step"] + 1
     found = []
-    for step, questions in enumerate(ahead, start):
-        found.append(list(ahead(policy, questions, step=step).groups))
+    for step, sampled in ahead:
+        found.append(list(sampled.groups))
         if step == last:
             if wait:
                 ahead.wait()

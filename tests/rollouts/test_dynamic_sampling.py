@@ -11,7 +11,7 @@ from engine_cases import fresh, tokens
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.observability.metrics import step_metrics
 from outdo.rewards import FailureCount, load_reward
@@ -108,7 +108,7 @@ def test_after_the_last_round_the_step_continues_with_fewer_groups_and_counts_th
 def test_a_step_without_an_informative_group_updates_nothing():
     policy = fresh()
     sampler, prompts = dynamic(mixed_for(), rounds=1)
-    step = next(train(Models(policy), prompts, sampler, per_token(group_standardised), grpo(beta=0)))
+    step = next(train(Models(policy), in_turn(policy, prompts, sampler), per_token(group_standardised), grpo(beta=0)))
     assert (step.groups, step.updates, policy.version) == ([], [], 0)
     metrics = step_metrics(step)
     assert (metrics["dynamic_sampling/missing"], metrics["dynamic_sampling/reward"]) == (3.0, 0.0)

@@ -9,7 +9,7 @@ from engine_cases import fresh, tokens
 
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.adapter import adapter_config, attach
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
@@ -46,7 +46,8 @@ def steps(policy: Policy, engine: Engine, count: int) -> None:
     sampling = SamplingParams(max_tokens=8)
     sampler = GroupSampler(engine, SingleTurn(load_reward(long_or_short)), group_size=6, sampling=sampling)
     objective, advantage = grpo(beta=0.0), per_token(group_standardised)
-    for _ in islice(train(Models.of(policy, objective), repeat(QUESTIONS), sampler, advantage, objective), count):
+    rollouts = in_turn(policy, repeat(QUESTIONS), sampler)
+    for _ in islice(train(Models.of(policy, objective), rollouts, advantage, objective), count):
         pass
 
 

@@ -14,7 +14,7 @@ from replica_cases import divided, shared
 from outdo.algorithms.advantages.turns import turn_to_go
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.replicas import Replicas
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -202,5 +202,5 @@ def tokens(step: Step) -> list[tuple[int, ...]]:
 def trained(policy: Policy, engine: Engine) -> list[Step]:
     environment = game(policy)
     sampler = GroupSampler(engine, environment, group_size=3, sampling=SAMPLING)
-    batches = repeat(questions(environment, "abc"))
-    return list(islice(train(Models(policy=policy), batches, sampler, turn_to_go, grpo(beta=0.0)), 3))
+    rollouts = in_turn(policy, repeat(questions(environment, "abc")), sampler)
+    return list(islice(train(Models(policy=policy), rollouts, turn_to_go, grpo(beta=0.0)), 3))

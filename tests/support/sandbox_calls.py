@@ -1,8 +1,6 @@
 """What calls of a sandbox leave behind, counted in a process of their own: `python sandbox_calls.py TIER CALLS`.
 
-In the process of the tests, threads of other libraries allocate memory at any time. They also have malloc use an arena
-for every thread that exists at the same time, up to eight for each core: programs in WebAssembly run in new threads, so
-that memory grows until each arena has held one of them. `WARM_UP` calls are enough for that in a process of their own.
+In the process of the tests, threads of other libraries allocate memory at any time.
 """
 
 import ctypes

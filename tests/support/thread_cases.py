@@ -22,7 +22,7 @@ from outdo.config.names import OBJECTIVES
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question
 from outdo.data.sft_examples import SftTokens
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.critic import own_model
 from outdo.models.device import make_deterministic
@@ -231,8 +231,8 @@ def python_loop(folder: Path) -> Mapping[str, Compute]:
         asked = tokenise([Question(id="0", text="1+1=", answer="2", columns={})], policy.tokenizer)
         engine, environment = BuiltinEngine(policy, seed=1), SingleTurn(InProcessReward(score))
         sampler = GroupSampler(engine, environment, group_size=ANSWERS, sampling=SamplingParams(max_tokens=2))
-        prompts = Prompts(asked, per_step=1, seed=1)
-        for step in train(Models(policy), prompts, sampler, per_token(group_standardised), grpo(beta=0.0)):
+        rollouts = in_turn(policy, Prompts(asked, per_step=1, seed=1), sampler)
+        for step in train(Models(policy), rollouts, per_token(group_standardised), grpo(beta=0.0)):
             if step.index == 2:
                 break
         return list(policy.model.parameters())

@@ -18,7 +18,7 @@ import outdo.trainer.checkpoints as checkpoints_module
 import outdo.trainer.state as state_module
 from outdo.config.file import load
 from outdo.distributed.replicas import Replicas
-from outdo.rollouts.ahead import AheadSampler
+from outdo.rollouts.in_turn import InTurn
 from outdo.storage import checkpoint
 from outdo.trainer import saving
 from outdo.trainer.checkpoints import Checkpoints
@@ -221,8 +221,8 @@ def test_an_error_waits_for_the_checkpoint_in_the_background(own_home: Path, mon
         time.sleep(1)  # a run that does not wait has told by then that the step is saved
         publish(temporary, target)
 
-    stop, ending = AheadSampler.stop, threading.Event()
-    monkeypatch.setattr(AheadSampler, "stop", lambda ahead: (stop(ahead), ending.set()))
+    stop, ending = InTurn.stop, threading.Event()
+    monkeypatch.setattr(InTurn, "stop", lambda ahead: (stop(ahead), ending.set()))
     monkeypatch.setattr(checkpoint, "_publish", later)
     said: list[tuple[str, list[int]]] = []
     display = Display(live=False)

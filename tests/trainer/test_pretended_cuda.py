@@ -17,7 +17,7 @@ from pretended_cuda import OnCuda, move, pretended_cuda
 
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo, ppo
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.adapter import adapter_config, attach
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
@@ -77,7 +77,8 @@ def two_steps(method: str, folder: Path, *, cuda: bool, tokens: int = TOKENS, gr
         environment, sampling = SingleTurn(InProcessReward(score)), SamplingParams(max_tokens=tokens)
         sampler = GroupSampler(BuiltinEngine(policy), environment, group_size=group, sampling=sampling)
         prompts = [Prompt(id=str(n), text=f"{n}?", token_ids=tuple(range(5, 8 + n)), answer=None) for n in range(2)]
-        loop = train(METHODS[method](policy), itertools.repeat(prompts), sampler, advantage, objective)
+        rollouts = in_turn(policy, itertools.repeat(prompts), sampler)
+        loop = train(METHODS[method](policy), rollouts, advantage, objective)
         recorder = Recorder(policy, objective)
         make_folder(folder)
         counts: list[Counter[str]] = []

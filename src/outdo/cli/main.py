@@ -29,7 +29,6 @@ from outdo.cli.arguments import (
     Template,
 )
 from outdo.cli.run_commands import app as run_commands
-from outdo.cli.sweep_commands import sweep, tune
 from outdo.trainer.display import Display
 from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import OutdoError
@@ -49,7 +48,6 @@ cluster = typer.Typer(no_args_is_help=True, help="Several processes and machines
 app.add_typer(cluster, name="cluster")
 env = typer.Typer(no_args_is_help=True, help="Environments: episodes of several turns.")
 app.add_typer(env, name="env")
-app.add_typer(tune, name="tune")
 
 
 def _print_version(wanted: bool) -> None:
@@ -213,9 +211,6 @@ def train(
     raise typer.Exit(run_train(settings, Display(), arguments))
 
 
-app.command()(sweep)
-
-
 @app.command()
 def resume(
     run: RunFolder,
@@ -362,9 +357,6 @@ def evaluate(
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
     answers: Annotated[Path | None, typer.Option(help="write every answer with its rewards: a .jsonl file")] = None,
     engine: Engine = None,
-    lm_eval: Annotated[
-        str | None, typer.Option(help="run these benchmarks of lm-evaluation-harness instead: gsm8k,my_task.yaml")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how many questions a model answers right, and its mean reward, with confidence intervals."""
@@ -387,11 +379,6 @@ def evaluate(
         engine=engine,
     )
     models = [model] if against is None else [model, against]
-    if lm_eval is not None:
-        from outdo.cli.harness import run_harness
-
-        run_harness(models, lm_eval, arguments, Console(), as_json=as_json)
-        return
     run_eval(models, arguments, Console(), as_json=as_json)
 
 

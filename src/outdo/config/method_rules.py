@@ -30,7 +30,7 @@ from outdo.config.names import (
 )
 from outdo.config.options import effective_options
 from outdo.config.recipe import Piece, Recipe, reward_options
-from outdo.config.unknown_settings import listed_hint, other_libraries
+from outdo.config.unknown_settings import listed_hint
 from outdo.rewards.loading import IN_WORKERS, runs_in_worker
 from outdo.rewards.options import reward_mistakes
 from outdo.utils.errors import UserError
@@ -167,9 +167,7 @@ def _check_piece(
 def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the name of a piece: it is unknown, or the code that it names is missing."""
     if name not in known and ":" not in name:
-        renamed = other_libraries()["renamed_pieces"].get(name)
-        unknown = no_such_name(key, name, list(known), own="file.py:name")
-        yield f'{key}: nothing is called "{name}"; it is now {renamed}' if renamed in known else unknown
+        yield no_such_name(key, name, list(known), own="file.py:name")
         return
     try:
         signature_of(known.get(name, name))

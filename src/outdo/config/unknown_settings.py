@@ -1,4 +1,4 @@
-"""Explain settings that outdo does not know: old names of outdo, names of other libraries, and misspelt names."""
+"""Explain settings that outdo does not know: names of other libraries, and misspelt names."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,14 @@ from outdo.config.settings import table_in
 from outdo.utils.errors import nearest
 
 OTHER_LIBRARIES = Path(__file__).with_name("other_libraries.toml")
-"""What a recipe has instead of the settings of other libraries, and instead of old settings of outdo."""
+"""What a recipe has instead of the settings of other libraries."""
 
 
 def explain_unknown_setting(key: str) -> str:
     """Return the sentence about a setting that outdo does not have, without its key.
 
-    It names the new setting of a renamed one, what outdo has instead of another library's setting or why it has none,
-    or else the most similar name. Below a first part that outdo has, only its own settings are compared.
+    It names what outdo has instead of another library's setting, or why it has none, or else the most similar name.
+    Below a first part that outdo has, only its own settings are compared.
     """
     hint = listed_hint(key)
     if hint is None:
@@ -34,11 +34,6 @@ def listed_hint(key: str) -> str | None:
     The key is looked up whole, then without its first part, and so on; letter case, `-` and `_` do not matter.
     """
     table = other_libraries()
-    parts = key.lower().replace("-", "_").split(".")
-    for end in range(len(parts), 0, -1):  # an option of a renamed piece moves with it
-        name, options = ".".join(parts[:end]), parts[end:]
-        if name in table["renamed"]:
-            return f"it is now {'.'.join([table['renamed'][name], *options])}"
     for name in _endings(key):
         if name in table["instead"]:
             libraries, instead, *note = table["instead"][name]

@@ -88,22 +88,6 @@ def launch(count: int, arguments: Sequence[str], restarts: Restarts | None = Non
     return ending.status
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended that `run_command` ran."""
-
-    status: int  # the exit status; 75 if a signal killed it
-    error: str  # what the user has not read yet
-    interrupted: bool  # a signal to this process asked for its end
-
-
-def run_command(arguments: Sequence[str]) -> Ended:
-    """Run `python -m outdo <arguments>`, which prints and gets this process's signals; return how it ended."""
-    with _signals() as signals:
-        ending = _run_once(1, arguments, signals)
-    return Ended(ending.status, ending.error, bool(signals.received))
-
-
 def _remove(folder: Path) -> None:
     """Remove a folder in which other replicas, and the main thread of this one, may still write for a moment."""
     for _ in range(REMOVALS):

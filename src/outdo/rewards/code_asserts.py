@@ -20,12 +20,8 @@ from outdo.rewards.code_tests import VERDICTS, Setting, Verdict, completed
 _CALL = """
 import json, os, sys, types
 job = json.load(sys.stdin)
-results = 1
-if hasattr(os, "dup2"):
-    results = os.dup(1)
-    os.dup2(2, 1)
-else:  # in WebAssembly
-    sys.stdout = sys.stderr
+results = os.dup(1)
+os.dup2(2, 1)
 hasattr(sys, "set_int_max_str_digits") and sys.set_int_max_str_digits(0)
 
 def literal(value):

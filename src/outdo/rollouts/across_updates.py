@@ -16,13 +16,14 @@ from itertools import chain
 from typing import Any
 
 from outdo.models.policy import Policy
-from outdo.rollouts.ahead import AheadSampler, Questions
+from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.continued import AnsweredEngine, continue_answers
 from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.rollouts.in_turn import Questions
 from outdo.rollouts.saved_groups import KnownPrompts, groups_of_state, state_of_groups
 from outdo.rollouts.versions import token_versions
 from outdo.types import Completion, Group, Prompt, Request, Rollout

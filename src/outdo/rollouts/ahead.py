@@ -13,7 +13,7 @@ from itertools import takewhile
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.in_turn import (
+    Questions,
+    check_begun,
+    counts_of,
+    counts_of_ledger,
+    ledger_of,
+    sample_counted,
+)
 from outdo.rollouts.saved_groups import KnownPrompts, groups_of_state, state_of_groups
 from outdo.rollouts.versions import staleness
 from outdo.types import Prompt, Sampled
@@ -35,38 +43,11 @@ PATIENCE = 60.0
 """Seconds in which the thread has to end, after the engine and the rewards are closed."""
 
 
-class Questions(Protocol):
-    """The source of questions. `position` is the number of questions that have been taken."""
-
-    per_step: int
-    position: int
-
-    def take(self, count: int) -> Sequence[Prompt]:
-        """Return the next `count` questions."""
-        ...
-
-    def known(self) -> KnownPrompts:
-        """Return all questions by their id."""
-        ...
-
-    def metrics(self, questions: Sequence[Prompt]) -> Mapping[str, float]:
-        """Return metrics of the questions of a step."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return the position, and what else decides which questions are taken next."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
     sampled: Sampled
     data: Mapping[str, Any]  # the state of the questions, after all that were taken up to this batch
-    asked: int  # questions, with those that dynamic sampling has taken besides
+    asked: int  # questions: see `sample_counted`
     seconds: float | None = None  # of sampling and scoring; None if they were read from a checkpoint
 
 
@@ -82,13 +63,11 @@ class _Batch:
 
 
 class AheadSampler:
-    """Both `prompts` and `sample` of `train`: samples the batch of each step `lag` steps before it is trained.
+    """The rollouts of a run that samples the batch of each step `lag` steps before it is trained, one or more.
 
-    The batch of step s is sampled with the weights after step s - 1 - `lag`, or with the first weights. With `lag` 0
-    sampling and training alternate, and nothing is copied. Otherwise a thread samples one batch after the other, each
-    with a copy of the trained weights that is kept until then: at most `lag` + 1 copies exist at once.
-
-    To iterate waits for the answers of the next step and yields their questions; to call returns the answers.
+    The batch of step s is sampled with the weights after step s - 1 - `lag`, or with the first weights. A thread
+    samples one batch after the other, each with a copy of the trained weights that is kept until then: at most
+    `lag` + 1 copies exist at once.
 
     Of several replicas the first one samples ahead, for all of them: its thread exchanges nothing with the others. In
     the main threads, all replicas copy the weights together where a step begins, and get the answers of the step.
@@ -132,39 +111,30 @@ class AheadSampler:
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
-    def __iter__(self) -> Iterator[list[Prompt]]:
-        """Yield the questions of each step when their answers are sampled.
+    def __iter__(self) -> Iterator[tuple[int, Sampled]]:
+        """Yield each step with its groups, when they are sampled.
 
-        Raises the error of the thread at the first step that has no answers because of it.
+        Raises the error of the thread at the first step that has no answers because of it, and `EngineError` if the
+        weights of a step are more than `lag` steps behind.
         """
         while True:
             step = self._step + 1
             self._forget(before=step)
             self._versions[step - 1] = self.policy.version
             self._request(step)
-            if self.lag:
-                with span("wait"):
-                    answers = self._received(self._batches[step])
-            else:
-                answers = self._sample(self._batches[step])
+            with span("wait"):
+                answers = self._received(self._batches[step])
             self._step = step
-            yield [group.prompt for group in answers.sampled.groups]
+            yield step, self._with_ages(answers, step)
 
-    def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sampled:
-        """Return the answers of `step`, whose questions were yielded last.
-
-        With a `lag`, their metrics say how far their weights are behind, and how long the thread has sampled. Raises
-        `EngineError` if the weights are more than `lag` steps behind.
-        """
-        answers = self._batches[step].answers.result()
-        ages = staleness(answers.sampled.groups, self._versions, step=step, lag=self.lag)
-        tokens = max(1, ages.total())
-        if not self.lag:
-            return answers.sampled
-        mean = sum(age * count for age, count in ages.items()) / tokens
+    def _with_ages(self, answers: _Answers, step: int) -> Sampled:
+        """Add how far the weights of the answers are behind, and how long the thread has sampled."""
+        sampled = answers.sampled
+        ages = staleness(sampled.groups, self._versions, step=step, lag=self.lag)
+        mean = sum(age * count for age, count in ages.items()) / max(1, ages.total())
         metrics = {"staleness/mean": mean, "staleness/max": float(max(ages, default=0))}
         metrics |= {} if answers.seconds is None else {"time/ahead": answers.seconds}
-        return Sampled(groups=answers.sampled.groups, metrics={**answers.sampled.metrics, **metrics})
+        return replace(sampled, metrics={**sampled.metrics, **metrics})
 
     def with_engine(self, work: Callable[[PolicyView], Value]) -> Value:
         """Return what `work` returns for the newest weights; nothing else uses the engine and the rewards meanwhile.
@@ -202,9 +172,9 @@ class AheadSampler:
         due = range(first, min(step + self.ahead, max(step, self.last)) + 1)
         if due:
             with span("copy"):
-                weights = self._copied() if self.lag else self.policy
+                weights = self._copied()
             self._batches |= {each: _Batch(each, weights) for each in due}
-        if self.lag and self._samples:
+        if self._samples:
             for each in due:
                 self._queue.put(self._batches[each])
             if self._thread.ident is None:
@@ -251,21 +221,16 @@ class AheadSampler:
             self._data = batch.answers.result().data
         self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
 
-    def _sample(self, batch: _Batch) -> _Answers:
+    def _sample(self, batch: _Batch) -> None:
         assert batch.policy is not None
         with self._engine_lock:
             started = perf_counter()
             questions = self._begin(batch.policy, batch.step)
-            before = self.questions.position
-            sampled = Sampled.of(self.sampler(batch.policy, questions, step=batch.step))
+            sampled, asked = sample_counted(self.sampler, self.questions, batch.policy, questions, step=batch.step)
             seconds = perf_counter() - started
-        asked = len(questions) + self.questions.position - before
-        more = self.questions.metrics([group.prompt for group in sampled.groups])
-        sampled = replace(sampled, metrics={**sampled.metrics, **more})
         answers = _Answers(sampled=sampled, data=self.questions.state(), asked=asked, seconds=seconds)
         batch.answers.set_result(answers)
         batch.policy = None
-        return answers
 
     # ------------------------------------------------------------------------------------------------- the checkpoint
 
@@ -303,15 +268,11 @@ class AheadSampler:
 
         Raises ValueError if it holds answers that go on across updates, and this object would not continue them.
         """
+        check_begun(state, lag=self.lag, ahead=self.ahead)
         is_same = (state["lag"], state["ahead"]) == (self.lag, self.ahead)
-        if state.get("begun") and not is_same:
-            raise ValueError(
-                "answers are unfinished, so that train.max_staleness and engine.across_updates cannot change"
-            )
         self._step, data = state["step"], state["data"]
-        self._data, self._versions = data, dict(state["versions"])
-        ledger = state["ledger"]
-        self._counts = Counter({"trained": ledger["trained"], **ledger["why"]})
+        self._data, self._versions = data, dict(state["versions"]) if is_same else {}
+        self._counts = counts_of_ledger(state["ledger"])
         self._batches = {}
         if is_same:
             known = self.questions.known()
@@ -327,24 +288,16 @@ class AheadSampler:
         self.questions.load_state(data)
 
     def ledger(self, *, after: int) -> dict[str, Any]:
-        """Return what became of the questions up to step `after`, and how many are ahead of it.
-
-        Each question that was `asked` is in one place: `trained`, `dropped` with the reason in `why`, or ahead:
-        answered, or still with the engine.
-        """
+        """Return what became of the questions up to step `after`, and how many are ahead of it: see `ledger_of`."""
         _, counts = self._finished(after)
         ahead = [each for each in self._batches.values() if after < each.step <= after + self.ahead]
         sampled = [each for each in ahead if each.is_sampled]
-        answered = counts.total() + sum(each.answers.result().asked for each in sampled)
         unfinished = len(ahead) - len(sampled) + self._begun_after(sampled[-1].step if sampled else after)
-        trained = counts.pop("trained", 0)
-        return {
-            "asked": answered + unfinished * self.questions.per_step,
-            "answered": answered,
-            "trained": trained,
-            "dropped": counts.total(),
-            "why": dict(counts),
-        }
+        return ledger_of(
+            counts,
+            sampled=sum(each.answers.result().asked for each in sampled),
+            unfinished=unfinished * self.questions.per_step,
+        )
 
     def _begun_after(self, step: int) -> int:
         """Return how many later batches were begun when that of `step` was finished."""
@@ -372,10 +325,7 @@ class AheadSampler:
 def _counts(batch: _Batch) -> Counter[str]:
     """Return what became of the questions of a batch."""
     answers = batch.answers.result()
-    groups = answers.sampled.groups
-    trained = sum(any(rollout.scored for rollout in group.rollouts) for group in groups)
-    dropped = answers.asked - len(groups)
-    return Counter(trained=trained, no_reward=len(groups) - trained, rewards_all_equal=dropped)
+    return counts_of(answers.sampled.groups, answers.asked)
 
 
 def _state_of(batch: _Batch, known: KnownPrompts) -> dict[str, Any]:

@@ -40,12 +40,12 @@ from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
-from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.continued import AnsweredEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.in_turn import RunRollouts
 from outdo.storage.provenance import code_hashes, folder_hash, saved_revisions, versions
 from outdo.trainer import cost, micro_batch_size
 from outdo.trainer.build_method import (
@@ -68,7 +68,7 @@ from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
 from outdo.trainer.model_notes import model_notes
 from outdo.trainer.replicated import is_divided
-from outdo.trainer.sampling_ahead import open_engine_of_run, open_sampling
+from outdo.trainer.sampling_ahead import open_engine_of_run, open_rollouts
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far
@@ -88,7 +88,7 @@ class Run:
     engine: Engine
     eval_environment: Environment  # scores the answers to the held-out questions
     sampler: GroupSampler | DynamicSampling
-    ahead: AheadSampler  # samples the batches of `prompts` by `sampler`, and yields them to the loop
+    rollouts: RunRollouts  # the groups of each step: `sampler` samples the batches of `prompts`
     advantage: Advantage
     objective: Objective
     stop: Stop | None
@@ -112,10 +112,10 @@ class Run:
 
     def close(self) -> None:
         """Stop the processes that the run has started. It has started no replica: they end after the run."""
-        self.ahead.stop()
+        self.rollouts.stop()
         self.engine.close()
         self.reward.close()
-        self.ahead.join()
+        self.rollouts.join()
         if isinstance(self.models.policy.pool, WorkerPool):
             self.models.policy.pool.close()
 
@@ -171,7 +171,7 @@ def build_run(
         engine=engine,
         eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
         sampler=sampler,
-        ahead=open_sampling(recipe, sampler, prompts, policy, on_first),
+        rollouts=open_rollouts(recipe, sampler, prompts, policy, on_first),
         advantage=advantage,
         objective=objective,
         stop=stop,

@@ -33,7 +33,7 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     if not run.held_out:
         return {}
     with span("evaluate"):
-        numbers, answers, groups = run.ahead.with_engine(partial(_evaluate, run, step, display))
+        numbers, answers, groups = run.rollouts.with_engine(partial(_evaluate, run, step, display))
         if run.recipe.record.every and groups:
             numbers |= _read(run, folder, step, next(iter(groups.values())))
             numbers |= _drift(run, step, groups.get("sampled") or groups["greedy"], display)

@@ -1,7 +1,7 @@
 """`outdo train`: the body of `for step in train(...)`, and what is before and after."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from outdo.distributed.replicas import current
 from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
-from outdo.models.policy import Policy
 from outdo.observability.metrics import step_metrics
 from outdo.observability.mismatch import correction_metrics
 from outdo.observability.page.collect import collect_run
@@ -36,7 +35,7 @@ from outdo.trainer.replicated import leads, own_folder, replica_metrics
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.tracking import tracking
-from outdo.types import Prompt, Sampled, Step
+from outdo.types import Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 
@@ -157,13 +156,11 @@ class _Training:
             return
         steps = train(
             run.models,
-            run.ahead,
-            self.sample,
+            self.rollouts(),
             run.advantage,
             run.objective,
             passes=recipe.train.passes,
             stop=run.stop,
-            start=progress.step + 1,
         )
         forward = run.models.policy.forward  # in bfloat16, sampler and trainer always may differ
         explained = forward.tolerance(MISMATCH) if forward.precision_name == "float32" else math.inf
@@ -183,13 +180,13 @@ class _Training:
                 if is_last:
                     return
 
-    def sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sampled:
-        """Return the scored answers of a step; then, before weights change, copy the last finished step."""
-        sampled = self.run.ahead(policy, questions, step=step)
-        with span("record"):
-            self.run.recorder.before(step, sampled.groups)
-        self.checkpoints.copy_finished(self.progress)
-        return sampled
+    def rollouts(self) -> Iterator[tuple[int, Sampled]]:
+        """Yield the scored groups of each step; before it changes weights, copy the last finished step."""
+        for step, sampled in self.run.rollouts:
+            with span("record"):
+                self.run.recorder.before(step, sampled.groups)
+            self.checkpoints.copy_finished(self.progress)
+            yield step, sampled
 
     def evaluate_before(self) -> None:
         """Evaluate the policy before the first step, or after the last finished one if that was interrupted."""
@@ -250,7 +247,7 @@ class _Training:
 
     def save_finished(self) -> str:
         """Save the last finished step that can be saved; return a line about it for the user, or an empty one."""
-        self.run.ahead.stop()  # what it holds is saved
+        self.run.rollouts.stop()  # what it holds is saved
         self.progress, line = self.checkpoints.save_finished(self.progress)
         return line
 
@@ -279,7 +276,7 @@ class _Training:
         """
         if not self.signals:
             with span("save"), self.signals.interrupting():
-                self.run.ahead.wait()
+                self.run.rollouts.wait()
 
     def raise_write_error(self) -> None:
         """Raise the error of a record that could not be written, if there is one."""
@@ -350,7 +347,7 @@ def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
     """Return the content of `summary.json`.
 
     Accuracies are null where nothing was held out or right is not defined, rewards where nothing was held out.
-    `questions` says what became of those that were asked (`AheadSampler.ledger`).
+    `questions` says what became of those that were asked (`ledger_of`).
     """
     before, after = progress.before, progress.after
     return {
@@ -368,5 +365,5 @@ def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
         "after": after,
         "best": progress.best,
         "ended_early": bool(early_end(run.recipe, progress)),
-        "questions": run.ahead.ledger(after=progress.step),
+        "questions": run.rollouts.ledger(after=progress.step),
     }

@@ -11,6 +11,7 @@ from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.on_first import OnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.in_turn import InTurn, RunRollouts
 from outdo.trainer.engines import open_engine
 from outdo.types import Prompt
 
@@ -22,13 +23,15 @@ def open_engine_of_run(recipe: Recipe, policy: Policy) -> tuple[Engine, OnFirst 
     return open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first), on_first
 
 
-def open_sampling(
+def open_rollouts(
     recipe: Recipe,
     sampler: GroupSampler | DynamicSampling,
     prompts: Prompts[Prompt],
     policy: Policy,
     on_first: OnFirst | None,
-) -> AheadSampler:
-    """Return what samples the batches of a run by `sampler`, and yields them to the loop."""
+) -> RunRollouts:
+    """Return the rollouts of a run, which `sampler` samples: in turn with training, or ahead of it."""
+    if not recipe.train.max_staleness:
+        return InTurn(sampler, prompts, policy)
     make = AheadAcrossUpdates if goes_across_updates(recipe.engine) else AheadSampler
     return make(sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps, on_first=on_first)

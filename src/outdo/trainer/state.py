@@ -5,7 +5,7 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `models`: optimiser, reference, critic and the number of finished steps (`Models.state`);
 - `parts`: what else changes during a run, by name: the coefficients that follow a target, the reward models that keep
   learning, and the recorder;
-- `sampling`: the position in the data, and what is sampled for later steps (`AheadSampler.state`);
+- `sampling`: the position in the data, and what is sampled for later steps (`RunRollouts.state`);
 - `progress`: the step, the evaluations and the totals (`Progress`);
 - `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
   is compared.
@@ -89,7 +89,7 @@ def state_of(run: Run, progress: Progress) -> dict[str, Any]:
     return {
         "models": run.models.state(),
         "parts": {name: part.state() for name, part in _parts(run).items()},
-        "sampling": run.ahead.state(after=progress.step),
+        "sampling": run.rollouts.state(after=progress.step),
         "progress": asdict(progress),
         "identity": dict(run.identity),
     }
@@ -100,7 +100,7 @@ def check_free_space(folder: RunFolder, run: Run) -> None:
     models = run.models
     trains_critic = models.critic is not None and models.critic.trains_model
     trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
-    copies = 3 * trained + (models.reference is not None) + run.ahead.lag  # weights of batches not sampled yet
+    copies = 3 * trained + (models.reference is not None) + run.rollouts.lag  # weights of batches not sampled yet
     weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
     needed = free_space.needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
     free_space.check(folder.path, needed)
@@ -172,7 +172,7 @@ def restore(run: Run, state: Mapping[str, Any]) -> Progress:
     run.models.load_state(state["models"])
     for name, part in _parts(run).items():
         part.load_state(state["parts"][name])
-    run.ahead.load_state(state["sampling"])
+    run.rollouts.load_state(state["sampling"])
     return Progress(**state["progress"])
 
 

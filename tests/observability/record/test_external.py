@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import dapo
-from outdo.loop import train
+from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -58,7 +58,8 @@ def one_step() -> tuple[Step, Tensor]:
     policy = Policy(*tiny_model(), optimiser=OptimiserSettings(lr=1e-2))
     texts = ("What is 6 * 7?", "And 21 + 21?")
     questions = [Prompt(id=text, text=text, token_ids=tuple(TOKENIZER.encode(text)), answer="42") for text in texts]
-    step = next(train(Models(policy=policy), [questions], answered, per_token(group_standardised), dapo()))
+    rollouts = in_turn(policy, [questions], answered)
+    step = next(train(Models(policy=policy), rollouts, per_token(group_standardised), dapo()))
     return step, policy.logprobs(step.batch)
 
 

@@ -99,7 +99,6 @@ def test_a_sandbox_that_is_killed_is_a_failure_of_the_infrastructure(sandbox: Sa
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL  # the program ended with its sandbox
 
 
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"], indirect=True)
 def test_an_interpreter_that_does_not_start_is_a_failure_of_the_infrastructure(sandbox: Sandbox):
     assert isinstance(sandbox, bubblewrap.Bubblewrap | landlock.Landlock)
     broken = replace(sandbox, interpreter=replace(sandbox.interpreter, python="/no/python"))

@@ -16,48 +16,29 @@ from outdo.utils.errors import UserError
 from outdo.utils.options import no_such_name
 from outdo.utils.text import one_line
 
-
-def _wasms() -> Iterator[Sandbox]:
-    try:
-        from outdo.rewards.sandbox.wasm import wasms
-    except ModuleNotFoundError as error:
-        raise FileNotFoundError(f"it needs {error.name}: pip install 'outdo[wasm]'") from error
-    return wasms()
-
-
-TIERS: Mapping[str, Callable[[], Iterator[Sandbox]]] = {
-    "bubblewrap": bubblewraps,
-    "landlock": landlocks,
-    "wasm": _wasms,
-}
+TIERS: Mapping[str, Callable[[], Iterator[Sandbox]]] = {"bubblewrap": bubblewraps, "landlock": landlocks}
 """The kinds of sandbox, the strongest first. A function yields those that may work, or raises `OSError`
 or `CalledProcessError`."""
 
-BY_NAME = frozenset({"wasm"})
-"""Those that are used only if they are named: other programs pass in them."""
-
 _PROBE = """
-import os, socket, sys, threading
+import os, socket, threading
 reached = []
 
 def attempt(name, function, *arguments):
     try:
         function(*arguments)
-    except (OSError, AttributeError):  # WebAssembly has no os.kill
+    except OSError:
         return
     reached.append(name)
 
 attempt("a file of this machine", open, {path!r})
 attempt("the network", lambda: socket.create_connection(("127.0.0.1", {port}), timeout=10).close())
-attempt("another process", lambda: os.kill({process}, 0))
+attempt("another process", os.kill, {process}, 0)
 if set(os.environ) - {{"PYTHONHASHSEED", "LC_CTYPE", "PWD"}}:
     reached.append("environment variables")
-if sys.platform == "wasi":  # it has no threads
-    print("reached:")
-else:
-    thread = threading.Thread(target=print, args=["reached:"])
-    thread.start()
-    thread.join()
+thread = threading.Thread(target=print, args=["reached:"])
+thread.start()
+thread.join()
 print(*reached, sep=", ")
 """
 
@@ -77,7 +58,7 @@ def open_sandbox(name: str | None = None, *, api_key: str = "", unsafe_local: bo
     if name not in (None, *TIERS):
         raise UserError([no_such_name("sandbox", name, list(TIERS), own="the URL of a service")])
     reasons: list[str] = []
-    for tier in [each for each in TIERS if each not in BY_NAME] if name is None else [name]:
+    for tier in TIERS if name is None else [name]:
         try:
             for sandbox in TIERS[tier]():
                 fault = probe(sandbox)
@@ -90,9 +71,10 @@ def open_sandbox(name: str | None = None, *, api_key: str = "", unsafe_local: bo
         return UnsafeLocal()
     raise UserError(
         [
-            f"no sandbox for programs of the model works on this machine ({'; '.join(reasons)}). Install one: "
-            "`apt-get install bubblewrap`; or `pip install 'outdo[wasm]'`, with sandbox = \"wasm\"; or accept that "
-            "programs can read and change everything that you can: unsafe_local = true"
+            f"no sandbox for programs of the model works on this machine ({'; '.join(reasons)}). Install one, which "
+            "needs Linux: `apt-get install bubblewrap`; or name a service that runs programs: sandbox = "
+            '"http://HOST:PORT"; or accept that programs can read and change everything that you can: '
+            "unsafe_local = true"
         ]
     )
 
