@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outdo.storage import checkpoint, free_space
 from outdo.storage.state_file import NATIVE, pack, unpack
-from outdo.storage.writers import Alone
 from outdo.utils.errors import CheckpointError, DiskFullError
+from outdo.utils.world import Alone
 
 DTYPES = sorted(
     NATIVE | {torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu},

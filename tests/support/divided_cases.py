@@ -412,7 +412,8 @@ def run_of(models: Models, replicas: Replicas, checkpoints: Path) -> tuple[Any, 
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
     parts = {"adaptive": {}, "online_reward_models": [], "recorder": recorder}
     ahead = SimpleNamespace(state=lambda after: {})
-    run = SimpleNamespace(models=models, recipe=recipe, **parts, ahead=ahead, identity={}, is_divided=True)
+    world = {"world": replicas, "writers": replicas, "is_divided": True}
+    run = SimpleNamespace(models=models, recipe=recipe, **parts, rollouts=ahead, identity={}, **world)
     folder = SimpleNamespace(checkpoints=checkpoints if replicas.first else Path("unused"))
     return run, folder
 

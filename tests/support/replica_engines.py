@@ -36,7 +36,7 @@ ONE = Piece(name="builtin", options={"processes": 1})
 def processes_of_the_first(replicas: Replicas) -> None:
     """The first replica has the engine, all get its answers, and one that is killed answers again from new weights."""
     alone, policy = fresh(), divided(fresh(), replicas)
-    engine = open_engine(ONE, policy, seed=3)
+    engine = open_engine(ONE, policy, seed=3, world=replicas)
     assert isinstance(engine, SeparateEngine)
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(alone)
     updated(alone)
@@ -61,7 +61,7 @@ def processes_of_the_first(replicas: Replicas) -> None:
 def frozen_weights_of_parts(replicas: Replicas) -> None:
     """The engine keeps the frozen weights that the replicas gather for a delivery and drop again."""
     policy = divided_adapter(replicas)
-    engine, alone = open_engine(ONE, policy, seed=3), BuiltinEngine(policy, seed=3)
+    engine, alone = open_engine(ONE, policy, seed=3, world=replicas), BuiltinEngine(policy, seed=3)
     found = [engine.generate(requests(siblings=2), SAMPLING) for _ in range(2)]
     with policy.forward.gathered():
         answers = alone.generate(requests(siblings=2), SAMPLING)
@@ -81,7 +81,7 @@ def a_thread_of_the_first(replicas: Replicas) -> None:
 
 def _without_the_other(policy: Policy, replicas: Replicas) -> None:
     on_first = OnFirst(policy, replicas)
-    engine = open_engine(ONE, policy, seed=3, on_first=on_first)
+    engine = open_engine(ONE, policy, seed=3, on_first=on_first, world=replicas)
     alone, asked = BuiltinEngine(policy, seed=3), requests(siblings=2)
     with policy.forward.gathered():
         before = alone.generate(asked, SAMPLING)

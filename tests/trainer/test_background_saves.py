@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kill_cases import assert_same, without_time
 from run_cases import PATIENCE, Command, contents, outdo_, saved, steps_done, wait_until
 
-import outdo.trainer.checkpoints as checkpoints_module
 import outdo.trainer.state as state_module
 from outdo.config.file import load
 from outdo.distributed.replicas import Replicas
@@ -25,6 +25,7 @@ from outdo.trainer.checkpoints import Checkpoints
 from outdo.trainer.display import Display
 from outdo.trainer.run import start
 from outdo.utils.errors import CheckpointError, DiskFullError
+from outdo.utils.world import ALONE
 
 PLAIN = ("steps=7", "checkpoint.every=3", "checkpoint.keep=9", "eval.every=0", "optim.lr=1e-2")
 KINDS = {
@@ -146,6 +147,7 @@ def test_a_full_disk_in_the_background_ends_the_run_with_the_earlier_checkpoints
 HOLDS = """
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from outdo.algorithms.objectives.presets import grpo
 from outdo.storage import checkpoint
 
@@ -253,10 +255,9 @@ class FirstOfTwo:
         self.told.append(str(values[0]))
 
 
-def test_an_error_in_the_background_of_the_first_replica_is_one_of_all(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_in_the_background_of_the_first_replica_is_one_of_all():
     replicas = FirstOfTwo()
-    monkeypatch.setattr(checkpoints_module, "current", lambda: replicas)
-    run = type("Run", (), {"is_divided": False})
+    run = SimpleNamespace(is_divided=False, world=replicas, writers=ALONE)
     checkpoints = Checkpoints(None, run, saved=0)  # type: ignore[arg-type]
 
     def fail() -> None:

@@ -11,9 +11,9 @@ from outdo.config.file import load
 from outdo.config.recipe import RUNS, Recipe, run_folder
 from outdo.distributed.launch import end_with_launcher, launch, started_replicas
 from outdo.utils.errors import UserError, WorkerError
+from outdo.utils.world import ALONE, World
 
 if TYPE_CHECKING:
-    from outdo.distributed.replicas import Replicas
     from outdo.trainer.cluster_check import Report
 
 
@@ -30,7 +30,7 @@ def run_cluster_check(settings: list[str] | None, console: Console, *, timeout: 
         recipe = _load(settings)
         if recipe is not None and recipe.cluster.replicas > 1:
             return launch(recipe.cluster.replicas, ["cluster", "check", *(settings or []), f"--timeout={timeout}"])
-        return _check(recipe, _files(settings, recipe), None, console)
+        return _check(recipe, _files(settings, recipe), ALONE, console)
     from outdo.distributed.replicas import join
     from outdo.trainer.cluster_check import network_hints
 
@@ -61,13 +61,13 @@ def _files(settings: list[str] | None, recipe: Recipe | None) -> list[str]:
     return [*([str(file)] if file else []), *(path for path in named if Path(path).exists())]
 
 
-def _check(recipe: Recipe | None, files: list[str], replicas: "Replicas | None", console: Console) -> int:
+def _check(recipe: Recipe | None, files: list[str], world: World, console: Console) -> int:
     from outdo.trainer.cluster_check import look, placed_rewards, problems
 
     runs = run_folder(recipe.run) if recipe and recipe.run else RUNS
-    reports = look(runs, files, replicas)
+    reports = look(runs, files, world)
     console.print(_table(reports))
-    placed, mistakes = placed_rewards(recipe) if recipe and (replicas is None or replicas.first) else ("", [])
+    placed, mistakes = placed_rewards(recipe) if recipe and world.first else ("", [])
     if placed:
         console.print(f"rewards that Ray places: {placed}", markup=False, highlight=False, soft_wrap=True)
     found = [*problems(reports), *mistakes]

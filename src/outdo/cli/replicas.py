@@ -11,12 +11,13 @@ from outdo.storage.checkpoint_names import saved_steps
 from outdo.trainer.display import Display
 from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import UserError
+from outdo.utils.world import ALONE, World
 
 
 def run_by_replicas(
     recipe: Recipe,
     arguments: list[str],
-    run: Callable[[Display], int],
+    run: Callable[[Display, World], int],
     display: Display,
     restarts: Restarts | None = None,
 ) -> int:
@@ -30,7 +31,7 @@ def run_by_replicas(
     end_with_launcher()
     wanted, started = recipe.cluster.replicas, started_replicas()
     if started == 1:
-        return run(display) if wanted == 1 and restarts is None else launch(wanted, arguments, restarts)
+        return run(display, ALONE) if wanted == 1 and restarts is None else launch(wanted, arguments, restarts)
     if started != wanted:
         raise UserError([f"cluster.replicas = {wanted}, but {started} processes were started (WORLD_SIZE)"])
     if restarts is not None:
@@ -39,7 +40,7 @@ def run_by_replicas(
         from outdo.distributed.replicas import join
 
     with join(timeout=recipe.cluster.timeout) as replicas:
-        return run(display if replicas.first else Display(Console(quiet=True)))
+        return run(display if replicas.first else Display(Console(quiet=True)), replicas)
 
 
 def restarts_of(times: int, folder: Path, arguments: Callable[[], list[str]], display: Display) -> Restarts | None:

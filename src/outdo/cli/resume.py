@@ -1,7 +1,6 @@
 """`outdo resume`: continue a run, or an unfinished `outdo sft` or `outdo reward-model`."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from outdo.trainer.display import Display
 from outdo.trainer.resume import resume
 from outdo.trainer.supervised import SETTINGS, read_settings, unfinished_folder
 from outdo.utils.errors import UserError
+from outdo.utils.world import World
 
 COMMANDS: Mapping[str, tuple[type[Any], Any]] = {
     "sft": (SftSettings, run_sft),
@@ -31,7 +31,10 @@ def run_resume(
     saved = folder / "recipe.toml"
     if saved.is_file():
         options = [name for name, given in (("--changed", changed), ("--profile", profile)) if given]
-        run = partial(resume, folder, overrides, changed=changed, profile=profile)
+
+        def run(display: Display, world: World) -> int:
+            return resume(folder, overrides, display, changed=changed, profile=profile, world=world)
+
         arguments = ["resume", str(folder), *overrides, *options]
         again = restarts_of(restarts, folder, lambda: arguments, display)
         return run_by_replicas(load(saved, overrides), arguments, run, display, again)

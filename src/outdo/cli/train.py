@@ -11,6 +11,7 @@ from outdo.trainer.display import Display
 from outdo.trainer.preflight import check
 from outdo.trainer.progress_bar import importing
 from outdo.utils.errors import UserError
+from outdo.utils.world import ALONE, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ def run_train(settings: list[str] | None, display: Display, arguments: TrainArgu
     folder = run_folder(name)
     train = partial(_train, recipe, folder, arguments=arguments)
     if arguments.dry_run:
-        return train(display)
+        return train(display, ALONE)
     options = [f"--{option}" for option in ("profile", "resume") if getattr(arguments, option)]
     start = ["train", *(settings or []), f"run={name}", *options]
 
@@ -53,13 +54,13 @@ def _mistakes(recipe: Recipe, arguments: TrainArguments) -> list[str]:
     return mistakes
 
 
-def _train(recipe: Recipe, folder: Path, display: Display, *, arguments: TrainArguments) -> int:
+def _train(recipe: Recipe, folder: Path, display: Display, world: World, *, arguments: TrainArguments) -> int:
     if arguments.resume:
         with importing():
             from outdo.trainer.resume import holds_run, resume_by
 
-        if holds_run(folder):
-            return resume_by(recipe, folder, display, profile=arguments.profile)
+        if holds_run(folder, world):
+            return resume_by(recipe, folder, display, profile=arguments.profile, world=world)
     with display.working("checking the recipe"):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
     if report.errors:
@@ -74,4 +75,4 @@ def _train(recipe: Recipe, folder: Path, display: Display, *, arguments: TrainAr
     with importing():
         from outdo.trainer.run import start
 
-    return start(recipe, folder, display, facts=report.facts, profile=arguments.profile)
+    return start(recipe, folder, display, facts=report.facts, profile=arguments.profile, world=world)

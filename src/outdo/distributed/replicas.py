@@ -10,7 +10,7 @@ Random numbers are keyed by the question, so the number of replicas does not cha
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from statistics import median_low
 from time import perf_counter
@@ -44,7 +44,7 @@ LEAST = 0.01
 
 
 class Replicas:
-    """The replicas of a run, as one of them sees them. Make it with `join`."""
+    """The replicas of a run, as one of them sees them: a `World`. Make it with `join`."""
 
     def __init__(self, *, timeout: timedelta) -> None:
         self.rank = dist.get_rank()
@@ -166,11 +166,13 @@ class Replicas:
                 dist.barrier(group=self.objects)
         self.close()
 
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Turn the RuntimeError of a lost connection into a `WorkerError`."""
+        return translated()
+
     def close(self) -> None:
         """Leave the group, without waiting for the others."""
-        global _current
-        if _current is self:
-            _current = None
+        if dist.is_initialized():
             dist.destroy_process_group()
 
     def _gather(self, value: Value) -> list[Value]:
@@ -251,18 +253,9 @@ class ReplicatedScoring:
         return shares[own] if own < len(shares) else []
 
 
-_current: Replicas | None = None
-
-
-def current() -> Replicas | None:
-    """Return the replicas of this process; None if it is alone."""
-    return _current
-
-
 def join(*, timeout: float) -> Replicas:
     """Meet the other replicas, and return them. A replica that is waited for longer than `timeout` seconds is lost."""
-    global _current
-    assert _current is None, "a process joins once"
+    assert not dist.is_initialized(), "a process joins once"
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -274,8 +267,7 @@ def join(*, timeout: float) -> Replicas:
         own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         choose_interface(own_store, rank, count)
         dist.init_process_group(backend, store=own_store, rank=rank, world_size=count, timeout=limit)
-        _current = Replicas(timeout=limit)
-    return _current
+        return Replicas(timeout=limit)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ class AheadSampler:
         self.ahead = lag  # the steps before its own in which the answers of a batch are finished
         self.last = last
         self.on_first = on_first
-        self._samples = on_first is None or on_first.replicas.first
+        self._samples = on_first is None or on_first.world.first
         self._engine_lock = Lock()  # of the engine and the rewards
         self._step = 0  # the newest that `train` has got
         self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it

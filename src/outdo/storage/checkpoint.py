@@ -34,10 +34,10 @@ from outdo.storage.checkpoint_names import checkpoint_name, saved_steps
 from outdo.storage.model_folder import write_index
 from outdo.storage.provenance import version_of
 from outdo.storage.state_file import pack, unpack
-from outdo.storage.writers import Alone, Writers, part_label
 from outdo.utils.errors import CheckpointError, DiskFullError
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
 from outdo.utils.sharded_tensors import share_of
+from outdo.utils.world import ALONE, World
 
 FORMAT = 4
 """Version of the manifest and of `state/`."""
@@ -68,7 +68,7 @@ def save(
     step: int,
     write_model: Callable[[Path], None],
     state: Mapping[str, Any],
-    writers: Writers | None = None,
+    writers: World = ALONE,
 ) -> Path:
     """Write `folder/step_000040` for step 40 and return it.
 
@@ -82,7 +82,6 @@ def save(
     Raises: DiskFullError if the disk is full, CheckpointError for any other failure. The earlier checkpoints are then
     unchanged, and nothing that looks like a checkpoint remains of this one.
     """
-    writers = writers or Alone()
     target = folder / checkpoint_name(step)
     temporary = writers.from_first(lambda: folder / f".tmp-{target.name}-{os.getpid()}")
     try:
@@ -97,6 +96,11 @@ def save(
             raise _not_saved(target, error) from error
         raise
     return target
+
+
+def part_label(writers: World) -> str:
+    """Return the end of the names of the files of one of several writers; empty if there is one."""
+    return f"-{writers.rank + 1:05}-of-{len(writers):05}" if len(writers) > 1 else ""
 
 
 def _is_saved(folder: Path, target: Path) -> bool:
@@ -147,7 +151,7 @@ def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
 
 
 def _write(
-    aside: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any], writers: Writers
+    aside: Path, step: int, write_model: Callable[[Path], None], state: Mapping[str, Any], writers: World
 ) -> None:
     writers.from_first(lambda: atomic.make_folder((aside / STATE).parent))
     tree, packed = pack(state)

@@ -24,7 +24,7 @@ from outdo.data.prompts import Prompts
 from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
 from outdo.distributed.lockstep import LockstepReplicas, sequence_group
-from outdo.distributed.replicas import current
+from outdo.distributed.replicas import Replicas
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.choice import AttentionSetting
 from outdo.models.attention.ulysses import check_parts
@@ -60,18 +60,19 @@ from outdo.trainer.build_method import (
 )
 from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_record import recorder_of
-from outdo.trainer.build_rewards import asked_together, rewards_of, start_placed
+from outdo.trainer.build_rewards import rewards_of, start_placed
 from outdo.trainer.display import Display
 from outdo.trainer.engines import choice_of, engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
 from outdo.trainer.model_notes import model_notes
-from outdo.trainer.replicated import is_divided
+from outdo.trainer.replicated import asked_together, is_divided
 from outdo.trainer.sampling_ahead import open_engine_of_run, open_rollouts
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far
+from outdo.utils.world import ALONE, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class Run:
     """The objects of a run. `notes` are lines about what was chosen for it."""
 
     recipe: Recipe  # every setting that was left to outdo is filled in
+    world: World  # the processes of the run
     requires: Requires  # by the objective and the advantage together
     models: Models
     prompts: Prompts[Prompt]
@@ -110,6 +112,11 @@ class Run:
         """Whether each replica holds only a part of what a checkpoint holds."""
         return self.models.is_divided or any(map(is_divided, self.online_reward_models))
 
+    @property
+    def writers(self) -> World:
+        """The processes that write a checkpoint: all of them if each holds a part of it; otherwise each by itself."""
+        return self.world if self.is_divided else ALONE
+
     def close(self) -> None:
         """Stop the processes that the run has started. It has started no replica: they end after the run."""
         self.rollouts.stop()
@@ -132,12 +139,13 @@ def build_run(
     questions: Questions | None = None,
     folder: Path | None = None,
     display: Display = UNSEEN,
+    world: World = ALONE,
 ) -> Run:
     """Load everything that a recipe names.
 
     `facts` describes the recipe's model and `questions` are its data, where a caller has read them already. A resumed
     run gives `model`, the folder of the checkpoint. In `folder`, that of the run, a judge keeps its replies. `display`
-    shows on a terminal how far it is.
+    shows on a terminal how far it is. All processes of a `world` have to call it.
 
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
@@ -145,23 +153,26 @@ def build_run(
     facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
-    replicas = _replicas(recipe)
-    reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, replicas))
+    replicas = _replicas(recipe, world)
+    reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, replicas), world)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):
         policy = _policy(recipe, facts, replicas)
-    recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires)
+    recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires, world)
     prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
-    engine, on_first = open_engine_of_run(recipe, policy)
-    placed_notes = start_placed(reward)
+    engine, on_first = open_engine_of_run(recipe, policy, world)
+    placed_notes = start_placed(reward, world)
     routes, routing_notes = replays_routes(engine, policy.forward)
     models = _models(recipe, policy, objective, requires)
     environment_with = partial(open_environment, recipe.environment, policy, **_in_prompts(recipe))
-    environment = environment_with(reward if on_first else asked_together(reward), **recipe.reward_limits.of_steps)
+    environment = environment_with(
+        reward if on_first else asked_together(reward, world), **recipe.reward_limits.of_steps
+    )
     sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
     return Run(
         recipe=recipe,
+        world=world,
         requires=requires,
         models=models,
         prompts=prompts,
@@ -183,7 +194,7 @@ def build_run(
         notes=(
             *hardware_notes,
             *busy_notes(share_so_far()),
-            *model_notes(recipe, policy, reward),
+            *model_notes(recipe, policy, reward, world),
             *engine_notes(engine),
             *placed_notes,
             *routing_notes,
@@ -278,13 +289,13 @@ def _policy(recipe: Recipe, facts: ModelFacts, replicas: ReplicaPool | None) -> 
     return policy
 
 
-def _replicas(recipe: Recipe) -> ReplicaPool | None:
+def _replicas(recipe: Recipe, world: World) -> ReplicaPool | None:
     """Return the replicas, or what lets them divide models and share sequences, as the recipe says; None if alone."""
-    replicas = current()
-    if replicas is None:
+    if len(world) == 1:
         return None
+    assert isinstance(world, Replicas)
     share = sequence_replicas(recipe)
-    sequence = sequence_group(replicas, share) if share > 1 else None
+    sequence = sequence_group(world, share) if share > 1 else None
     if recipe.cluster.shard:
         from outdo.distributed.sharding import DividingReplicas
 
@@ -292,8 +303,8 @@ def _replicas(recipe: Recipe) -> ReplicaPool | None:
         if how.reduce_dtype != "float32":
             reduce = getattr(torch, how.reduce_dtype)
         device = choose_device(recipe.device)[0]
-        return DividingReplicas(replicas, device, sequence, offload=how.offload, reduce_dtype=reduce)
-    return replicas if sequence is None else LockstepReplicas(replicas, sequence)
+        return DividingReplicas(world, device, sequence, offload=how.offload, reduce_dtype=reduce)
+    return world if sequence is None else LockstepReplicas(world, sequence)
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:
@@ -315,7 +326,7 @@ def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requ
         raise UserError([f"reference.sync: {error}"]) from error
 
 
-def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> tuple[Recipe, list[str]]:
+def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, world: World) -> tuple[Recipe, list[str]]:
     """Set how many tokens the policy computes at once; return the recipe with that number, and how it was found."""
     tokens, notes = recipe.train.micro_batch_tokens, []
     if tokens == "auto":
@@ -333,8 +344,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires) -> 
             workers=cost.workers(recipe) * recipe.cluster.replicas,
             share=sequence_replicas(recipe),
         )
-        replicas = current()
-        tokens, why = find() if replicas is None else replicas.together(find)[0]  # divided models are run by all
+        tokens, why = world.together(find)[0]  # divided models are run by all
         notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
     policy.set_micro_batch_tokens(tokens)
     train = recipe.train.model_copy(update={"micro_batch_tokens": tokens})

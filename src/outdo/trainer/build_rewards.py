@@ -6,7 +6,6 @@ from typing import Any
 
 from outdo.config.names import JUDGE, REWARD_MODEL, REWARDS
 from outdo.config.recipe import Piece, Recipe
-from outdo.distributed.replicas import current
 from outdo.models.scorer import Division
 from outdo.rewards import WeightedSum, load_reward
 from outdo.rewards.judge.replies import FILE as JUDGE_REPLIES
@@ -14,11 +13,12 @@ from outdo.rewards.model import RewardModel
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.trainer.build_method import instantiate
 from outdo.trainer.ray_rewards import RayReward
-from outdo.trainer.replicated import RewardOnce, is_divided, leads, scored_together
+from outdo.trainer.replicated import RewardOnce, is_divided
+from outdo.utils.world import World
 
 
 def rewards_of(
-    recipe: Recipe, folder: Path | None, division: Division | None
+    recipe: Recipe, folder: Path | None, division: Division | None, world: World
 ) -> tuple[WeightedSum, list[OnlineRewardModel]]:
     """Return the weighted sum of the recipe's rewards, and those of them that keep learning.
 
@@ -37,9 +37,8 @@ def rewards_of(
     ]
     total = WeightedSum([*rewards, *models], right=recipe.eval.right)
     online = [model for model, _ in models if isinstance(model, OnlineRewardModel)]
-    if (replicas := current()) is not None:
-        for model in online:
-            model.labels = RewardOnce(model.labels, replicas)
+    for model in online if len(world) > 1 else ():
+        model.labels = RewardOnce(model.labels, world)
     return total, online
 
 
@@ -47,27 +46,21 @@ def _placed(spec: Mapping[str, Any], limits: Mapping[str, Any]) -> WeightedSum:
     return WeightedSum([(RayReward(spec, **limits), 1.0)])
 
 
-def start_placed(total: WeightedSum) -> list[str]:
+def start_placed(total: WeightedSum, world: World) -> list[str]:
     """Start the rewards that Ray places, on the first replica; return a line for each."""
+    if not world.first:
+        return []
     sums = [each for each in total.rewards if isinstance(each, WeightedSum)]
     placed = [reward for each in sums for reward in each.rewards if isinstance(reward, RayReward)]
-    if not leads():
-        return []
     for reward in placed:
         reward.start()
     return [f"rewards: {reward.name} in an actor on {reward.node} (Ray)" for reward in placed]
 
 
-def asked_together(reward: WeightedSum) -> WeightedSum:
-    """Return the reward as several replicas ask it, if there are several."""
-    replicas = current()
-    return reward if replicas is None else scored_together(reward, replicas)
-
-
-def whole_notes(recipe: Recipe, reward: WeightedSum) -> list[str]:
+def whole_notes(recipe: Recipe, reward: WeightedSum, world: World) -> list[str]:
     """Return a line if `cluster.shard` leaves a reward model whole."""
     models = [each for each in reward.rewards if isinstance(each, RewardModel | OnlineRewardModel)]
-    if not recipe.cluster.shard or current() is None or all(map(is_divided, models)):
+    if not recipe.cluster.shard or len(world) == 1 or all(map(is_divided, models)):
         return []
     why = "train.max_staleness" if recipe.train.max_staleness else "an adapter or quantised weights"
     return [f"cluster.shard: a reward model with {why} is whole on each replica"]

@@ -7,14 +7,13 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.distributed.replicas import Replicas, current
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run
-from outdo.trainer.replicated import leads
 from outdo.trainer.saving import SaveTimes
 from outdo.trainer.state import Copy, Progress, check_finite, content_of, write
 from outdo.utils.errors import WorkerError
 from outdo.utils.timing import span
+from outdo.utils.world import World
 
 
 class Checkpoints:
@@ -37,14 +36,15 @@ class Checkpoints:
         """The step of the newest checkpoint, or of the one that is being written."""
         self.times = SaveTimes()
         self._published = saved  # the step of the newest checkpoint
-        replicas = current()
-        self._beside: Replicas | None = None  # the group of the threads, if replicas write together
-        if run.is_divided and replicas is not None:
-            self._beside = replicas.beside()
-        self._copy = Copy(None if self._beside is None else self._beside.mesh)
+        self._beside = run.writers.beside()  # the group of the threads, if replicas write together
+        self._copy = Copy(self._beside.mesh)
         self._tokenizer: PreTrainedTokenizerBase | None = None  # one that nobody else uses
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+
+    @property
+    def _writes(self) -> bool:
+        return self.run.world.first or self.run.is_divided
 
     # -------------------------------------------------------------------------------------------------------- saving
 
@@ -59,7 +59,7 @@ class Checkpoints:
         """
         assert self._pending is None, "one save at a time"
         with span("save"):
-            if leads() or self._beside is not None:
+            if self._writes:
                 check_finite(self.run)
                 in_background = not wait and self._copy.take_to_save(self.run, progress, self._beside)
                 (self._begin if in_background else self._write_now)(progress)
@@ -70,17 +70,17 @@ class Checkpoints:
         self._tokenizer = self._tokenizer or deepcopy(policy.tokenizer)
         content = self._copy.content(self.run, progress, self._tokenizer)
         self.times.begin()
-        self._pending = self._thread.submit(self._write, content.step, partial(write, self.folder, self.run, content))
+        self._pending = self._thread.submit(
+            self._write, content.step, partial(write, self.folder, self.run, content), self._beside
+        )
 
     def _write_now(self, progress: Progress) -> None:
-        replicas = current() if self._beside is not None else None
-        self._write(progress.step, partial(write, self.folder, self.run, content_of(self.run, progress)), replicas)
+        content = content_of(self.run, progress)
+        self._write(content.step, partial(write, self.folder, self.run, content), self.run.writers)
 
-    def _write(
-        self, step: int, write_with: Callable[[Replicas | None], None], replicas: Replicas | None = None
-    ) -> None:
+    def _write(self, step: int, write_by: Callable[[World], None], writers: World) -> None:
         with self.times.measured():
-            write_with(replicas or self._beside)
+            write_by(writers)
         self._published = step
 
     # ------------------------------------------------------------------------------------------------------- waiting
@@ -96,12 +96,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for the save that is under way. If it has failed, this fails on all replicas, which have to call it."""
-        replicas = current()
         with span("save"):
-            if replicas is None or self._beside is not None:
+            if self.run.is_divided:
                 self.settle()
             else:
-                replicas.from_first(self.settle)
+                self.run.world.from_first(self.settle)
 
     def are_overdue(self) -> bool:
         """Return whether a step has to be saved whatever its number: the last save is long ago, or it has failed."""
@@ -137,7 +136,7 @@ class Checkpoints:
     def copy_finished(self, progress: Progress) -> None:
         """Copy the last finished step before weights change, if it has no checkpoint and the copy is not in use."""
         is_busy = self._pending is not None and not self._pending.done()
-        if self.saved < progress.step and leads() and not is_busy:
+        if self.saved < progress.step and self.run.world.first and not is_busy:
             self._copy.take(self.run, progress)
 
     def can_save(self, progress: Progress) -> bool:
@@ -154,7 +153,7 @@ class Checkpoints:
             self.settle()
         except WorkerError as error:  # another replica has ended: it is the reason why this one ends
             fault = f"{error}; "
-        if self._beside is not None and self.saved < progress.step:
+        if self.run.is_divided and self.saved < progress.step:
             divided = f"{fault}each replica holds a part of the weights"
             return progress, f"{divided}: `outdo resume {path}` repeats the steps after the last checkpoint"
         if not progress.is_current(self.run):

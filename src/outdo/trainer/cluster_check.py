@@ -17,11 +17,11 @@ from outdo.config.recipe import Recipe
 from outdo.distributed.launch import LOOPBACK
 from outdo.distributed.network import INTERFACE
 from outdo.distributed.ray_cluster import ADDRESS, joins
-from outdo.distributed.replicas import Replicas
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
 from outdo.trainer.ray_rewards import RayReward
 from outdo.utils.errors import EngineError, UserError
+from outdo.utils.world import World
 
 APART = 1.0
 """Seconds that clocks may be apart."""
@@ -48,12 +48,12 @@ class Report:
     files: Mapping[str, int | None]  # bytes in the files of the recipe, by their path; None where there is nothing
 
 
-def look(runs: Path, files: Sequence[str], replicas: Replicas | None) -> list[Report]:
+def look(runs: Path, files: Sequence[str], world: World) -> list[Report]:
     """Return the reports of all processes, in their order; of this one if it is alone.
 
     `runs` is where runs are written, `files` are what a run reads.
     """
-    sees, clock = (True, 0.0) if replicas is None else (_shares(runs, replicas), _clock(replicas))
+    sees, clock = (_shares(runs, world), _clock(world)) if len(world) > 1 else (True, 0.0)
 
     def report() -> Report:
         gpus = range(torch.cuda.device_count())
@@ -69,7 +69,7 @@ def look(runs: Path, files: Sequence[str], replicas: Replicas | None) -> list[Re
             files={file: _size(Path(file)) for file in files},
         )
 
-    return [report()] if replicas is None else replicas.together(report)
+    return world.together(report)
 
 
 def problems(reports: Sequence[Report]) -> list[str]:
@@ -184,7 +184,7 @@ def _by_host(reports: Iterable[Report]) -> dict[str, tuple[int, Report]]:
     return found
 
 
-def _shares(runs: Path, replicas: Replicas) -> bool:
+def _shares(runs: Path, world: World) -> bool:
     """Return whether this process finds a file that the first one writes."""
 
     def write() -> str:
@@ -195,21 +195,21 @@ def _shares(runs: Path, replicas: Replicas) -> bool:
             raise UserError([f"{_existing(runs)}: runs cannot be written there: {error.strerror}"]) from error
         return name
 
-    file = _existing(runs) / replicas.from_first(write)
+    file = _existing(runs) / world.from_first(write)
     found = file.exists()
-    replicas.together(lambda: found)  # all have looked
-    if replicas.first:
+    world.together(lambda: found)  # all have looked
+    if world.first:
         file.unlink()
     return found
 
 
-def _clock(replicas: Replicas) -> float:
+def _clock(world: World) -> float:
     """Return how far the clock of this process is ahead of that of the first one: the least of several readings."""
     readings = []
     for _ in range(5):
-        replicas.together(lambda: None)  # all go on at the same time, or nearly so
-        first, *_ = times = replicas.together(time.time)
-        readings.append(times[replicas.rank] - first)
+        world.together(lambda: None)  # all go on at the same time, or nearly so
+        first, *_ = times = world.together(time.time)
+        readings.append(times[world.rank] - first)
     return min(readings, key=abs)
 
 

@@ -12,7 +12,6 @@ from outdo.config.file import read_piece
 from outdo.config.names import BUILTIN_ENGINE, ENGINES
 from outdo.config.recipe import Piece, Recipe
 from outdo.distributed.ray_cluster import joins
-from outdo.distributed.replicas import current
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.forward import Forward
 from outdo.models.device import choose_device
@@ -32,6 +31,7 @@ from outdo.rollouts.engines.vllm.process import ProcessServer
 from outdo.trainer.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
+from outdo.utils.world import ALONE, World
 
 OF_THE_RUN = ("max_difference", ACROSS_UPDATES)
 """Options of an engine that are not its own."""
@@ -56,7 +56,9 @@ def named_engine(argument: str | None, recipe: Recipe | None = None) -> Piece:
     return piece
 
 
-def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirst | None = None) -> Engine:
+def open_engine(
+    piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirst | None = None, world: World = ALONE
+) -> Engine:
     """Return an engine that samples from `policy`, with its weights.
 
     The built-in engine samples in this process, or in every process of the policy's pool or replica. Every other one,
@@ -70,20 +72,19 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirs
         if isinstance(policy.pool, WorkerPool) and len(policy.pool) > 1:
             return MultiprocessEngine(policy, policy.pool, seed=seed)
         engine = BuiltinEngine(policy, seed=seed)
-        replicas = current()
-        return engine if replicas is None else ReplicatedEngine(engine, replicas)
+        return engine if len(world) == 1 else ReplicatedEngine(engine, world)
     options = {name: value for name, value in piece.options.items() if name not in OF_THE_RUN}
     sequences = SEQUENCES
     if "url" in options:
         options.pop("dtype", None)
     if piece.name == BUILTIN_ENGINE:
         make = RayActors if options.pop("place", None) == RAY else BuiltinProcesses
-        options = _of_processes(policy, elsewhere=make is RayActors and joins(), **options)
+        options = _of_processes(policy, world, elsewhere=make is RayActors and joins(), **options)
         sequences = max(SEQUENCES, len(options["devices"]))  # each process is proved
     else:
         make = resolve(ENGINES.get(piece.name, piece.name))
     proof = Proof(_bound(piece, policy.forward), sequences=sequences)
-    separate = _beside(policy, partial(make, seed=seed, **options), proof, on_first)
+    separate = _beside(policy, partial(make, seed=seed, **options), proof, on_first, world)
     try:
         if on_first is None:
             separate.update_weights(policy)
@@ -96,14 +97,17 @@ def open_engine(piece: Piece, policy: Policy, *, seed: int = 0, on_first: OnFirs
 
 
 def _beside(
-    policy: Policy, make: Callable[[PolicyView], RestartableEngine], proof: Proof, on_first: OnFirst | None
+    policy: Policy,
+    make: Callable[[PolicyView], RestartableEngine],
+    proof: Proof,
+    on_first: OnFirst | None,
+    world: World,
 ) -> SeparateEngine:
     """Return an engine beside the trainer, or beside all replicas; with `on_first`, for the first one alone."""
-    replicas = current()
-    if replicas is None:
+    if len(world) == 1:
         return SeparateEngine(make(policy), proof)
     if on_first is None:
-        return SeparateEngine(EngineOnFirst(make, policy, replicas), proof, quiet=not replicas.first)
+        return SeparateEngine(EngineOnFirst(make, policy, world), proof, quiet=not world.first)
     with policy.forward.gathered():
         return SeparateEngine(make(on_first.view), proof)
 
@@ -149,7 +153,13 @@ def device_mistakes(piece: Piece, trainer: str, *, replicas: int = 1) -> list[st
 
 
 def _of_processes(
-    policy: Policy, *, processes: int, elsewhere: bool, devices: Sequence[str] | None = None, **options: Any
+    policy: Policy,
+    world: World,
+    *,
+    processes: int,
+    elsewhere: bool,
+    devices: Sequence[str] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Return the arguments of `BuiltinProcesses`. All processes together have at most the threads of the policy's.
 
@@ -158,8 +168,7 @@ def _of_processes(
     """
     if elsewhere:
         devices = [policy.forward.device.type] * processes
-    own, all_replicas = torch.get_num_threads(), current()
-    replicas = _on_this_machine(1 if all_replicas is None else len(all_replicas))
+    own, replicas = torch.get_num_threads(), _on_this_machine(len(world))
     in_all = own * (len(policy.pool) if isinstance(policy.pool, WorkerPool) else replicas)
     return {
         "devices": _devices(policy.forward.device, processes, devices, replicas=replicas),

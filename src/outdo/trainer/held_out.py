@@ -66,7 +66,7 @@ def _drift(run: Run, step: int, groups: Sequence[Group], display: Display) -> di
         return {}
     now = run.models.policy.logprobs(batch)
     try:
-        start = starting_logprobs(run.recipe, run.models, batch) if step else now
+        start = starting_logprobs(run.recipe, run.models, batch, run.world) if step else now
     except ModelError as error:
         display.say(f"warning: eval/drift is not measured after step {step}: {error}")
         return {}

@@ -5,15 +5,16 @@ from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
 from outdo.rewards import WeightedSum
 from outdo.trainer.build_rewards import whole_notes
+from outdo.utils.world import World
 
 
-def model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum) -> list[str]:
+def model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum, world: World) -> list[str]:
     """Return what is trained, how it computes, and what `cluster.shard` does not do."""
     return [
         *_adapter_note(policy, recipe.weights),
         _attention_note(recipe, policy),
         *_modules_note(policy),
-        *whole_notes(recipe, reward),
+        *whole_notes(recipe, reward, world),
         *_offload_note(recipe, policy),
     ]
 

@@ -1,4 +1,4 @@
-"""What is different with replicas: the first one writes the run folder, prints, and asks the reward functions."""
+"""What is different with replicas: the first one writes the run folder, and asks the reward functions."""
 
 import os
 import tempfile
@@ -7,39 +7,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from outdo.distributed.launch import FOLDER
-from outdo.distributed.replicas import Replicas, current
 from outdo.rewards import WeightedSum
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
-
-
-def leads() -> bool:
-    """Return whether this process writes and prints: it is alone, or the first replica."""
-    replicas = current()
-    return replicas is None or replicas.first
+from outdo.utils.world import World
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[Path]:
+def own_folder(folder: Path, world: World) -> Iterator[Path]:
     """Give the run folder to the first replica, and a temporary one to each other replica: it is dropped at the end."""
-    if leads():
+    if world.first:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="outdo-replica-", dir=os.environ.get(FOLDER)) as other:
         yield Path(other)
 
 
-def replica_metrics() -> dict[str, float]:
-    """Return which replica was the slowest in the step; nothing for one process."""
-    replicas = current()
-    return {} if replicas is None else replicas.metrics()
+def asked_together(total: WeightedSum, world: World) -> WeightedSum:
+    """Return the sum of rewards as all processes of a run ask it, at the same time.
 
-
-def scored_together(total: WeightedSum, replicas: Replicas) -> WeightedSum:
-    """Return the sum of rewards for all replicas, which ask it at the same time.
-
-    The first replica computes each reward for all; a reward model that is divided among them, they compute together.
+    The first one computes each reward for all; a reward model that is divided among them, they compute together.
     """
-    return total.asking([each if is_divided(each) else RewardOnce(each, replicas) for each in total.rewards])
+    if len(world) == 1:
+        return total
+    return total.asking([each if is_divided(each) else RewardOnce(each, world) for each in total.rewards])
 
 
 def is_divided(reward: Reward) -> bool:
@@ -53,14 +43,14 @@ class RewardOnce:
     Rewards can depend on time or on chance, and can cost money: each answer is scored once.
     """
 
-    def __init__(self, reward: Reward, replicas: Replicas) -> None:
+    def __init__(self, reward: Reward, world: World) -> None:
         self.reward = reward
-        self.replicas = replicas
+        self.world = world
         self.name = reward.name
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Return the outputs of the first replica."""
-        return self.replicas.from_first(lambda: self.reward(inputs))
+        return self.world.from_first(lambda: self.reward(inputs))
 
     def close(self) -> None:
         """Close the reward."""

@@ -1,4 +1,4 @@
-"""`outdo resume`: continue a run from its newest whole checkpoint, as the run that it was."""
+"""`outdo resume`: continue a run from its latest complete checkpoint, as the run that it was."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes
 from outdo.data.splits import load_questions
-from outdo.distributed.replicas import current
 from outdo.observability.record import parquet
 from outdo.observability.trackers.delivery import Trackers
 from outdo.storage import checkpoint, held_out_answers, reads
@@ -23,42 +22,57 @@ from outdo.trainer.run import make_tokens_folder, run_to_end, write_page
 from outdo.trainer.state import Progress, restore
 from outdo.trainer.tracking import tracking
 from outdo.utils.errors import CheckpointError, UserError
+from outdo.utils.world import ALONE, World
 
 
 def resume(
-    folder: Path, overrides: list[str], display: Display, *, changed: bool = False, profile: bool = False
+    folder: Path,
+    overrides: list[str],
+    display: Display,
+    *,
+    changed: bool = False,
+    profile: bool = False,
+    world: World = ALONE,
 ) -> int:
-    """Continue a run from its newest whole checkpoint, or from the start if it has none; return the exit status.
+    """Continue a run from its latest complete checkpoint, or from the start if it has none; return the exit status.
 
     Settings, data or code that differ from those of the checkpoint are shown. If they would make it another run, they
-    are refused, unless `changed`: then the history of the run folder lists them.
+    are refused, unless `changed`: then the history of the run folder lists them. All processes of a `world` have to
+    call it.
     """
     if not (folder / "recipe.toml").is_file():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     recipe = load(folder / "recipe.toml", overrides)
-    with tracking(recipe.track, folder, display.say) as trackers:
-        status = _resume(folder, recipe, display, trackers, changed=changed, profile=profile)
-        return write_page(folder, status, display)
+    with tracking(recipe.track, folder, display.say, world) as trackers:
+        status = _resume(folder, recipe, display, trackers, changed=changed, profile=profile, world=world)
+        return write_page(folder, status, display, world)
 
 
-def holds_run(folder: Path) -> bool:
+def holds_run(folder: Path, world: World) -> bool:
     """Return whether a run was begun in `folder`. Replicas go by what the first one finds."""
-    replicas = current()
-    begun = (folder / "recipe.toml").is_file
-    return begun() if replicas is None else replicas.from_first(begun)
+    return world.from_first((folder / "recipe.toml").is_file)
 
 
-def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool) -> int:
+def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, world: World) -> int:
     """Continue the run in `folder` with the settings of `recipe`, as `resume` does; return the exit status.
 
     What the recipe leaves to outdo stays as it was chosen when the run was begun.
     """
     saved = load(folder / "recipe.toml")
-    return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile)
+    return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile, world=world)
 
 
-def _resume(folder: Path, recipe: Recipe, display: Display, trackers: Trackers, *, changed: bool, profile: bool) -> int:
-    with own_folder(folder) as own, RunFolder(own) as run_folder:
+def _resume(
+    folder: Path,
+    recipe: Recipe,
+    display: Display,
+    trackers: Trackers,
+    *,
+    changed: bool,
+    profile: bool,
+    world: World,
+) -> int:
+    with own_folder(folder, world) as own, RunFolder(own) as run_folder:
         newest = checkpoint.latest(folder / "checkpoints")
         state = checkpoint.load_state(newest.path) if newest else {}
         questions = load_questions(recipe, saved_revisions(folder))
@@ -73,7 +87,8 @@ def _resume(folder: Path, recipe: Recipe, display: Display, trackers: Trackers, 
         for fault in newest.broken if newest else ():
             display.say(f"not used: {fault}")
         make_tokens_folder(run_folder, recipe)
-        run = build_run(recipe, model=newest.path if newest else None, questions=questions, folder=own, display=display)
+        path = newest.path if newest else None
+        run = build_run(recipe, model=path, questions=questions, folder=own, display=display, world=world)
         progress = _restored(run, state, newest.path) if newest else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         for line in _rewind(run_folder, progress, recipe.record.every):

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outdo.config.recipe import Recipe
-from outdo.distributed.replicas import current
 from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
@@ -31,31 +30,38 @@ from outdo.trainer.engines import engine_metrics
 from outdo.trainer.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
-from outdo.trainer.replicated import leads, own_folder, replica_metrics
+from outdo.trainer.replicated import own_folder
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.tracking import tracking
 from outdo.types import Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
+from outdo.utils.world import ALONE, World
 
 
 def start(
-    recipe: Recipe, folder: Path, display: Display, *, facts: ModelFacts | None = None, profile: bool = False
+    recipe: Recipe,
+    folder: Path,
+    display: Display,
+    *,
+    facts: ModelFacts | None = None,
+    profile: bool = False,
+    world: World = ALONE,
 ) -> int:
     """Train from the first step; return the exit status. A folder that holds a run already is refused.
 
     `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
-    where the time of all of them went.
+    where the time of all of them went. All processes of a `world` have to call it.
     """
-    with tracking(recipe.track, folder, display.say) as trackers:
-        with own_folder(folder) as own, RunFolder(own) as run_folder:
+    with tracking(recipe.track, folder, display.say, world) as trackers:
+        with own_folder(folder, world) as own, RunFolder(own) as run_folder:
             if run_folder.recipe.exists():
                 raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
             make_tokens_folder(run_folder, recipe)
-            run = build_run(recipe, facts=facts, folder=own, display=display)
+            run = build_run(recipe, facts=facts, folder=own, display=display, world=world)
             status = run_to_end(run_folder, run, Progress(), display, trackers=trackers, profile=profile)
-        return write_page(folder, status, display)
+        return write_page(folder, status, display, world)
 
 
 def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
@@ -64,9 +70,9 @@ def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
         parquet.make_folder(folder.path)
 
 
-def write_page(folder: Path, status: int, display: Display) -> int:
+def write_page(folder: Path, status: int, display: Display, world: World) -> int:
     """Write the page of a complete run, from what is on disk; return the exit status."""
-    if status == 0 and leads():
+    if status == 0 and world.first:
         report = folder / "report.html"
         write_text_atomically(report, render_page([collect_run(folder)]))
         display.say(f"what was trained, token by token: {report}")
@@ -101,7 +107,7 @@ def run_to_end(
     trackers.begin(after=progress.step)
     progress.version = run.models.version
     writer = BackgroundWriter()
-    with stop_requested(may_interrupt=current() is None) as signals:
+    with stop_requested(may_interrupt=len(run.world) == 1) as signals:
         training = _Training(folder, run, progress, display, signals, writer, trackers)
         try:
             with writer, traced(folder.path / TRACE if profile else None) as step_traced:
@@ -259,7 +265,7 @@ class _Training:
         with span("record"):
             metrics, write = self.run.recorder.measure(step, self.folder.path)
             self.write_error = self.writer.wait()
-            if write is not None and leads():
+            if write is not None and self.run.world.first:
                 self.writer.begin(write)
         return metrics
 
@@ -285,8 +291,8 @@ class _Training:
 
     def is_last(self) -> bool:
         """Return whether no step comes after the last finished one. Replicas go by the signals of the first one."""
-        replicas, recipe = current(), self.run.recipe
-        stop = bool(self.signals) if replicas is None else replicas.from_first(lambda: bool(self.signals))
+        recipe = self.run.recipe
+        stop = self.run.world.from_first(lambda: bool(self.signals))
         return stop or self.progress.step == recipe.steps or bool(early_end(recipe, self.progress))
 
     def save_is_due(self) -> bool:
@@ -295,15 +301,14 @@ class _Training:
         It does if it is the best so far, if its turn has come, or if the last checkpoint is long ago or has failed.
         Replicas go by the first one.
         """
-        step, replicas = self.progress.step, current()
+        step = self.progress.step
         is_best, is_turn = self.progress.best.get("step") == step, is_due(step, self.run.recipe.checkpoint.every)
-        overdue = self.checkpoints.are_overdue
-        return is_best or is_turn or (overdue() if replicas is None else replicas.from_first(overdue))
+        return is_best or is_turn or self.run.world.from_first(self.checkpoints.are_overdue)
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | correction_metrics(step, run.objective)
-    metrics |= engine_metrics(run.engine) | run.reward.metrics() | replica_metrics()
+    metrics |= engine_metrics(run.engine) | run.reward.metrics() | run.world.metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

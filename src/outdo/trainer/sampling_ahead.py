@@ -3,7 +3,6 @@
 from outdo.config.engines import goes_across_updates
 from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
-from outdo.distributed.replicas import current
 from outdo.models.policy import Policy
 from outdo.rollouts.across_updates import AheadAcrossUpdates
 from outdo.rollouts.ahead import AheadSampler
@@ -14,13 +13,13 @@ from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import InTurn, RunRollouts
 from outdo.trainer.engines import open_engine
 from outdo.types import Prompt
+from outdo.utils.world import World
 
 
-def open_engine_of_run(recipe: Recipe, policy: Policy) -> tuple[Engine, OnFirst | None]:
+def open_engine_of_run(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, OnFirst | None]:
     """Return the engine, and the policy as the first of several replicas samples ahead from it, if it does."""
-    replicas = current()
-    on_first = OnFirst(policy, replicas) if replicas is not None and recipe.train.max_staleness else None
-    return open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first), on_first
+    on_first = OnFirst(policy, world) if len(world) > 1 and recipe.train.max_staleness else None
+    return open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first, world=world), on_first
 
 
 def open_rollouts(

@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from outdo.config.recipe import Recipe
-from outdo.distributed.replicas import current
 from outdo.models.adapter import on_same_base, switch, trains_base
 from outdo.models.attention.choice import choose_forward
 from outdo.models.bundle import Models
@@ -15,15 +14,15 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, Scorer
-from outdo.storage.writers import Alone
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
+from outdo.utils.world import World
 
 MOST_WEIGHTS = 2_000_000_000
 """Weights of the largest model that is loaded a second time: 8 GB of main memory, for as long as it is used."""
 
 
-def starting_logprobs(recipe: Recipe, models: Models, batch: Batch) -> Tensor | None:
+def starting_logprobs(recipe: Recipe, models: Models, batch: Batch, world: World) -> Tensor | None:
     """Return log π_start [B, T] of a batch, by the policy before the first step; None if that would cost too much.
 
     That policy is the reference, if it stays as it is; the base of a new adapter; or else the recipe's model, which is
@@ -39,17 +38,17 @@ def starting_logprobs(recipe: Recipe, models: Models, batch: Batch) -> Tensor | 
         is_base = _begins_as_base(adapter.options) and not trains_base(policy.model)
         return _without_adapter(policy).logprobs(batch) if is_base else None
     weights = sum(each.numel() for each in policy.optimiser.weights.values())
-    return None if recipe.weights != "float32" or weights > MOST_WEIGHTS else _by_loading(recipe, policy, batch)
+    return None if recipe.weights != "float32" or weights > MOST_WEIGHTS else _by_loading(recipe, policy, batch, world)
 
 
-def _by_loading(recipe: Recipe, policy: Policy, batch: Batch) -> Tensor:
+def _by_loading(recipe: Recipe, policy: Policy, batch: Batch, world: World) -> Tensor:
     def of_loaded() -> Tensor | str:
         try:
             return _loaded(recipe, policy).logprobs(batch)
         except ModelError as error:  # the other replicas have to know
             return str(error)
 
-    found = (current() or Alone()).from_first(of_loaded)
+    found = world.from_first(of_loaded)
     if isinstance(found, str):
         raise ModelError(found)
     return found

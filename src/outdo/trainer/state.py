@@ -18,7 +18,6 @@ fails or is interrupted, the run goes back to the copy and saves it.
 import math
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -29,19 +28,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
-from outdo.distributed.replicas import Replicas, current, translated
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.storage import checkpoint, free_space
 from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
-from outdo.storage.writers import Alone, part_label
 from outdo.trainer.build import Run
 from outdo.trainer.cost import COPY_SHARE
 from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.saving import SaveTimes
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
+from outdo.utils.world import World
 
 
 @dataclass(slots=True)
@@ -136,28 +134,27 @@ def check_finite(run: Run) -> None:
 
     If the models are divided, all replicas have to call it.
     """
-    replicas = current() if run.is_divided else None
 
     def check() -> None:
         run.models.policy.check_finite()
         for trained in (run.models, *run.online_reward_models):
             trained.state()  # checks the critic and the reward models
 
-    (replicas or Alone()).together(check)
+    run.writers.together(check)
 
 
-def write(folder: RunFolder, run: Run, content: Content, replicas: Replicas | None) -> None:
+def write(folder: RunFolder, run: Run, content: Content, writers: World) -> None:
     """Write a checkpoint, and remove those that need not be kept.
 
-    If the models are divided, all `replicas` call this, and each writes a share of the tensors of all. The parts of
-    these are exchanged over the meshes of the tensors, everything else over the group of `replicas`.
+    If the models are divided, all `writers` call this, and each writes a share of the tensors of all. The parts of
+    these are exchanged over the meshes of the tensors, everything else over the group of `writers`.
     """
-    policy, writers = run.models.policy, replicas or Alone()
+    policy = run.models.policy
     checkpoints = writers.from_first(lambda: folder.checkpoints)  # the folder of another replica is temporary
-    with translated() if replicas else nullcontext():
-        if replicas:
-            weights = policy.share_of_weights(content.weights, replicas.rank, len(replicas))
-            label, first = part_label(replicas), replicas.first
+    with writers.exchanging():
+        if len(writers) > 1:
+            weights = policy.share_of_weights(content.weights, writers.rank, len(writers))
+            label, first = checkpoint.part_label(writers), writers.first
             write_model = partial(
                 policy.write_part, weights=weights, tokenizer=content.tokenizer, label=label, first=first
             )
@@ -201,13 +198,13 @@ class Copy:
             with span("copy"):
                 self._take(state, progress)
 
-    def take_to_save(self, run: Run, progress: Progress, replicas: Replicas | None) -> bool:
+    def take_to_save(self, run: Run, progress: Progress, writers: World) -> bool:
         """Copy the last finished step, however long that takes; return False if memory is too scarce.
 
-        `replicas` copy their parts, or none of them does.
+        All `writers` copy their parts, or none of them does.
         """
         state = self._all_of(run, progress)
-        has_room = all((replicas or Alone()).together(lambda: self._has_room(state)))
+        has_room = all(writers.together(lambda: self._has_room(state)))
         if has_room:
             self._take(state, progress)
         return has_room

@@ -11,19 +11,19 @@ from outdo.config.trackers import missing_clients
 from outdo.observability.trackers.base import COMMON
 from outdo.observability.trackers.delivery import Trackers
 from outdo.observability.trackers.process import TrackerSettings
-from outdo.trainer.replicated import leads
 from outdo.utils.errors import UserError
+from outdo.utils.world import World
 
 
 @contextmanager
-def tracking(pieces: Sequence[Piece], folder: Path, say: Callable[[str], None]) -> Iterator[Trackers]:
+def tracking(pieces: Sequence[Piece], folder: Path, say: Callable[[str], None], world: World) -> Iterator[Trackers]:
     """Track the run in `folder` inside a `with` block, by the first of its replicas only.
 
     Raises: UserError with every tracker whose client is not installed.
     """
     if mistakes := missing_clients(pieces):
         raise UserError(mistakes)
-    trackers = Trackers([tracker_settings(piece) for piece in pieces] if leads() else [], folder, say)
+    trackers = Trackers([tracker_settings(piece) for piece in pieces] if world.first else [], folder, say)
     try:
         yield trackers
     except KeyboardInterrupt:  # the user does not want to wait

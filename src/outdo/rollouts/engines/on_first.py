@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from outdo.distributed.replicas import Replicas
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.separate import RestartableEngine
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
+from outdo.utils.world import World
 
 Value = TypeVar("Value")
 Item = TypeVar("Item")
@@ -29,8 +29,8 @@ class EngineOnFirst:
     only that of the first one is started, gets weights and samples.
     """
 
-    def __init__(self, make: Callable[[PolicyView], RestartableEngine], policy: PolicyView, replicas: Replicas) -> None:
-        self.replicas = replicas
+    def __init__(self, make: Callable[[PolicyView], RestartableEngine], policy: PolicyView, world: World) -> None:
+        self.world = world
         self.delivered_bytes = 0
         self._version: int | None = None
         self._forward = policy.forward
@@ -56,17 +56,17 @@ class EngineOnFirst:
             self.engine.update_weights(view)
             return self.engine.version, getattr(self.engine, "delivered_bytes", 0)  # one of the user may lack it
 
-        self._version, self.delivered_bytes = call_on_first(self.replicas, deliver)
+        self._version, self.delivered_bytes = call_on_first(self.world, deliver)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        return call_on_first(self.replicas, lambda: self.engine.generate(requests, sampling))
+        return call_on_first(self.world, lambda: self.engine.generate(requests, sampling))
 
     def divide_episodes(
         self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Value]]
     ) -> list[Value]:
         """Return what `play` returns for all groups. The first replica plays them: it has the engine."""
-        return call_on_first(self.replicas, lambda: play(self.engine, groups))
+        return call_on_first(self.world, lambda: play(self.engine, groups))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -74,16 +74,16 @@ class EngineOnFirst:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
-        return call_on_first(self.replicas, lambda: self.engine.score(sequences))
+        return call_on_first(self.world, lambda: self.engine.score(sequences))
 
     def health(self) -> None:
         """Raise `EngineError` unless the engine can answer."""
-        call_on_first(self.replicas, self.engine.health)
+        call_on_first(self.world, self.engine.health)
 
     def restart(self) -> None:
         """Start again, without weights."""
         self._version = None
-        call_on_first(self.replicas, self.engine.restart)
+        call_on_first(self.world, self.engine.restart)
 
     def close(self) -> None:
         """Release what the engine of this replica holds, without waiting for the others."""
@@ -98,38 +98,38 @@ class OnFirst:
     are there while they are gathered.
     """
 
-    def __init__(self, policy: PolicyView, replicas: Replicas) -> None:
+    def __init__(self, policy: PolicyView, world: World) -> None:
         self.policy = policy
-        self.replicas = replicas
+        self.world = world
         with policy.forward.gathered():
-            self.view = PolicySnapshot.whole(policy, keep_frozen=replicas.first)
+            self.view = PolicySnapshot.whole(policy, keep_frozen=world.first)
 
     def copied(self) -> PolicySnapshot | None:
         """Return a snapshot of the policy with trained weights of its own; None on the other replicas."""
         with self.policy.forward.gathered():
-            return self._copied() if self.replicas.first else None
+            return self._copied() if self.world.first else None
 
     def with_policy(self, work: Callable[[PolicyView], Value]) -> Value:
         """Return on all replicas what `work` returns on the first one, for a policy with the newest weights."""
         if self.policy.forward.sharding is None:
-            return call_on_first(self.replicas, lambda: work(self.policy))
+            return call_on_first(self.world, lambda: work(self.policy))
         copied = self.copied()
 
         def with_copy() -> Value:
             assert copied is not None, "the first replica has one"
             return work(copied)
 
-        return call_on_first(self.replicas, with_copy)
+        return call_on_first(self.world, with_copy)
 
     def call(self, compute: Callable[[], Value]) -> Value:
         """Compute on the first replica alone; return the result, or raise its `EngineError`, on all."""
-        return call_on_first(self.replicas, compute)
+        return call_on_first(self.world, compute)
 
     def _copied(self) -> PolicySnapshot:
         return PolicySnapshot.copied(replace(self.view, version=self.policy.version))
 
 
-def call_on_first(replicas: Replicas, call: Callable[[], Value]) -> Value:
+def call_on_first(world: World, call: Callable[[], Value]) -> Value:
     """Call on the first replica alone; return the result, or raise its `EngineError`, on all."""
 
     def attempt() -> tuple[list[Value], EngineError | None]:
@@ -138,7 +138,7 @@ def call_on_first(replicas: Replicas, call: Callable[[], Value]) -> Value:
         except EngineError as error:
             return [], error
 
-    values, error = replicas.from_first(attempt)
+    values, error = world.from_first(attempt)
     if error is not None:
         raise error
     return values[0]

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from outdo.distributed.replicas import Replicas
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
+from outdo.utils.world import World
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 class ReplicatedEngine:
     """Samples on every replica, from its own weights, and returns the completions of all of them to each."""
 
-    def __init__(self, engine: BuiltinEngine, replicas: Replicas) -> None:
+    def __init__(self, engine: BuiltinEngine, world: World) -> None:
         self.engine = engine
-        self.replicas = replicas
+        self.world = world
         self.choice = engine.choice
 
     @property
@@ -59,8 +59,8 @@ class ReplicatedEngine:
 
     def _in_parts(self, items: Sequence[Item], compute: Callable[[Sequence[Item]], list[Result]]) -> list[Result]:
         """Compute this replica's part of `items`; return the results of all replicas, in the order of the items."""
-        mine = self.replicas.part(items)  # neighbours, so that a prompt is prefilled once for its answers
+        mine = self.world.part(items)  # neighbours, so that a prompt is prefilled once for its answers
         assert self.engine.policy is not None
         with self.engine.policy.forward.gathered():
-            parts = self.replicas.together(lambda: compute(mine) if mine else [])
+            parts = self.world.together(lambda: compute(mine) if mine else [])
         return [result for part in parts for result in part]
