@@ -1,6 +1,6 @@
 """Build a run from a recipe: the place where the names in a recipe become objects."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -162,25 +162,21 @@ def build_run(
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires, world)
     prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
     engine, on_first = open_engine_of_run(recipe, policy, world)
-    placed_notes = start_placed(reward, world)
     routes, routing_notes = replays_routes(engine, policy.forward)
-    models = _models(recipe, policy, objective, requires)
-    environment_with = partial(open_environment, recipe.environment, policy, **_in_prompts(recipe))
-    environment = environment_with(
-        reward if on_first else asked_together(reward, world), **recipe.reward_limits.of_steps
-    )
+    asked = reward if on_first else asked_together(reward, world)
+    environment, eval_environment = _environments(recipe, policy, asked, online_reward_models)
     sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
     return Run(
         recipe=recipe,
         world=world,
         requires=requires,
-        models=models,
+        models=_models(recipe, policy, objective, requires),
         prompts=prompts,
         held_out=held_out,
         held_out_sets=questions.sets,
         commits=questions.commits,
         engine=engine,
-        eval_environment=_eval_environment(recipe, environment, environment_with, online_reward_models),
+        eval_environment=eval_environment,
         sampler=sampler,
         rollouts=open_rollouts(recipe, sampler, prompts, policy, on_first),
         advantage=advantage,
@@ -196,17 +192,13 @@ def build_run(
             *busy_notes(share_so_far()),
             *model_notes(recipe, policy, reward, world),
             *engine_notes(engine),
-            *placed_notes,
+            *start_placed(reward, world),
             *routing_notes,
             *environment_notes(recipe.environment),
             *memory_notes,
             *data_notes,
         ),
     )
-
-
-def _in_prompts(recipe: Recipe) -> dict[str, Any]:
-    return {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
 
 
 def _with_files(facts: ModelFacts, display: Display) -> ModelFacts:
@@ -351,19 +343,20 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, wor
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _eval_environment(
-    recipe: Recipe,
-    environment: Environment,
-    environment_with: Callable[[Reward], Environment],
-    reward_models: Sequence[OnlineRewardModel],
-) -> Environment:
-    """Return the environment of the evaluation.
+def _environments(
+    recipe: Recipe, policy: Policy, reward: Reward, reward_models: Sequence[OnlineRewardModel]
+) -> tuple[Environment, Environment]:
+    """Return the environments of the training and of the evaluation.
 
-    The rewards score the answers. If all of them are learnt, the labels that the first reward model learns from do.
+    The rewards score the answers of both. If all of them are learnt, the labels that the first reward model learns from
+    score the evaluation.
     """
+    in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
+    open_with = partial(open_environment, recipe.environment, policy, **in_prompts)
+    environment = open_with(reward, **recipe.reward_limits.of_steps)
     if recipe.reward_functions or not reward_models:
-        return environment
-    return environment_with(reward_models[0].labels)
+        return environment, environment
+    return environment, open_with(reward_models[0].labels)
 
 
 def _sampler(

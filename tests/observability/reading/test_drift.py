@@ -18,6 +18,7 @@ from outdo.trainer import starting_policy
 from outdo.trainer.build import build_run
 from outdo.trainer.starting_policy import starting_logprobs
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.utils.world import ALONE
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_the_starting_policy_is_that_before_the_first_step(
         if run.models.refresh_every and run.models.reference:
             run.models.reference.refresh(run.models.policy, 1.0)
         batch = Batch.from_groups([group(start, "say cat", "miaow")])
-        found = starting_logprobs(run.recipe, run.models, batch)
+        found = starting_logprobs(run.recipe, run.models, batch, ALONE)
         assert found is not None
         assert torch.allclose(found, start.logprobs(batch), atol=1e-5)
         assert not torch.allclose(run.models.policy.logprobs(batch), start.logprobs(batch), atol=1e-2)
@@ -120,7 +121,7 @@ def test_a_large_model_is_not_loaded_a_second_time(home: Path, start: Policy, mo
     monkeypatch.chdir(home)
     run = build_run(load("recipe.toml"))
     monkeypatch.setattr(starting_policy, "MOST_WEIGHTS", 1000)
-    assert starting_logprobs(run.recipe, run.models, first_answers([group(start, "say cat", "miaow")])) is None
+    assert starting_logprobs(run.recipe, run.models, first_answers([group(start, "say cat", "miaow")]), ALONE) is None
     run.close()
 
 
