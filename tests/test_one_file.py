@@ -93,8 +93,7 @@ def by_outdo(model, steps, *, passes, beta):
     objective = outdo.grpo(beta=beta)
     return outdo.train(
         outdo.Models.of(policy, objective),
-        [[group.prompt for group in groups] for groups in steps],
-        lambda policy, questions, *, step: steps[step - 1],
+        enumerate(map(outdo.Sampled.of, steps), 1),
         outdo.per_token(outdo.group_standardised),
         objective,
         passes=passes,

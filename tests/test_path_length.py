@@ -44,7 +44,8 @@ def steps() -> Iterator[outdo.Step]:
     sample = outdo.GroupSampler(outdo.BuiltinEngine(policy), outdo.SingleTurn(reward), group_size=4, sampling=sampling)
     objective = outdo.grpo(beta=0)
     models = outdo.Models.of(policy, objective)
-    return outdo.train(models, [prompts] * 2, sample, per_token(group_standardised), objective)
+    rollouts = outdo.in_turn(policy, [prompts] * 2, sample)
+    return outdo.train(models, rollouts, per_token(group_standardised), objective)
 
 
 def test_a_step_executes_few_files():
