@@ -1,7 +1,9 @@
-"""Test how many files of outdo one training step executes, from the prompt to the weight update."""
+"""Test which files of outdo one training step executes, from the prompt to the weight update, and how many."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,7 +14,8 @@ import outdo
 from outdo.algorithms.advantages import group_standardised, per_token
 
 SOURCE = Path(outdo.__file__).parent
-MAX_FILES = 33
+CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAX_FILES = 34
 
 
 def executed(run: Callable[[], Any]) -> set[str]:
@@ -44,7 +47,7 @@ def steps() -> Iterator[outdo.Step]:
     sample = outdo.GroupSampler(outdo.BuiltinEngine(policy), outdo.SingleTurn(reward), group_size=4, sampling=sampling)
     objective = outdo.grpo(beta=0)
     models = outdo.Models.of(policy, objective)
-    rollouts = outdo.in_turn(policy, [prompts] * 2, sample)
+    rollouts = outdo.in_turn(policy, islice(outdo.Prompts(prompts, per_step=4), 2), sample)
     return outdo.train(models, rollouts, per_token(group_standardised), objective)
 
 
@@ -59,3 +62,18 @@ def test_a_step_executes_few_files():
 
 def test_a_single_process_executes_no_distributed_code():
     assert not [file for file in executed(lambda: list(steps())) if file.startswith("distributed/")]
+
+
+def test_the_reading_path_is_short_and_a_step_executes_every_file_of_it():
+    path = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", CONTRIBUTING, flags=re.MULTILINE)
+    assert len(path) == 16
+    assert sum((SOURCE / file).read_text(encoding="utf-8").count("\n") for file in path) <= 3_500
+    assert set(path) <= executed(lambda: list(steps()))
+
+
+def test_the_files_to_begin_with_exist():
+    named = re.findall(
+        r"`([a-z_]+/[\w/]+\.py)`", CONTRIBUTING.partition("## The reading path")[2].partition("## The folders")[0]
+    )
+    assert named
+    assert not [file for file in named if file != "examples/one_file.py" and not (SOURCE / file).is_file()]

@@ -94,7 +94,7 @@ def mistakes(*arguments):
 
 
 def held_out_share(printed):
-    return float(re.search(r"held-out: ranks ([\d.]+)% of", printed)[1]) / 100
+    return float(re.search(r"held-out: pairwise accuracy ([\d.]+)% of", printed)[1]) / 100
 
 
 def test_preferences_make_a_folder_that_transformers_ranks_with(trained, pairs, tmp_path):
@@ -102,7 +102,7 @@ def test_preferences_make_a_folder_that_transformers_ranks_with(trained, pairs, 
     assert held_out_share(printed) > 0.85
     told = [line for line in printed.splitlines() if line.startswith("step ")]
     assert len(told) == 20
-    assert re.fullmatch(r"step 3/60  ranks [\d.]+% of 48 pairs right  loss [\d.]+", told[0])
+    assert re.fullmatch(r"step 3/60  pairwise accuracy [\d.]+% of 48 pairs  loss [\d.]+", told[0])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
     rows = [torch.tensor([[*tokenizer.encode(f"7?{text}"), tokenizer.eos_token_id]]) for text in ("312", "311")]

@@ -211,7 +211,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "moved_as_pushed": (
         steps((9, {"moved_right_way": 0.93, "moved/tokens": 100.0})),
-        r"93.0% of the pushed tokens moved as pushed, weighted by how far the pushes could move them "
+        r"93.0% of the pushed tokens moved as intended, weighted by how far the pushes could move them "
         r"\(900 tokens were measured\)",
     ),
 }

@@ -253,7 +253,7 @@ def _sentences(objective: Objective, explanation: Explanation) -> Iterator[str]:
     """Yield the sentences: the size of the gradient, how far the token moves, and the equation of DeepSeekMath."""
     factors = dict(explanation.factors)
     size, pull = factors.pop("the size of Â", None), factors.pop("the reference's pull", 0.0)
-    yield "how fast: at πθ = π_old, ∇ log πθ is multiplied with"
+    yield "how fast: at πθ = π_old, ∇ log πθ is multiplied by"
     share = "" if size is None else f", in which the size of Â is a factor of {_short(size)}"
     yield f"    {_short(explanation.coefficient - pull):<9} by the policy term{share}"
     if explanation.ref is not None:

@@ -221,7 +221,7 @@ def resume(
     profile: Profile = False,
     restarts: Restarts = 0,
 ) -> None:
-    """Continue a run, or an unfinished sft or reward-model, from its newest whole checkpoint."""
+    """Continue a run, or an unfinished sft or reward-model, from its latest complete checkpoint."""
     with importing():
         from outdo.cli.resume import run_resume
 

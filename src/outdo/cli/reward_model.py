@@ -185,7 +185,7 @@ def _short_enough(reward: RewardModel, comparisons: Sequence[Comparison], displa
 def _sentence(ranking: Ranking) -> str:
     if not ranking.pairs:
         return "has no pair of answers to rank"
-    return f"ranks {ranking.share:.1%} of {ranking.pairs} pair{'s' * (ranking.pairs != 1)} right"
+    return f"pairwise accuracy {ranking.share:.1%} of {ranking.pairs} pair{'s' * (ranking.pairs != 1)}"
 
 
 def _load(

@@ -114,7 +114,7 @@ class SftTraining:
 
     def line(self, steps: Sequence[SftStep]) -> str:
         """Return a line about the last of the steps."""
-        return f"log-likelihood of a token {steps[-1].likelihood:.3f}"
+        return f"loss {-steps[-1].likelihood:.3f}"
 
     def conclude(self) -> Iterator[str]:
         """Yield nothing."""

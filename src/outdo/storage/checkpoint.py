@@ -50,7 +50,7 @@ PART_OF_TENSORS = re.compile(r"state/tensors-\d{5}-of-\d{5}\.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """The newest whole checkpoint."""
+    """The latest complete checkpoint."""
 
     path: Path
     """Its folder."""
@@ -128,7 +128,7 @@ def remove_leftovers(folder: Path) -> None:
 def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
     """Remove all checkpoints except the newest `keep` and that of step `best`; return the removed folders.
 
-    The newest whole checkpoint is never removed, even if all newer ones are broken.
+    The latest complete checkpoint is never removed, even if all newer ones are broken.
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must be kept")
@@ -225,7 +225,7 @@ def _is_running(pid: int) -> bool:
 
 
 def latest(folder: Path) -> CheckpointInfo | None:
-    """Return the newest whole checkpoint in `folder`, with every file verified; None if there is no checkpoint.
+    """Return the latest complete checkpoint in `folder`, with every file verified; None if there is no checkpoint.
 
     Raises: CheckpointError if there are checkpoints and none is whole: the user decides whether to start again.
     """

@@ -135,14 +135,14 @@ class Display:
 
     def _outcome(self, metrics: Mapping[str, float]) -> list[str]:
         """Return whether the tokens moved as they were pushed, then the rewards, or why there are none."""
-        moved = [f"moved as pushed {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
+        moved = [f"moved as intended {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
         if "reward" not in metrics:
             dropped = metrics.get("dynamic_sampling/dropped", 0) > 0
             return [*moved, "every group has equal rewards" if dropped else "no answer has a reward"]
         change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
         right = [f"right {metrics['right']:.0%}"] if "right" in metrics else []
-        signal = [] if self.live else [f"signal {1 - metrics['frac_reward_zero_std']:.0%}"]
-        return [*moved, f"reward {metrics['reward']:.3f}{change}", *right, *signal]
+        differ = [] if self.live else [f"rewards differ {1 - metrics['frac_reward_zero_std']:.0%}"]  # in so many groups
+        return [*moved, f"reward {metrics['reward']:.3f}{change}", *right, *differ]
 
 
 def _rewards_line(kind: str, numbers: Mapping[str, float]) -> str:

@@ -137,7 +137,7 @@ def read_settings(out: Path) -> dict[str, Any]:
 def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:
     """Train by a plan and write the model folder `out`; return the exit status.
 
-    With `resumed`, the training continues from its newest whole checkpoint. It must be the same training, unless
+    With `resumed`, the training continues from its latest complete checkpoint. It must be the same training, unless
     `changed`. A training that ends without a checkpoint leaves nothing behind.
     """
     with RunFolder(unfinished_folder(out)) as folder:

@@ -106,7 +106,7 @@ def test_steps_with_events_are_chosen_most_important_first():
     assert list(chosen) == [1, 100, 90, 50, 70, 30]
     assert chosen[50] == "an update was refused"
     assert chosen[70] == "a warning begins (entropy)"
-    assert chosen[30] == "fewest tokens moved as pushed"
+    assert chosen[30] == "fewest tokens moved as intended"
     many = [{**finding, "first": step} for step in range(60, 80)]
     assert len(informative_steps(range(1, 101), metrics, many, best=90)) == LEADING_STEPS
     assert next(iter(informative_steps(range(1, 101), metrics, many, moved_most=40).items())) == (40, "moved most")

@@ -144,7 +144,7 @@ def fine_tune(task: Task, small: SmallModel, folder: Path, data: Path, seed: int
         prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
         for step in display.track(sft(policy, prompts, steps=small.steps), total=small.steps, what="fine-tuning"):
             if step.index % 50 == 0 and not display.live:
-                display.say(f"fine-tuning {step.index}/{small.steps}  log-likelihood of a token {step.likelihood:.3f}")
+                display.say(f"fine-tuning {step.index}/{small.steps}  loss {-step.likelihood:.3f}")
     policy.save(folder)
     return folder
 

@@ -142,7 +142,7 @@ def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
 
 
 def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
-    """Report that tokens moved as pushed. Without spread in the rewards other terms alone pushed them: no good news."""
+    """Report that tokens moved as intended. Without spread in the rewards other terms alone pushed them: no good news."""
     moved = run.span("moved_right_way")
     if (
         len(moved.steps) >= MIN_STEPS
@@ -153,7 +153,7 @@ def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""
         yield moved.finding(
             "good",
-            f"{moved.mean:.1%} of the pushed tokens moved as pushed, weighted by how far the pushes could move "
+            f"{moved.mean:.1%} of the pushed tokens moved as intended, weighted by how far the pushes could move "
             f"them{among}.",
         )
 

@@ -128,7 +128,7 @@ def _reasons(
             if finding["level"] == level:
                 yield finding["first"], f"a {level} begins ({finding['metric']})"
     if (found := _extreme(metrics, "moved_right_way", min)) is not None:
-        yield found, "fewest tokens moved as pushed"
+        yield found, "fewest tokens moved as intended"
 
 
 def _extreme(

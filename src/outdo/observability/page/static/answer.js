@@ -157,7 +157,7 @@ function Tile({ title, detail, children }) {
 const Way = ({ from, to, form }) => html`<p class="way"><span class="from">${form(from)}</span>
   <span class="quiet" aria-label="to"> → </span><b>${form(to)}</b></p>`;
 
-/** Return the mean of "moved as pushed" over a run's steps, and of how many; null if it was never measured. */
+/** Return the mean of "moved as intended" over a run's steps, and of how many; null if it was never measured. */
 function movedAsPushed(run) {
   const shares = (run.metrics.values.moved_right_way ?? []).filter(known);
   const tokens = (run.metrics.values['moved/tokens'] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
@@ -177,7 +177,7 @@ function Answer({ run }) {
     moved = movedAsPushed(run);
   return html`<${Lead} run=${run} /><${RewardParts} run=${run} /><${Doubt} run=${run} /><${Examples} run=${run} />
     <div class="tiles">${evaluations}
-      ${moved && html`<${Tile} title="Moved as pushed" detail="each step">
+      ${moved && html`<${Tile} title="Moved as intended" detail="each step">
         <p class="way"><b>${percent(moved.share)}</b></p>
         <p class="said quiet">of the pushed tokens, weighted by how far the pushes could move them;
           ${' '}${count(moved.tokens, 'token')} measured in ${count(moved.steps, 'step')}</p><//>`}
