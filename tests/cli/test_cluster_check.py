@@ -3,8 +3,6 @@
 import socket
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from run_cases import Command, Replicas, outdo_, write_home
@@ -13,6 +11,7 @@ from outdo.config.file import load
 from outdo.distributed.ray_cluster import connected
 from outdo.trainer.cluster_check import Report, look, network_hints, placed_rewards, problems
 from outdo.utils.errors import EngineError, UserError
+from outdo.utils.world import Alone
 
 ONE = Report(
     host="a",
@@ -137,6 +136,9 @@ def test_an_interface_of_this_machine_only_is_a_hint(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can write")
 def test_a_folder_of_runs_that_cannot_be_written_is_one_sentence():
-    alone: Any = SimpleNamespace(first=True, rank=0, from_first=lambda call: call(), together=lambda call: [call()])
+    class FirstOfTwo(Alone):
+        def __len__(self) -> int:
+            return 2
+
     with pytest.raises(UserError, match="/proc: runs cannot be written there"):
-        look(Path("/proc/runs"), [], alone)
+        look(Path("/proc/runs"), [], FirstOfTwo())

@@ -36,7 +36,7 @@ def test_sft_raises_the_likelihood_of_the_answers(outdo, model, pairs, tmp_path)
     assert (done.status, done.error) == (0, "")
     before, after = likelihood(model, pairs), likelihood(out, pairs)
     assert after > before + 1
-    told = [float(line.rpartition(" ")[2]) for line in done.out.splitlines() if line.startswith("step ")]
+    told = [-float(line.rpartition("loss ")[2]) for line in done.out.splitlines() if line.startswith("step ")]
     assert told[0] == pytest.approx(before, abs=2e-3)
     assert before < told[-1] < after + 2e-3
 
@@ -75,8 +75,8 @@ def test_sft_learns_the_turns_of_the_assistant_and_no_others(outdo, chat_model, 
     starts = [len(ids[0]), len(ids[0]) + len(ids[1]) + len(ids[2])]
     places = [start + at for start, part in zip(starts, (ids[1], ids[3]), strict=True) for at in range(len(part))]
     expected = math.fsum(float(logprobs[place - 1, row[place]]) for place in places) / len(places)
-    told = float(next(line for line in done.out.splitlines() if line.startswith("step 1")).rpartition(" ")[2])
-    assert told == pytest.approx(expected, abs=2e-3)
+    told = float(next(line for line in done.out.splitlines() if line.startswith("step 1")).rpartition("loss ")[2])
+    assert -told == pytest.approx(expected, abs=2e-3)
 
 
 def test_sft_mixes_files_by_their_weights(outdo, model, tmp_path):

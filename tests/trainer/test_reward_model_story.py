@@ -56,7 +56,7 @@ def ends(lines, name):
 
 
 def test_preferences_train_a_reward_model_and_it_trains_a_policy_that_never_saw_the_rule(story):
-    held_out = (story / "judge.log").read_text().partition("held-out: ranks ")[2]
+    held_out = (story / "judge.log").read_text().partition("held-out: pairwise accuracy ")[2]
     assert float(held_out.partition("%")[0]) > 65
     lines = by_judge(story, "refreshed", "every = 4, steps = 4, lr = 1e-3")
     assert all(line["reward"] == line["rewards/reward_model/mean"] for line in lines)
