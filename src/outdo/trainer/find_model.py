@@ -29,7 +29,7 @@ class ModelRef:
 
 
 def find_model(name: str, *, best: bool = False) -> ModelRef:
-    """Return the model that `name` refers to. For a run it is the latest complete checkpoint, or with `best` the best one.
+    """Return the model that `name` refers to. Of a run it is the latest complete checkpoint, or the `best` one.
 
     Raises `UserError` if a run has no checkpoint, or no best one.
     """

@@ -142,7 +142,7 @@ def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
 
 
 def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
-    """Report that tokens moved as intended. Without spread in the rewards other terms alone pushed them: no good news."""
+    """Report that tokens moved as intended. Without spread in the rewards other terms alone pushed them: no news."""
     moved = run.span("moved_right_way")
     if (
         len(moved.steps) >= MIN_STEPS
