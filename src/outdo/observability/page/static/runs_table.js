@@ -51,7 +51,8 @@ function RunsTable({ runs, lines }) {
       <thead><tr><th scope="col">Run</th>${names.map((name) => html`<th scope="col">${name}</th>`)}
         <th scope="col">State</th>${evaluations.length > 0 && html`<th scope="col">Did it help?</th>`}
         ${evaluations.map(([, title, detail]) => html`<th scope="col" class="number">${title}, ${detail}</th>`)}
-        <th scope="col" class="number">Mean reward</th><th scope="col" class="number">Moved as intended</th></tr></thead>
+        <th scope="col" class="number">Mean reward</th>
+        <th scope="col" class="number">Moved as intended</th></tr></thead>
       <tbody>${runs.map((run) => html`<${RunRow} run=${run} ink=${inkAmong(lines, run)} names=${names}
         evaluations=${evaluations} />`)}</tbody></table></div>
     <p class="quiet note">Held-out results before the first step → after the last, with the 95\u00a0% interval of the
