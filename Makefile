@@ -21,11 +21,14 @@ LOWEST_TESTS  := test_light_start.py test_loop.py cli/test_gsm8k_recipe.py confi
                  models/test_adapter.py models/test_optimiser.py rewards/test_matchers.py
 NEWEST_TESTS  := $(LOWEST_TESTS) models/test_expert_adapter.py rewards/test_reward_adapter.py \
                  trainer/test_adapter_runs.py trainer/test_merged_export.py
+# The method on tiny models: objectives, advantages, recipes, data, the loop and the built-in engine.
+QUICK_TESTS := algorithms config data test_batch.py test_loop.py test_shape_checks.py rollouts/test_engine.py \
+               rollouts/test_in_turn.py rollouts/test_kv_cache.py rollouts/test_sampling.py rollouts/test_single_turn.py
 # The variables pin what builds the package too: an old pip reads the first one, a new pip the second.
 LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test check test-long test-lowest test-newest lock mutants bench vllm docs release clean
+.PHONY: quickstart test quick check test-long test-lowest test-newest lock mutants bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -34,6 +37,9 @@ quickstart: $(VENV)/.installed
 test: export PYTHONDONTWRITEBYTECODE :=
 test: check $(ALSO)
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+
+quick: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest -q -n 2 $(addprefix tests/,$(QUICK_TESTS))
 
 bench: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.suite $(ARGS)
