@@ -55,6 +55,16 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
             options={"tuned": True},
             needs="trl",
         ),
+        *(
+            Implementation(
+                name=f"trl-micro-{answers}",
+                about=f"trl-tuned, scored and trained {answers} answers at a time",
+                run="benchmarks.suite.trl_side:step",
+                options={"tuned": True, "micro_batch": answers},
+                needs="trl",
+            )
+            for answers in (8, 16)
+        ),
         Implementation(
             name="trl-processes",
             about="the same in one process per thread, data-parallel over gloo",

@@ -86,7 +86,7 @@ class TurnCallback(TrainerCallback):
 
 
 def step(setting: Setting, turns: Turns) -> None:
-    """Train until there are no more turns. Options: `tuned`, `processes`, and those of `GRPOConfig`."""
+    """Train until there are no more turns. Options: `tuned`, `micro_batch`, `processes`, and those of `GRPOConfig`."""
     options = dict(setting.options)
     tuned, several = options.pop("tuned", False), options.pop("processes", False)
     processes = setting.threads if several else 1
@@ -99,7 +99,7 @@ def step(setting: Setting, turns: Turns) -> None:
     callback = TurnCallback(setting, turns)
     start = _rank() * answers
     callback.time_sampling(model, (case.answers * case.prompts)[start : start + answers])
-    batch = answers if tuned else min(USUAL_BATCH, answers)
+    batch = min(options.pop("micro_batch", answers if tuned else USUAL_BATCH), answers)
     disable_progress_bars()
     words = [" ".join(f"t{token}" for token in prompt) for prompt in prompts_of(setting, len(tokenizer))]
     rows = Dataset.from_list([{"prompt": text} for text in words])

@@ -61,6 +61,7 @@ from outdo.trainer.build_method import (
 from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_record import recorder_of
 from outdo.trainer.build_rewards import rewards_of, start_placed
+from outdo.trainer.build_rollouts import open_engine_of_run, open_rollouts
 from outdo.trainer.display import Display
 from outdo.trainer.engines import choice_of, engine_notes, replays_routes
 from outdo.trainer.environment import environment_notes, open_environment
@@ -68,7 +69,6 @@ from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
 from outdo.trainer.model_notes import model_notes
 from outdo.trainer.replicated import asked_together, is_divided
-from outdo.trainer.sampling_ahead import open_engine_of_run, open_rollouts
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far

@@ -1,4 +1,4 @@
-"""How the batches of a run are sampled: in turn with training, or ahead of it."""
+"""Build the engine of a run, and its rollouts: sampled in turn with training, or ahead of it."""
 
 from outdo.config.engines import goes_across_updates
 from outdo.config.recipe import Recipe
