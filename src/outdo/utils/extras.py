@@ -1,0 +1,47 @@
+"""Reach a part of outdo that only a recipe or a command names: the folders of `outdo.extras`, each of which may be
+deleted.
+
+The core never imports them. It has their names in tables, as `"outdo.extras.vllm.kind:VLLM"`, and imports one here when
+it is asked for.
+"""
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+from outdo.utils.errors import UserError
+from outdo.utils.imports import split
+
+PACKAGE = "outdo.extras"
+
+
+def load_extra(spec: str, key: str) -> Any:
+    """Import the object that `"module:object"` names, in an extra or in the core.
+
+    `key` is the setting or the command that asks for it. Raises `UserError`, one sentence, if the extra was deleted, or
+    if a package that it needs is not installed.
+    """
+    module, name = split(spec)
+    if mistake := missing_extra(spec, key):
+        raise UserError([mistake])
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        package, extra = str(error.name).partition(".")[0], extra_of(spec)
+        if extra is None or package == PACKAGE.partition(".")[0]:
+            raise
+        raise UserError([f"{key}: needs the package {package}: pip install 'outdo[{extra}]'"]) from error
+
+
+def missing_extra(spec: str, key: str) -> str | None:
+    """Return the sentence about an extra that was deleted; None if it is there. Nothing of it is imported."""
+    extra = extra_of(spec)
+    if extra is None or (find_spec(PACKAGE) is not None and find_spec(f"{PACKAGE}.{extra}") is not None):
+        return None
+    return f"{key}: needs {PACKAGE}.{extra}, which this installation of outdo does not have"
+
+
+def extra_of(spec: str) -> str | None:
+    """Return the folder of `outdo.extras` that has the code of `spec`; None for code of the core, or of a user."""
+    inside = spec.removeprefix(f"{PACKAGE}.")
+    return None if inside == spec else inside.partition(":")[0].partition(".")[0]
